@@ -310,6 +310,20 @@ def test_a_file_that_is_no_site_is_one_line_with_the_next_step(
     assert all(line.isprintable() for line in lines)
 
 
+@pytest.mark.parametrize("kind", ["profile", "fabric"])
+@pytest.mark.parametrize(
+    "data", [b"\xff\xfe", b"\0" * 99, b"a = " + b"[" * 100_000, b"#" * (5 << 20), b"name = 7\n"], ids=lambda d: repr(d[:6])
+)
+def test_a_profile_of_the_sites_own_that_is_none_is_one_line(
+    here: Path, capsys: pytest.CaptureFixture[str], kind: str, data: bytes
+) -> None:
+    Path("own.toml").write_bytes(data)
+    Path("site.toml").write_text(f'schema = 1\n[classes.a]\nnodes = "n1"\n{kind} = "./own.toml"\n')
+    assert main(["config", "check", "site.toml"]) == 78
+    first, *rest = capsys.readouterr().err.splitlines()
+    assert first.startswith("fairlead config: own.toml: ") and len(first) < 400 and len(rest) <= 1
+
+
 def test_a_folder_and_an_unreadable_file_are_one_line_with_the_next_step(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("site.toml").mkdir()
     assert main(["config", "check", "site.toml"]) == 66

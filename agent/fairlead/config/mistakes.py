@@ -29,7 +29,10 @@ def mistakes(value: object, schema: Any, where: str, table: str = "", *, partial
 
     table: the key of the value itself. partial: a layer, in which required keys may be missing.
     """
-    yield from _of(value, schema, where, table, schema, partial=partial)
+    try:
+        msgspec.convert(value, schema)
+    except msgspec.ValidationError:
+        yield from _of(value, schema, where, table, schema, partial=partial)
 
 
 def _of(value: object, schema: Any, where: str, key: str, root: Any, *, partial: bool) -> Iterator[ConfigError]:

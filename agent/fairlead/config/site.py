@@ -19,7 +19,6 @@ prelude = "module load nccl-tests"
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -33,11 +32,10 @@ from fairlead.config.document import SCHEMA, SECTION_NAMES, Document, node_schem
 from fairlead.config.driver_lock_file import lock_layer
 from fairlead.config.fabric import fabric_layer, load_fabric
 from fairlead.config.mig_declared import mig_mistakes_of_profile
-from fairlead.config.toml_text import toml_tables
+from fairlead.config.toml_text import read_text, read_toml, toml_tables
 from fairlead.errors import ConfigError, InputMissing
 from fairlead.model.profile import Profile
 
-BYTES_MAX = 4 << 20  # of a file of a site; one with a table for each of a thousand nodes has some hundred thousand
 Options = TypeVar("Options", bound=Struct)
 #: What to do where there is no site file.
 NO_SITE = (
@@ -94,34 +92,6 @@ class Site(Struct, frozen=True, kw_only=True):
     accept: AcceptOptions = AcceptOptions()
 
 
-def _read_text(path: Path, hint: str = "") -> str:
-    """Return the text of a file. Raise InputMissing, ConfigError. ``hint``: what to do where there is no such file."""
-    try:
-        with open(path, "rb") as f:
-            data = f.read(BYTES_MAX + 1)
-    except FileNotFoundError:
-        raise InputMissing(f"{path}: no such file", hint=hint) from None
-    except (OSError, ValueError) as e:  # ValueError: a NUL in the name
-        next_step = "name the file, not its folder" if os.path.isdir(path) else f"see that you may read it: ls -l {path}"
-        raise InputMissing(f"{path}: {getattr(e, 'strerror', None) or e}", hint=next_step) from None
-    if len(data) > BYTES_MAX:
-        raise ConfigError(str(path), "", f"larger than {BYTES_MAX >> 20} MiB", hint="is it the right file?")
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as e:
-        line = data.count(b"\n", 0, e.start) + 1
-        words = f"not UTF-8: byte 0x{data[e.start]:02x} in line {line}"
-        raise ConfigError(str(path), "", words, hint="save it as UTF-8; is it the right file?") from None
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    """Return the tables of a file. Raise InputMissing, ConfigError."""
-    data, wrong, _ = toml_tables(_read_text(path), str(path))
-    if data is None or wrong:
-        raise wrong[0]
-    return data
-
-
 def profile_names() -> tuple[str, ...]:
     """The hardware profiles that this installation carries."""
     return tuple(sorted(p.stem for p in assets.profile_directory().glob("*.toml")))
@@ -136,7 +106,7 @@ def load_profile(name: str) -> Profile:
         hint = f"{schema_keys.meant(name, profile_names())} known profiles: {', '.join(profile_names()) or 'none'}".strip()
         raise InputMissing(f"profile {name!r}: no such profile", hint=hint)
     try:
-        return msgspec.convert(_read_toml(path), Profile)
+        return msgspec.convert(read_toml(path), Profile)
     except msgspec.ValidationError as e:
         raise ConfigError(str(path), "", str(e)) from None
 
@@ -170,7 +140,7 @@ def read_site(path: str) -> tuple[Site | None, list[ConfigError]]:
     class are "" where they are not declared; None for a file that is no TOML. Raise InputMissing, and ConfigError for what is no
     text.
     """
-    data, of_lines, unread = toml_tables(_read_text(Path(path), NO_SITE), path)
+    data, of_lines, unread = toml_tables(read_text(Path(path), NO_SITE), path)
     if data is None:
         return None, of_lines
     wrong: list[ConfigError] = []

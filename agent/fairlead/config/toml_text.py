@@ -1,19 +1,50 @@
-"""A TOML text as tables, and every line that is none: tomllib stops at the first."""
+"""A TOML file as tables, and every line that is no TOML: tomllib stops at the first."""
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
+from pathlib import Path
 from typing import Any
 
-from fairlead.errors import ConfigError
+from fairlead.errors import ConfigError, InputMissing
 
+BYTES_MAX = 4 << 20  # of a file of a site; one with a table for each of a thousand nodes has some hundred thousand
 LINES_MAX = 50  # that are left out, before a text is taken for something else than TOML
 _WHERE = re.compile(r"\(at line (\d+), column (\d+)\)")
 _UNCLOSED = re.compile(r"[^=]*=\s*'[^']*")
 _KEY = re.compile(r"\s*([A-Za-z0-9_.-]+)\s*=\s*(.*)")
 _WORD = re.compile(r"[A-Za-z@][^\"'#]*")
 _REST = "the rest is checked once this is mended"
+
+
+def read_text(path: Path, hint: str = "") -> str:
+    """Return the text of a file. Raise InputMissing, ConfigError. ``hint``: what to do where there is no such file."""
+    try:
+        with open(path, "rb") as f:
+            data = f.read(BYTES_MAX + 1)
+    except FileNotFoundError:
+        raise InputMissing(f"{path}: no such file", hint=hint) from None
+    except (OSError, ValueError) as e:  # ValueError: a NUL in the name
+        next_step = "name the file, not its folder" if os.path.isdir(path) else f"see that you may read it: ls -l {path}"
+        raise InputMissing(f"{path}: {getattr(e, 'strerror', None) or e}", hint=next_step) from None
+    if len(data) > BYTES_MAX:
+        raise ConfigError(str(path), "", f"larger than {BYTES_MAX >> 20} MiB", hint="is it the right file?")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as e:
+        line = data.count(b"\n", 0, e.start) + 1
+        words = f"not UTF-8: byte 0x{data[e.start]:02x} in line {line}"
+        raise ConfigError(str(path), "", words, hint="save it as UTF-8; is it the right file?") from None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the tables of a file. Raise InputMissing, ConfigError."""
+    data, wrong, _ = toml_tables(read_text(path), str(path))
+    if data is None or wrong:
+        raise wrong[0]
+    return data
 
 
 def toml_tables(text: str, where: str) -> tuple[dict[str, Any] | None, list[ConfigError], set[str]]:
