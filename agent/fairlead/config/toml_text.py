@@ -11,7 +11,8 @@ from typing import Any
 from fairlead.errors import ConfigError, InputMissing
 
 BYTES_MAX = 4 << 20  # of a file of a site; one with a table for each of a thousand nodes has some hundred thousand
-LINES_MAX = 50  # that are left out, before a text is taken for something else than TOML
+AGAIN_CHARACTERS_MAX = 1 << 17  # of a text that is read again without a line; each time costs as much as the first
+LINES_MAX = 20  # that are left out, before a text is taken for something else than TOML
 _WHERE = re.compile(r"\(at line (\d+), column (\d+)\)")
 _UNCLOSED = re.compile(r"[^=]*=\s*'[^']*")
 _KEY = re.compile(r"\s*([A-Za-z0-9_.-]+)\s*=\s*(.*)")
@@ -62,7 +63,7 @@ def toml_tables(text: str, where: str) -> tuple[dict[str, Any] | None, list[Conf
             return tomllib.loads("\n".join(lines)), wrong, unread
         except tomllib.TOMLDecodeError as e:
             words, number, key = _failing_line(str(e), lines)
-            last = key is None or len(wrong) >= LINES_MAX
+            last = key is None or len(wrong) >= LINES_MAX or len(text) > AGAIN_CHARACTERS_MAX
             wrong.append(ConfigError(where, "", f"not TOML: {words}", hint=_hint(words, key, last=last)))
             if last or key is None:
                 return None, wrong, unread

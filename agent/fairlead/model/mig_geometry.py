@@ -104,7 +104,7 @@ def fits(gpu: MigGpu, geometry: Iterable[str]) -> bool:
     found = [p for p in wanted if p is not None]
     if len(found) < len(wanted) or sum(p.compute for p in found) > gpu.compute:
         return False
-    if any(n > p.most for p, n in ((gpu.profile(name), n) for name, n in Counter(p.name for p in found).items()) if p):
+    if any(n > profile.most for profile, n in Counter(found).items()):
         return False
     return _room(sorted(found, key=lambda p: (-p.memory, len(p.starts), p.name)), 0)
 
