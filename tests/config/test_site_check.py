@@ -48,6 +48,13 @@ version = "580.95.05"
 nodes = ["n1", "n2"]                # classes.l40s.nodes
 [classes.l40s.settings.mig]
 geometry = ["7g.80gb", "7g.80gb"]   # classes.l40s.settings.mig.geometry
+[partitions.gpu]
+classes = ["h10", "l40s"]           # partitions.gpu.classes
+[partitions.more]
+nodes = "gpu[1-"                    # partitions.more.nodes
+[partitions.odd]
+node = "gpu1"                       # partitions.odd.node
+options = { Nodes = "x" }
 [nodes.gpu3.hooks]
 on_stale = "drain"                  # nodes.gpu3.hooks.on_stale
 [nodes.gpu4]
@@ -78,7 +85,7 @@ def test_each_mistake_that_is_mended_leaves_the_others(here: Path) -> None:
     lines = MANY.splitlines()
     for line in lines:
         key = line.partition("# ")[2]
-        if not key or line.startswith(("[", "nodes", "schema", "version")):
+        if not key or line.startswith(("[", "node", "classes", "schema", "version")):
             continue  # a table's head and what belongs to others stay
         rest = sorted(mistakes("\n".join(other for other in lines if other != line)))
         assert rest == sorted(k for k in KEYS if k != key), key

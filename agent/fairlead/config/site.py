@@ -11,6 +11,8 @@ fabric = "infiniband"               # what NCCL needs on this network
 [classes.h100.settings.nccl]
 [nodes.gpu017.checks.xid]           # one node
 mode = "observe"
+[partitions.gpu]                    # what `fairlead slurm-config` writes for Slurm
+classes = ["h100"]
 [ansible]
 user = "root"
 [accept]                            # how `fairlead accept` measures; [classes.h100.accept] for what differs
@@ -32,6 +34,7 @@ from fairlead.config.document import SCHEMA, SECTION_NAMES, Document, node_schem
 from fairlead.config.driver_lock_file import lock_layer
 from fairlead.config.fabric import fabric_layer, load_fabric
 from fairlead.config.mig_declared import mig_mistakes_of_profile
+from fairlead.config.partitions import Partition, partitions_of
 from fairlead.config.toml_text import read_text, read_toml, toml_tables
 from fairlead.errors import ConfigError, InputMissing
 from fairlead.model.profile import Profile
@@ -61,9 +64,10 @@ class AnsibleOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     python: Annotated[
         str,
         Meta(
-            pattern=r"^/[A-Za-z0-9_./+-]*\Z", description="Python 3.11 or newer on the nodes, which fairlead's own is made from."
+            pattern=r"^(/[A-Za-z0-9_./+-]*)?\Z",
+            description="Python 3.11 or newer on the nodes, which fairlead's own is made from; empty: one is looked for there.",
         ),
-    ] = "/usr/bin/python3"
+    ] = ""
     forks: Annotated[int, Meta(ge=1, le=1000, description="Nodes at a time.")] = 50
     hosts: Annotated[
         dict[str, Annotated[str, Meta(pattern=r"^[A-Za-z0-9:][A-Za-z0-9._:%-]*\Z")]],
@@ -90,6 +94,7 @@ class Site(Struct, frozen=True, kw_only=True):
     nodes: dict[str, dict[str, Any]]
     ansible: AnsibleOptions
     accept: AcceptOptions = AcceptOptions()
+    partitions: dict[str, Partition] = {}
 
 
 def profile_names() -> tuple[str, ...]:
@@ -150,7 +155,7 @@ def read_site(path: str) -> tuple[Site | None, list[ConfigError]]:
     generation = data.get("generation", 0)
     if not isinstance(generation, int) or generation < 0:
         wrong.append(ConfigError(path, "generation", "must be a whole number"))
-    layer = _layer_of(data, path, "", ("schema", "generation", "classes", "nodes", "ansible", "accept"), wrong)
+    layer = _layer_of(data, path, "", ("schema", "generation", "classes", "nodes", "partitions", "ansible", "accept"), wrong)
     accept = _table(data, "accept", path, "", wrong)
     _tables_of_type(accept, AcceptOptions, path, "accept", wrong)
     classes = []
@@ -158,6 +163,7 @@ def read_site(path: str) -> tuple[Site | None, list[ConfigError]]:
         classes.append(_class(name, table, path, accept, wrong))
     nodes = {name: _layer_of(t, path, f"nodes.{name}.", (), wrong) for name, t in _tables(data, "nodes", path, wrong)}
     ansible = _tables_of_type(data.get("ansible", {}), AnsibleOptions, path, "ansible", wrong)
+    partitions = partitions_of(dict(_tables(data, "partitions", path, wrong)), path, [c.name for c in classes], wrong)
     site = Site(
         file=path,
         generation=generation if isinstance(generation, int) else 0,
@@ -166,6 +172,7 @@ def read_site(path: str) -> tuple[Site | None, list[ConfigError]]:
         nodes=nodes,
         ansible=ansible,
         accept=AcceptOptions() if wrong else accept_options(accept, {}, path),
+        partitions=partitions,
     )
     # What a line that is no TOML declares is not missing.
     return site, of_lines + [w for w in wrong if not of_lines or w.key.rpartition(".")[2] not in unread]

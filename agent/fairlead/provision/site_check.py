@@ -85,7 +85,7 @@ def check_site(path: str) -> SiteCheck:
 
 
 def _members(site: Site, found: list[FairleadError]) -> dict[str, tuple[str, ...]]:
-    """Return the nodes of each class whose nodelist can be read; the mistakes of the others are added to ``found``."""
+    """Return the nodes of each class whose nodelist can be read. The mistakes of the other nodelists are added to ``found``."""
     classes = {}
     for entry in site.classes:
         if not entry.nodes:
@@ -95,6 +95,11 @@ def _members(site: Site, found: list[FairleadError]) -> dict[str, tuple[str, ...
         except ValueError as e:
             key = f"classes.{entry.name}.nodes"
             found.append(ConfigError(site.file, key, str(e), hint=nodelist_hint(entry.nodes)))
+    for name, partition in site.partitions.items():
+        try:
+            expand(partition.nodes)
+        except ValueError as e:
+            found.append(ConfigError(site.file, f"partitions.{name}.nodes", str(e), hint=nodelist_hint(partition.nodes)))
     return classes
 
 
