@@ -63,7 +63,12 @@ def man_page() -> str:
             label = ", ".join(action.option_strings) or str(action.metavar or action.dest).upper()
             value = "" if action.nargs == 0 or not action.option_strings else f" {(action.metavar or action.dest).upper()}"
             out += [".TP", f"\\fB{roff(label)}\\fR{roff(value)}", roff(action.help or "") or "\\&"]
-    out += [".SH EXIT STATUS", ".TP", "\\fB0 1 2 3\\fR", "check: ok, warn, drain, unknown (the order of monitoring plugins)"]
+    out += [
+        ".SH EXIT STATUS",
+        ".TP",
+        "\\fB0 1 2 3\\fR",
+        "check, status: ok, warn, drain, unknown (the order of monitoring plugins); what is only observed is warn",
+    ]
     for code in ExitCode:
         if code >= 64:
             out += [".TP", f"\\fB{code.value}\\fR", code.name.lower().replace("_", " ")]

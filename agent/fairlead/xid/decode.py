@@ -36,8 +36,9 @@ class Instance(Struct, frozen=True):
 class Decoded(Struct, frozen=True, kw_only=True):
     """Describes one record. line counts from 1; pci is "" where the line does not say it; process and text are as printed.
 
-    action and service are the catalogue's, or those that the line itself says where that counts more. blames: of a 45, its
-    cause's. nvlink: the row of NVIDIA's table of NVLink 5 errors that a line of 144 to 150 fits; only for these lines.
+    action, service and means (a few words) are the catalogue's, or those that the line itself says where that counts more.
+    blames: of a 45, its cause's. nvlink: the row of NVIDIA's table of NVLink 5 errors that a line of 144 to 150 fits; only for
+    these lines.
     """
 
     line: int
@@ -51,6 +52,7 @@ class Decoded(Struct, frozen=True, kw_only=True):
     service: Service
     caused_by: int | None
     blames: str
+    means: str
     text: str
     nvlink: NvlinkFault | UnsetType = UNSET
 
@@ -137,6 +139,7 @@ def decode(texts: Iterable[str], driver: str = "") -> Iterator[Decoded]:
             service=means.service,
             caused_by=caused_by,
             blames=blames,
+            means=means.words,
             text=line.text,
             nvlink=means.nvlink or UNSET,
         )
