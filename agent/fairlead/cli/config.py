@@ -1,6 +1,6 @@
 """Check and show documents and sites.
 
-check FILE          every mistake in a document (.json) or a site (.toml), and the nodes of each class
+check FILE          every mistake of a document or a site; each class's nodes
 show [FILE]         every value; --changed: only what differs from the defaults, and
                     who says so; with --site FILE --node NAME: of a node of the site
 schema              JSON Schema of a node's document
