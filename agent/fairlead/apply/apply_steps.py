@@ -10,7 +10,7 @@ import msgspec
 from fairlead import settings as setting_list
 from fairlead.apply import items, undeclared
 from fairlead.apply.image import left_by_image, note_left
-from fairlead.apply.lock import APPLYING_SECONDS, applying
+from fairlead.apply.node_lock import APPLYING_SECONDS, applying
 from fairlead.apply.report import ApplyReport, Item, Phase
 from fairlead.apply.work import ApplyWork, plan
 from fairlead.config import Document
