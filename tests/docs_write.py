@@ -205,8 +205,9 @@ def policy_page() -> str:
 SITE_TOML = """\
 ## site.toml
 
-The site's declaration, on the admin host. `fairlead config check` finds every mistake in it, `fairlead config show --node NODE
---origin` says where each value of a node comes from. The later of these wins: defaults, profile, fabric, whole site, class, node.
+The site's declaration, on the admin host. The later of these wins: defaults, profile, fabric, whole site, class, node. `fairlead
+config check site.toml` prints every mistake of the file in one run and the nodes of each class. `fairlead config show --site
+site.toml --node NODE --origin` says where each value of a node comes from.
 
 | key | meaning |
 | --- | --- |
@@ -216,8 +217,23 @@ The site's declaration, on the admin host. `fairlead config check` finds every m
 | `classes.NAME.profile`, `.fabric` | The [hardware profile](profiles.md) and the [fabric profile](fabrics.md); may be left out. |
 | `settings.NAME.KEY` ... | For the whole site: [settings](settings.md), [checks](checks.md), [policy](policy.md), and below. |
 | `classes.NAME.settings...` | The same for the nodes of a class. |
-| `nodes.NODE.settings...` | The same for one node. |
+| `nodes.NODE.settings...` | The same for one node, which has to be in a class. |
 | `partitions.NAME.KEY` | What [`fairlead slurm-config`](../how-to/slurm-config.md) writes for Slurm, below. |
+
+What `config check` finds:
+
+- Keys that do not exist, with the key that was probably meant, and values of another type or out of range, in each table.
+- Lines that are no TOML. Where the file can be read without the line, the rest is checked too.
+- Nodelists that cannot be read, groups that ClusterShell does not have, and groups of the sample configuration that ClusterShell
+  comes with: pip installs the sample, and `@gpu` is `example[156-159]` there.
+- Nodes with a table of their own that are in no class, and addresses of nodes that nobody declares.
+- Profiles and fabrics that do not exist, and two classes of one node that name different ones.
+- A driver that is declared and is not in `fairlead.lock`.
+- MIG geometries that the GPUs cannot hold, with those that they can. The GPUs are known by the hardware profile; for a profile of
+  the site's own they are held against all GPUs that fairlead knows.
+
+Each mistake is a line with file and key, most have a second line with the next step, and `--json` has them as a list beside the
+classes. Exit codes: 0 right, 78 a mistake, 66 where a file that is named is not there.
 """
 
 

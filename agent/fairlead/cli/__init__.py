@@ -77,7 +77,27 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
         print(f"{self.prog}: {message}", file=sys.stderr)
+        if hint := self._hint(message):
+            print(f"  next: {hint}", file=sys.stderr)
         sys.exit(ExitCode.USAGE)
+
+    def _hint(self, message: str) -> str:
+        """Return what to write instead, "" where the message says it."""
+        options = {name: action for action in self._actions for name in action.option_strings}
+        kind, _, rest = message.partition(": ")
+        if kind == "unrecognized arguments":
+            import difflib
+
+            word = rest.split()[0]
+            if word.endswith(".toml") and "--site" in options:
+                return f"--site {word}"
+            like = difflib.get_close_matches(word.partition("=")[0], options, n=1) if word.startswith("-") else []
+            return f"did you mean {like[0]}?" if like else ""
+        named = kind.removeprefix("argument ").rpartition("/")[2]
+        if rest.startswith("expected one argument") and named in options:
+            value = options[named].metavar or options[named].dest.upper()
+            return f"{named} {value if isinstance(value, str) else ' '.join(value)}: {options[named].help or 'a value'}"
+        return ""
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """Return the arguments; options may stand anywhere between the others. Not so where the rest is another program's."""

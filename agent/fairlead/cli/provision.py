@@ -18,6 +18,7 @@ import msgspec
 
 from fairlead import config
 from fairlead.cli.audited import actor
+from fairlead.cli.chosen_settings import chosen
 from fairlead.cli.output import print_json
 from fairlead.errors import ExitCode, HostError, InputMissing, UsageError
 from fairlead.host.change import write_file
@@ -73,7 +74,6 @@ def slurm_client(args: argparse.Namespace) -> Scontrol | None:
 def run(args: argparse.Namespace) -> ExitCode:
     if (args.undo or args.force) and not args.uninstall:
         raise UsageError("--undo and --force belong to --uninstall")
-    from fairlead import settings
     from fairlead.provision.provision_report import data, text, ticket
     from fairlead.provision.provision_run import ProvisionOptions
     from fairlead.provision.provision_run import run as provision
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> ExitCode:
         folder = os.path.dirname(path) or "."
         if not os.path.isdir(folder):
             raise InputMissing(f"--report {path}: no folder {folder}", hint="make it first; no node was touched")
-    only = settings.select(args.tags) if args.tags else ()
+    only = chosen("--tags", args.tags)
     if only and args.uninstall:
         raise UsageError("--tags does not go with --uninstall")
     site = config.load_site(args.site)

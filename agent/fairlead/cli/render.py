@@ -9,8 +9,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fairlead import config, settings
-from fairlead.cli import provision
+from fairlead import config
+from fairlead.cli import chosen_settings, provision
 from fairlead.cli.output import print_json
 from fairlead.errors import ExitCode
 
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     site = config.load_site(args.site)
     slurm = provision.slurm_client(args)
     chosen = targets(site, args.nodelist, in_slurm(slurm) if slurm else None)
-    only = settings.select(args.tags) if args.tags else ()
+    only = chosen_settings.chosen("--tags", args.tags)
     own = wheels.own_from(args.wheel)
     houses = wheels.collect(args.wheelhouse, fetch=not args.dry_run)
     output = Path(args.output)
