@@ -3,6 +3,7 @@ the fault is over all is well again by itself."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -128,8 +129,14 @@ def test_a_gpu_lost_in_the_middle_of_a_sweep(agent: Living) -> None:
     assert agent.prolog().rc == 0
     agent.until(lambda: agent.sequence() > sequence + 1, "a sweep")
     agent.render()
-    assert agent.metric('fairlead_gpu_lost{pci="0000:61:00.0"}') == 1
-    assert agent.metric('fairlead_gpu_lost{pci="0000:c3:00.0"}') == 0
+    assert agent.metric("fairlead_gpu_lost", pci="0000:61:00.0") == 1
+    assert agent.metric("fairlead_gpu_lost", pci="0000:c3:00.0") == 0
+    uuid = next(g["uuid"] for g in json.loads((agent.tree / "nvml.json").read_text())["gpus"] if g["pci"] == "0000:61:00.0")
+    assert agent.metric("fairlead_gpu_lost", pci="0000:61:00.0", index="3", uuid=uuid) == 1
+    agent.again()
+    agent.says("GPU 0000:61:00.0 is lost")
+    agent.render()
+    assert agent.metric("fairlead_gpu_lost", pci="0000:61:00.0", index="3", uuid=uuid) == 1, "also after a restart of the agent"
 
 
 def test_the_driver_goes_away_and_comes_back(agent: Living) -> None:
