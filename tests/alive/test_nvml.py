@@ -131,12 +131,28 @@ def test_a_gpu_lost_in_the_middle_of_a_sweep(agent: Living) -> None:
     agent.render()
     assert agent.metric("fairlead_gpu_lost", pci="0000:61:00.0") == 1
     assert agent.metric("fairlead_gpu_lost", pci="0000:c3:00.0") == 0
-    uuid = next(g["uuid"] for g in json.loads((agent.tree / "nvml.json").read_text())["gpus"] if g["pci"] == "0000:61:00.0")
+    uuid = uuid_of(agent, "0000:61:00.0")
     assert agent.metric("fairlead_gpu_lost", pci="0000:61:00.0", index="3", uuid=uuid) == 1
-    agent.again()
-    agent.says("GPU 0000:61:00.0 is lost")
-    agent.render()
-    assert agent.metric("fairlead_gpu_lost", pci="0000:61:00.0", index="3", uuid=uuid) == 1, "also after a restart of the agent"
+
+
+def uuid_of(agent: Living, pci: str) -> str:
+    gpus = json.loads((agent.tree / "nvml.json").read_text())["gpus"]
+    return str(next(g["uuid"] for g in gpus if g["pci"] == pci))
+
+
+def test_a_lost_gpu_keeps_its_labels_over_a_restart_of_the_agent(living: Make) -> None:
+    """The new worker never had the GPU: the driver tells it neither address nor UUID."""
+    agent = living(checks=QUICK, agent=BUSY).start()
+    try:
+        agent.faults.lost(3)
+        agent.says("GPU 0000:61:00.0 is lost")
+        agent.again()
+        agent.says("GPU 0000:61:00.0 is lost")
+        agent.until(lambda: agent.metric("fairlead_gpu_lost", pci="0000:61:00.0") == 1, "the GPU in the metrics")
+        labels = {"pci": "0000:61:00.0", "index": "3", "uuid": uuid_of(agent, "0000:61:00.0")}
+        assert agent.metric("fairlead_gpu_lost", **labels) == 1
+    finally:
+        agent.end(signal.SIGKILL)
 
 
 def test_the_driver_goes_away_and_comes_back(agent: Living) -> None:
