@@ -141,13 +141,16 @@ def uuid_of(agent: Living, pci: str) -> str:
 
 
 def test_a_lost_gpu_keeps_its_labels_over_a_restart_of_the_agent(living: Make) -> None:
-    """The new worker never had the GPU: the driver tells it neither address nor UUID."""
+    """The new worker has never read the GPU, and the driver does not tell it the UUID."""
     agent = living(checks=QUICK, agent=BUSY).start()
     try:
-        agent.faults.lost(3)
+        agent.faults.error(3, "*", 15)
         agent.says("GPU 0000:61:00.0 is lost")
         agent.again()
         agent.says("GPU 0000:61:00.0 is lost")
+        agent.until(lambda: agent.status()["pid"] == getattr(agent.process, "pid", 0), "status of the new agent")
+        agent.until(lambda: {"pci": "0000:61:00.0"} in agent.status()["gpus"], "the GPU without its UUID in the status")
+        agent.render()
         agent.until(lambda: agent.metric("fairlead_gpu_lost", pci="0000:61:00.0") == 1, "the GPU in the metrics")
         labels = {"pci": "0000:61:00.0", "index": "3", "uuid": uuid_of(agent, "0000:61:00.0")}
         assert agent.metric("fairlead_gpu_lost", **labels) == 1
