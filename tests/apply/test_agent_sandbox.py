@@ -15,7 +15,7 @@ from tests.lab.rack import Rack
 from tests.lab.wheels import wheelhouse
 from tests.playbooks.test_convergence import Admin, wait
 
-LOOKS = """
+READING = """
 [classes.h100.agent]
 kmsg_path = "/etc/fairlead-sim/kmsg"
 metrics_listen = "127.0.0.1:9477"
@@ -41,7 +41,7 @@ def test_everything_the_agent_does_works_in_its_sandbox(suite: str, tmp_path: Pa
     with Rack(nodes_wanted=1, suite=suite, name=own_name(f"sandbox-{suite}")) as rack:
         (host,) = rack.nodes
         admin = Admin(rack, tmp_path)
-        admin.write_site(more=LOOKS)
+        admin.write_site(more=READING)
         planned = admin.provision("--wheelhouse", str(wheelhouse(suite)), "--check", code=1)["gpu1"]
         assert (
             "metrics_textfile: /var/lib/prometheus/node-exporter: no such folder, so the agent writes no metrics"
