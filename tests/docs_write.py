@@ -284,6 +284,12 @@ def metrics_page() -> str:
         "in use, processes and NVLinks may be 14 s older than `fairlead_sweep_timestamp_seconds`.",
         "",
     ]
+    out += [
+        "Each series of a GPU names it three times: `pci` (as in every finding), `index` (NVML's, which may change when a GPU is",
+        "away) and `uuid`. dcgm-exporter calls them `pci_bus_id`, `gpu` and `UUID`. A GPU that is lost keeps the labels that it",
+        "had last. [Monitoring](../how-to/monitoring.md) says how to scrape, join and alert.",
+        "",
+    ]
     out += [row("metric", "labels", "meaning"), row("---", "---", "---")]
     for family in sorted(Metrics(view).collect(), key=lambda f: f.name):
         name = family.name + "_total" * (family.type == "counter")
