@@ -22,7 +22,7 @@ NAMES_SHOWN = 4  # of checks that say the same
 def register(parser: argparse.ArgumentParser) -> None:
     read_machine.register(parser)
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="a check, or setting.NAME; may be repeated")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> ExitCode:

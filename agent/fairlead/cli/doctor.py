@@ -33,14 +33,14 @@ _MARK = {"ok": "ok   ", "note": "note ", "warn": "warn ", "wrong": "WRONG"}
 
 def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--slurm-conf", default="", help="default: $SLURM_CONF, /etc/slurm/slurm.conf, /run/slurm/conf/slurm.conf"
+        "--slurm-conf", metavar="FILE", default="", help="default: $SLURM_CONF, /etc/slurm/slurm.conf, /run/slurm/conf/slurm.conf"
     )
-    parser.add_argument("--root", default="/", help="look at a tree instead of this machine")
-    parser.add_argument("--document", default="/etc/fairlead/node.json")
+    parser.add_argument("--root", metavar="TREE", default="/", help="look at a tree instead of this machine")
+    parser.add_argument("--document", metavar="FILE", default="/etc/fairlead/node.json", help="the node's document (%(default)s)")
     parser.add_argument(
         "--diff", action="store_true", help="what to change in slurm.conf as a diff, for patch(1); writes nothing"
     )
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _text(root: str, path: str) -> str | None:

@@ -47,7 +47,7 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def register(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=["gres", "nodes", "topology"])
+    parser.add_argument("what", choices=["gres", "nodes", "topology"], help="which file or lines")
     parser.add_argument("source", nargs="*", help="gres, nodes: machine trees (default: this node)")
     parser.add_argument("--root", default="/", metavar="TREE", help="read a machine tree instead of this node")
     parser.add_argument(
@@ -66,7 +66,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--diff", default="", metavar="FILE", help="show the difference to the running file instead")
     parser.add_argument("--write", default="", metavar="FILE", help="put it there, when it changed")
     parser.add_argument("--dry-run", action="store_true", help="with --write: show the difference, write nothing")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> ExitCode:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,13 @@ def load_fabric(name: str) -> Fabric:
     import tomllib
 
     path = Path(name) if "/" in name else assets.profile_directory() / "fabrics" / f"{name}.toml"
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise InputMissing(f"fabric {name!r}: no such profile", hint=f"known fabrics: {', '.join(fabric_names())}")
     try:
         fabric = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Fabric)
-    except (msgspec.ValidationError, tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+    except OSError as e:
+        raise InputMissing(f"{path}: {e.strerror}") from None
+    except (msgspec.ValidationError, tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as e:
         raise ConfigError(str(path), "", str(e)) from None
     _check(fabric, str(path))
     return fabric

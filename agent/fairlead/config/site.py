@@ -19,6 +19,7 @@ prelude = "module load nccl-tests"
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -84,15 +85,22 @@ class Site(Struct, frozen=True, kw_only=True):
     accept: AcceptOptions = AcceptOptions()
 
 
+TOML_BYTES_MAX = 16 << 20
+
+
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            data = file.read(TOML_BYTES_MAX + 1)
+        if len(data) > TOML_BYTES_MAX:
+            raise ConfigError(str(path), "", f"it is larger than {TOML_BYTES_MAX >> 20} MiB", hint="is it the right file?")
+        return tomllib.loads(data.decode("utf-8"))
     except FileNotFoundError:
         hint = "it declares the nodes: docs/how-to/roll-out.md; --site names another"
         raise InputMissing(f"{path}: no such file", hint=hint) from None
     except OSError as e:
         raise InputMissing(f"{path}: {e.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as e:
         raise ConfigError(str(path), "", f"not TOML: {e}") from None
 
 
@@ -104,7 +112,7 @@ def profile_names() -> tuple[str, ...]:
 def load_profile(name: str) -> Profile:
     """A hardware profile by name, or by the path of a site's own file. Raises InputMissing, ConfigError."""
     path = Path(name) if "/" in name else assets.profile_directory() / f"{name}.toml"
-    if not path.is_file():
+    if not os.path.isfile(path):  # Path.is_file raises for a name that is too long
         raise InputMissing(f"profile {name!r}: no such profile", hint=f"known profiles: {', '.join(profile_names()) or 'none'}")
     try:
         return msgspec.convert(_read_toml(path), Profile)
