@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.lab.trees import MACHINES
 
-TREE = str(MACHINES / "hgx-h100")
+TREE = str(MACHINES / "l40s-pcie")  # the smallest
 X = "INPUT"  # what stands for the bad input in a command line
 BINARY = bytes(range(256)) * 16
 
@@ -155,8 +155,8 @@ def is_tried(kind: str, words: tuple[str, ...]) -> bool:
 
 
 #: Command lines with the bad input in one place. ``good.json``, ``site.toml``, ``log`` and ``tree`` are right.
-PLACES: tuple[tuple[str, ...], ...] = (
-    ("check", "--root", X, "--profile", "hgx-h100"),
+COMMAND_LINES: tuple[tuple[str, ...], ...] = (
+    ("check", "--root", X, "--profile", "l40s-pcie"),
     ("check", "--root", TREE, "--document", X, "--only", "gpu_count"),
     ("check", "--root", TREE, "--profile", X),
     ("status", "--run-dir", X),
@@ -197,7 +197,7 @@ PLACES: tuple[tuple[str, ...], ...] = (
     ("apply", "--root", X, "--dry-run", "--document", "good.json"),
     ("apply", "--root", "tree", "--dry-run", "--document", X),
     ("plan", "--site", X),
-    ("plan", "--root", X, "--profile", "hgx-h100"),
+    ("plan", "--root", X, "--profile", "l40s-pcie"),
     ("plan", "--root", TREE, "--document", X),
     ("plan", "--site", "site.toml", "-i", "slurm", "--bin-dir", X),
     ("provision", "--site", X, "--check", "-q"),

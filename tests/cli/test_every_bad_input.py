@@ -6,7 +6,7 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -15,12 +15,13 @@ import pytest
 from fairlead import config
 from fairlead.cli import COMMANDS, main
 from fairlead.errors import ExitCode
-from tests.cli.bad_inputs import KINDS, PLACES, TREE, X, end_pipe, is_tried
+from tests.cli.bad_inputs import COMMAND_LINES, KINDS, TREE, X, end_pipe, is_tried
 
 PROJECT = Path(__file__).resolve().parents[2]
-SITE = 'schema = 1\n[classes.a]\nnodes = "n1"\nprofile = "hgx-h100"\n[settings.driver]\ninstall = ["nvidia-open"]\n'
+SITE = 'schema = 1\n[classes.a]\nnodes = "n1"\nprofile = "l40s-pcie"\n[settings.driver]\ninstall = ["nvidia-open"]\n'
 DOCUMENTED = set(ExitCode)
 MEMORY_BYTES = 3 << 30
+PARTS = 6
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +40,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
-    data = config.to_data(config.profile_document("n1", "hgx-h100"))
+    data = config.to_data(config.profile_document("n1", "l40s-pcie"))
     data["agent"] |= {"state_dir": str(tmp_path / "state"), "run_dir": str(tmp_path / "run"), "metrics_textfile": ""}
     del data["hash"]
     good = config.decode_document(msgspec.json.encode(data), "good.json")
@@ -70,26 +71,50 @@ def judged(words: tuple[str, ...], code: int, err: str) -> list[str]:
     return wrong
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("words", PLACES, ids=" ".join)
-def test_bad_input(words: tuple[str, ...], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    wrong = {}
-    for kind, make in ((kind, make) for kind, make in KINDS.items() if is_tried(kind, words)):
-        folder = here / "bad" / kind.replace(" ", "-").replace(".", "")
-        folder.mkdir()
-        bad = make(folder)
-        line = tuple(bad if word == X else word for word in words)
-        code = main(line)
-        said = capsys.readouterr()
-        if problems := judged(line, code, said.err):
-            wrong[kind] = f"{code}: {problems}: {said.err[-1500:]}"
-        end_pipe(folder)
-    assert not wrong, "\n".join(f"--- {kind}: {text}" for kind, text in wrong.items())
+Tried = Callable[[tuple[str, ...], Iterable[str]], str]
+
+
+@pytest.fixture
+def tried(here: Path, capsys: pytest.CaptureFixture[str]) -> Tried:
+    """Run a command line with each of these kinds of bad input. Return what is wrong with the answers, as a text."""
+
+    def each(words: tuple[str, ...], kinds: Iterable[str]) -> str:
+        wrong = ""
+        for kind in (kind for kind in kinds if is_tried(kind, words)):
+            folder = here / "bad" / kind.replace(" ", "-").replace(".", "")
+            folder.mkdir()
+            bad = KINDS[kind](folder)
+            line = tuple(bad if word == X else word for word in words)
+            code = main(line)
+            said = capsys.readouterr()
+            if problems := judged(line, code, said.err):
+                wrong += f"--- {kind}: {code}: {problems}: {said.err[-1500:]}\n"
+            end_pipe(folder)
+        return wrong
+
+    return each
+
+
+@pytest.mark.parametrize("words", COMMAND_LINES, ids=" ".join)
+def test_bad_input(words: tuple[str, ...], tried: Tried) -> None:
+    """Each command line with a sixth of the kinds, the next one with the next sixth; `make test-all` tries every pair."""
+    at = COMMAND_LINES.index(words)
+    wrong = tried(words, list(KINDS)[at % PARTS :: PARTS])
+    assert not wrong, wrong
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("words", COMMAND_LINES, ids=" ".join)
+def test_every_pair(words: tuple[str, ...], tried: Tried) -> None:
+    wrong = tried(words, KINDS)
+    assert not wrong, wrong
 
 
 def test_every_command_is_tried() -> None:
-    assert {words[0] for words in PLACES} >= set(COMMANDS)
-    assert len(KINDS) * len(PLACES) >= 250
+    assert {words[0] for words in COMMAND_LINES} >= set(COMMANDS)
+    pairs = [(kind, words) for at, words in enumerate(COMMAND_LINES) for kind in list(KINDS)[at % PARTS :: PARTS]]
+    assert len([pair for pair in pairs if is_tried(*pair)]) >= 250
 
 
 SAMPLE = [

@@ -138,8 +138,8 @@ class _LogFile:
 
 
 def _read_line(source: BinaryIO, name: str) -> bytes:
-    """Return one line, of a longer one its first LINE_MAX bytes; b"" at the end. Raises DataError for one that does not end, as that
-    of /dev/zero."""
+    """Return one line, of a longer one its first LINE_MAX bytes; b"" at the end. Raises DataError for one that does not end,
+    as that of /dev/zero."""
     first = rest = _read_part(source, name)
     left = ENDLESS_BYTES
     while len(rest) == LINE_MAX and not rest.endswith(b"\n"):
