@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from fairlead import config
 from fairlead.cli.output import print_json
-from fairlead.errors import ExitCode, FairleadError, InputMissing
+from fairlead.errors import DataError, ExitCode, FairleadError, InputMissing
 from fairlead.slurm import slurm_conf
 from fairlead.slurm.amend import amend
 from fairlead.slurm.conf_review import Remark, review
@@ -46,11 +46,14 @@ def register(parser: argparse.ArgumentParser) -> None:
 def _text(root: str, path: str) -> str | None:
     try:
         with open(os.path.join(root, path.lstrip("/")), encoding="utf-8", errors="replace") as f:
-            return f.read(4 << 20)
+            text = f.read(4 << 20)
     except FileNotFoundError:
         return None
     except OSError as e:
         raise InputMissing(f"{path}: {e.strerror}") from None
+    if "\0" in text:
+        raise DataError(f"{path}: no text (it holds zero characters)", hint="is it the right file?")
+    return text
 
 
 def _conf_path(root: str, named: str) -> str:
