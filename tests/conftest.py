@@ -120,7 +120,7 @@ def memory() -> Iterator[Path]:
         yield made
 
 
-class Told:
+class FailedNames:
     """Names a failed test at once: with several processes the terminal shows dots until the end."""
 
     def __init__(self, config: pytest.Config) -> None:
@@ -136,7 +136,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Labs that this process starts, and what it runs starts, end with it, or are ended by the next run."""
     trees.ensure()
     if config.getoption("numprocesses", None):
-        config.pluginmanager.register(Told(config))
+        config.pluginmanager.register(FailedNames(config))
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's background job; what tests interrupt inherits it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ[ledger.OWNER] = f"{os.getpid()} {linux.start_time(os.getpid())}"

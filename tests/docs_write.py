@@ -30,7 +30,7 @@ from fairlead.model.check import CheckParams
 from fairlead.policy.decision_rules import Rules
 from fairlead.topology.picture.machine_svg import draw
 from tests import completion_scripts, man_pages, rooms
-from tests.lab.trees import MACHINES
+from tests.lab.trees import MACHINES, ensure
 from tests.slurm import node_states
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -299,6 +299,7 @@ GENERATED: dict[Path, Callable[[], str]] = {
 
 
 def main() -> int:
+    ensure()  # the pictures and the metrics come from machine trees
     for path, write in GENERATED.items():
         text = write()
         if not path.exists() or path.read_text() != text:

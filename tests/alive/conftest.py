@@ -69,7 +69,7 @@ class Living(Agent):
         (self.run_dir / "jobs/4711").unlink(missing_ok=True)
         return Ran(done.returncode, done.stdout, done.stderr)
 
-    def noted(self) -> str:
+    def log_text(self) -> str:
         """What the prolog had to say last."""
         try:
             return (self.run_dir / "prolog.log").read_text()
@@ -101,7 +101,7 @@ class Living(Agent):
         while True:
             (self.run_dir / "prolog.log").unlink(missing_ok=True)
             done = self.prolog(on_stale="refuse")
-            if (done.rc, done.err, self.noted()) == (0, "", ""):
+            if (done.rc, done.err, self.log_text()) == (0, "", ""):
                 return
             assert "does not know the state" in done.err, done  # a busy machine: the driver was late once more
             self.until(lambda: self.verdict().state is State.OK, "verdict ok")

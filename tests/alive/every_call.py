@@ -74,7 +74,7 @@ def main(tree: str, codes: list[str]) -> None:
     def beat(call: bytes, _: bytes) -> None:
         spy.announced = call.decode()
 
-    def look() -> dict[str, Any]:
+    def read() -> dict[str, Any]:
         pynvml._nvmlGetFunctionPointer_cache.clear()
         session = Session(beat)
         try:
@@ -82,7 +82,7 @@ def main(tree: str, codes: list[str]) -> None:
         finally:
             session.release()
 
-    healthy = look()
+    healthy = read()
     gatherer = Gatherer(Root(tree), reads=reads(document), unsupported=document.unsupported, slow_seconds=3600.0)
     base = gatherer.gather(healthy)
 
@@ -109,7 +109,7 @@ def main(tree: str, codes: list[str]) -> None:
                 system = call in SYSTEM or call.startswith("nvmlSystem")
                 faults.error(None if system else GPU, call, int(code))
                 time.sleep(0.0015)
-            if not said(look()) - usual:
+            if not said(read()) - usual:
                 silent.append(f"{call} {code}")
             spy.absent = ""
             if code != "absent":

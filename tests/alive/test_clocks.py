@@ -42,7 +42,7 @@ def test_a_step_of_the_time_of_day(living: Make, preload: Path, clocks: kernel.C
     now = time.clock_gettime(time.CLOCK_BOOTTIME)
     assert now + 60 < agent.verdict().expires < now + 200
     agent.prolog(on_stale="refuse")
-    assert "expired" not in agent.noted()
+    assert "expired" not in agent.log_text()
     agent.render()
     assert agent.metric(SWEPT) == pytest.approx(time.time() + step, abs=100), "moments move with the clock"
     agent.again()
@@ -60,10 +60,10 @@ def test_a_suspended_machine(living: Make, preload: Path, clocks: kernel.Clocks)
     sequence = agent.sequence()
     asleep = agent.prolog(*awake, on_stale="refuse")
     assert (asleep.rc, agent.sequence()) == (1, sequence) and "has expired" in asleep.err, asleep
-    assert agent.prolog(*awake).rc == 0 and "has expired" in agent.noted()
+    assert agent.prolog(*awake).rc == 0 and "has expired" in agent.log_text()
     clocks.suspended(HOUR)
     agent.until(lambda: agent.sequence() > sequence, "verdict after the sleep, long before the next sweep in its turn")
     assert agent.verdict().expires > time.clock_gettime(time.CLOCK_BOOTTIME) + HOUR
     (agent.run_dir / "prolog.log").unlink()
-    assert agent.prolog(*awake, on_stale="refuse").rc == 0 and agent.noted() == ""
+    assert agent.prolog(*awake, on_stale="refuse").rc == 0 and agent.log_text() == ""
     agent.until(lambda: "the_machine_was_suspended" in agent.log.read_text(), "word of the sleep")

@@ -53,7 +53,7 @@ def ages(agent: Living) -> None:
 def unknown_lets_jobs_on(agent: Living, word: str) -> None:
     assert agent.verdict().state is State.UNKNOWN, agent.verdict()
     assert agent.prolog().rc == 0
-    assert "\tallowed\t" in agent.noted() and "does not know the state" in agent.noted()
+    assert "\tallowed\t" in agent.log_text() and "does not know the state" in agent.log_text()
     refused = agent.prolog(on_stale="refuse")
     assert refused.rc == 1 and word in refused.err, refused
 

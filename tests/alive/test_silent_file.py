@@ -40,7 +40,7 @@ def agent(tmp_path: Path, tree: Path) -> Iterator[Agent]:
         made.process.wait()
 
 
-def held(agent: Agent) -> None:
+def wait_until_suppressed(agent: Agent) -> None:
     assert agent.process is not None
     pid = agent.process.pid
     agent.until(lambda: state(pid) == "D", "the loop in state D")
@@ -54,7 +54,7 @@ def test_it_is_named_and_over_by_itself(agent: Agent, tmp_path: Path) -> None:
         agent.start()
         agent.until(lambda: agent.verdict().state is State.OK, "an ok")
         with silent_file(agent.tree / FILE):
-            held(agent)
+            wait_until_suppressed(agent)
             agent.until(lambda: agent.verdict().state is State.UNKNOWN, "a verdict that knows that it does not")
             assert agent.verdict().text == f"the agent waits for /{FILE}, which does not answer"
             heard(systemd)
@@ -71,14 +71,14 @@ def test_a_drain_stays(agent: Agent) -> None:
     agent.start()
     drain = "1\tdrain\t1\t7\tfairlead:xid:abc GPU 0000:1b:00.0: Xid 79\n"
     with silent_file(agent.tree / FILE):
-        held(agent)
+        wait_until_suppressed(agent)
         first = agent.process
         assert first is not None
         first.kill()  # it ends when the file answers; the next one finds the same file, and an older agent's drain
         (agent.run_dir / "verdict").write_text(drain)
         begun = time.monotonic()
         agent.start(wait=False)
-        held(agent)
+        wait_until_suppressed(agent)
         while time.monotonic() < begun + 5:
             assert (agent.run_dir / "verdict").read_text() == drain
             time.sleep(0.05)

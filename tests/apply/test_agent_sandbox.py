@@ -15,7 +15,7 @@ from tests.lab.rack import Rack
 from tests.lab.wheels import wheelhouse
 from tests.playbooks.test_convergence import Admin, wait
 
-LOOKS = """
+READING = """
 [classes.h100.agent]
 kmsg_path = "/etc/fairlead-sim/kmsg"
 metrics_listen = "127.0.0.1:9477"
@@ -40,7 +40,7 @@ def test_everything_the_agent_does_works_in_its_sandbox(suite: str, tmp_path: Pa
     with Rack(nodes_wanted=1, suite=suite, name=own_name(f"sandbox-{suite}")) as rack:
         (host,) = rack.nodes
         admin = Admin(rack, tmp_path)
-        admin.write_site(more=LOOKS)
+        admin.write_site(more=READING)
         assert admin.provision("--wheelhouse", str(wheelhouse(suite)))["gpu1"]["state"] == "changed"
         pid = host.run("systemctl show -p MainPID --value fairlead-agent").stdout.strip()
         status = dict(x.split(":\t", 1) for x in host.run(f"cat /proc/{pid}/status").stdout.splitlines() if ":\t" in x)

@@ -44,7 +44,7 @@ def boot(admin: Admin) -> Host:
     return host
 
 
-def moment(host: Host, unit: str, what: str) -> int:
+def time_of(host: Host, unit: str, what: str) -> int:
     """Microseconds since the boot."""
     return int(host.run(f"systemctl show -p {what}TimestampMonotonic --value {unit}").stdout)
 
@@ -63,8 +63,8 @@ def usable(admin: Admin) -> None:
 
 def test_1_apply_then_the_first_verdict_then_slurmd_and_nothing_is_left_to_do(admin: Admin) -> None:
     host = boot(admin)
-    ready = [moment(host, unit, "ActiveEnter") for unit in ("fairlead-apply", "fairlead-agent")]
-    started = moment(host, "slurmd", "ExecMainStart")
+    ready = [time_of(host, unit, "ActiveEnter") for unit in ("fairlead-apply", "fairlead-agent")]
+    started = time_of(host, "slurmd", "ExecMainStart")
     assert 0 < ready[0] <= ready[1] <= started
     assert host.run("cut -f2 /run/fairlead/verdict").stdout.strip() in ("ok", "warn")
     said = json.loads(host.run(f"{PROGRAM} apply --dry-run --json").stdout)
@@ -99,8 +99,8 @@ def test_3_what_is_enforced_and_cannot_be_reached_drains_the_node_before_slurmd_
     wait(lambda: "verdict state=drain" in host.run(journal).stdout)
     lines = [json.loads(line) for line in host.run(journal).stdout.splitlines()]
     told = [int(x["__MONOTONIC_TIMESTAMP"]) for x in lines if x["MESSAGE"].startswith("verdict state=drain")]
-    started, waited = moment(host, "slurmd", "ExecMainStart"), READY_SECONDS * 1e6
-    late = started - moment(host, "fairlead-agent", "ExecMainStart") >= waited  # slurmd waits so long and no longer
+    started, waited = time_of(host, "slurmd", "ExecMainStart"), READY_SECONDS * 1e6
+    late = started - time_of(host, "fairlead-agent", "ExecMainStart") >= waited  # slurmd waits so long and no longer
     assert told[0] <= started or late, [x["MESSAGE"] for x in lines]
     said = host.run(f"{PROGRAM} status", check=False).stdout
     assert "drain" in said and "setting.numa_balancing" in said

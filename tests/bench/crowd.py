@@ -54,7 +54,7 @@ def rows(say: Callable[[str], None] = lambda text: print(f"bench:   {text}", fil
         Row("... order to DRAIN of those that stay, median", median(when), None, "s", "", f"max {when[-1]:.2f} s"),
         Row("... slurmctld RPCs of all", total, None, "", f"{total / NODES:.1f} a node, with retries and undoings;",
             f"{longest} took slurmctld {counts[longest][1]} us on average"),
-        *(Row(f"... {tool} meanwhile, median", median(busy.took[tool]), None, "ms", f"before: {idle.told(tool)};",
-              f"meanwhile: {busy.told(tool)}") for tool in ("squeue", "ping")),
+        *(Row(f"... {tool} meanwhile, median", median(busy.took[tool]), None, "ms", f"before: {idle.summary(tool)};",
+              f"meanwhile: {busy.summary(tool)}") for tool in ("squeue", "ping")),
         Row(f"slurmctld RPCs in steady state, {NODES} couriers", steady, 0, "", "", f"in {STEADY_SECONDS:.0f} s"),
     ]  # fmt: skip

@@ -18,7 +18,7 @@ from fairlead.topology.distances.accelerators import accelerators
 from tests.bench.rows import Row
 from tests.topology.trees import MODELS, SITES, node, recorded_names
 
-Dealt = list[tuple[set[int], list[str]]]  # by rank: CPUs, GPUs that the task uses
+Assigned = list[tuple[set[int], list[str]]]  # by rank: CPUs, GPUs that the task uses
 
 
 def near(machine: Node) -> dict[str, set[int]]:
@@ -30,7 +30,7 @@ def cores(machine: Node) -> list[set[int]]:
     return [{i for i in range(c.cpus.bit_length()) if c.cpus >> i & 1} for c in ordered]
 
 
-def ours(machine: Node, tasks: int) -> Dealt:
+def ours(machine: Node, tasks: int) -> Assigned:
     return [(cpus(t.cpus), list(t.gpus)) for t in plan_binding(machine, tasks).tasks]
 
 
@@ -39,20 +39,20 @@ def cpus(text: str) -> set[int]:
     return {i for i in range(mask.bit_length()) if mask >> i & 1}
 
 
-def even_split(machine: Node, tasks: int) -> Dealt:
+def even_split(machine: Node, tasks: int) -> Assigned:
     every, gpus = cores(machine), list(near(machine))
     each = len(every) // tasks
     return [(set().union(*every[i * each : (i + 1) * each]), [gpus[i]]) for i in range(tasks)]
 
 
-def closest(machine: Node, tasks: int) -> Dealt:
+def closest(machine: Node, tasks: int) -> Assigned:
     places = near(machine)
     package = {c.id: c.package for c in machine.cpus}
     sockets: dict[int, list[set[int]]] = {}
     for core in cores(machine):
         sockets.setdefault(package.get(min(core), -1), []).append(core)
     each = len(cores(machine)) // tasks
-    dealt: Dealt = []
+    assigned: Assigned = []
     for rank in range(tasks):
         order = sorted(sockets)
         order = order[rank % len(order) :] + order[: rank % len(order)]
@@ -61,23 +61,23 @@ def closest(machine: Node, tasks: int) -> Dealt:
             socket = next(s for s in order if sockets[s])
             mine |= sockets[socket].pop(0)
         seen = [g for g, cpus_of in places.items() if cpus_of & mine or not cpus_of]
-        dealt.append((mine, [seen[rank % len(seen)]] if seen else []))
-    return dealt
+        assigned.append((mine, [seen[rank % len(seen)]] if seen else []))
+    return assigned
 
 
-def mpibind(machine: Node, tasks: int) -> Dealt:
+def mpibind(machine: Node, tasks: int) -> Assigned:
     nodes = sorted(machine.numa, key=lambda n: n.id)
     online = set(locality.online(machine))
     gpus = {n.id: [g.pci for g in accelerators(machine) if _numa(machine, g.pci) == n.id] for n in nodes}
-    dealt: Dealt = []
+    assigned: Assigned = []
     if tasks < len(nodes):
         share, rest = divmod(len(nodes), tasks)
         at = 0
         for rank in range(tasks):
             mine = nodes[at : at + share + (rank < rest)]
             at += len(mine)
-            dealt.append((set().union(*(set(n.cpus) & online for n in mine)), [g for n in mine for g in gpus[n.id]]))
-        return dealt
+            assigned.append((set().union(*(set(n.cpus) & online for n in mine)), [g for n in mine for g in gpus[n.id]]))
+        return assigned
     weight = {n.id: len(gpus[n.id]) for n in nodes}
     if not any(weight.values()):
         weight = {n.id: len(set(n.cpus) & online) for n in nodes}
@@ -96,22 +96,22 @@ def mpibind(machine: Node, tasks: int) -> Dealt:
                 mine_gpus = [cards[i * len(cards) // count[n.id]]] if cards else []
             else:
                 mine_gpus = cards[i * len(cards) // count[n.id] : (i + 1) * len(cards) // count[n.id]]
-            dealt.append((set().union(*part) if part else set(), mine_gpus))
-    return dealt
+            assigned.append((set().union(*part) if part else set(), mine_gpus))
+    return assigned
 
 
 def _numa(machine: Node, pci: str) -> int:
     return locality.of_pci(machine, pci).numa
 
 
-def good(machine: Node, dealt: Dealt) -> int:
+def good(machine: Node, assigned: Assigned) -> int:
     """Tasks with CPUs near a GPU that they use alone."""
     places = near(machine)
-    users = [g for _, gpus in dealt for g in gpus]
-    return sum(1 for mine, gpus in dealt if any(users.count(g) == 1 and mine & places[g] for g in gpus))
+    users = [g for _, gpus in assigned for g in gpus]
+    return sum(1 for mine, gpus in assigned if any(users.count(g) == 1 and mine & places[g] for g in gpus))
 
 
-POLICIES: dict[str, Callable[[Node, int], Dealt]] = {
+POLICIES: dict[str, Callable[[Node, int], Assigned]] = {
     "--gpu-bind=closest": closest,
     "even split": even_split,
     "mpibind's rule": mpibind,

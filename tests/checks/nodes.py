@@ -81,13 +81,13 @@ LINKS = tuple(
 NO_ERRORS = AerCounts(correctable=0, nonfatal=0, fatal=0)
 
 
-def gpu(place: int = 0, **changes: Any) -> Gpu:
+def gpu(position: int = 0, **changes: Any) -> Gpu:
     healthy = Gpu(
-        pci=ADDRESSES[place],
-        index=place,
-        uuid=f"GPU-{place:08d}",
-        serial=f"165122300{place}",
-        minor=place,
+        pci=ADDRESSES[position],
+        index=position,
+        uuid=f"GPU-{position:08d}",
+        serial=f"165122300{position}",
+        minor=position,
         name="NVIDIA H100 80GB HBM3",
         persistence=True,
         mig_current=False,

@@ -12,7 +12,9 @@ from fairlead.model.facts import Node, unreadable
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
 from tests.checks.nodes import ADDRESSES, ECC, NA, UNSUPPORTED, gpu, node
 
-DARK = replace(ECC, volatile_corrected=NA, volatile_uncorrected=NA, aggregate_uncorrected=NA, sram_threshold_exceeded=NA)
+UNREADABLE_ECC = replace(
+    ECC, volatile_corrected=NA, volatile_uncorrected=NA, aggregate_uncorrected=NA, sram_threshold_exceeded=NA
+)
 
 
 def judged(machine: Node, past: Past | None = None, **params: object) -> list[Finding]:
@@ -57,7 +59,7 @@ def test_more_errors_are_new_evidence() -> None:
 
 
 def test_dark_counters_are_unknown_or_worse_when_they_were_readable() -> None:
-    machine = node(gpu(2, ecc=DARK))
+    machine = node(gpu(2, ecc=UNREADABLE_ECC))
     (never,) = judged(machine)
     assert (never.level, never.device) == (Level.UNKNOWN, ADDRESSES[2])
     (gone,) = judged(machine, Past(available=True, readable=readable_fields(node())))

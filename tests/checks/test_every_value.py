@@ -24,7 +24,7 @@ from fairlead.model.check import Past
 from fairlead.model.device import gpu_cards_of, readable_fields
 from fairlead.model.finding import Level
 from fairlead.policy.policy_state import identity
-from tests.checks.test_sources import BESIDE, TREES, UNJUDGED, Watched, declared, kind, look, sources
+from tests.checks.test_sources import BESIDE, TREES, UNJUDGED, Watched, declared, kind, sources, sweep
 
 pytestmark = pytest.mark.trees
 
@@ -123,7 +123,7 @@ SPOILED = {"empty": b"", "N/A": b"N/A\n", "no text": b"\xff\xfe\x00\x80", "words
 def test_no_file_is_spoiled_in_silence(name: str, tmp_path: Path) -> None:
     tree = Path(shutil.copytree(TREES / name, tmp_path / name, symlinks=True)).resolve()
     document, root = declared(tree), Watched(str(tree))
-    before, usual = look(tree, document, root, None)
+    before, usual = sweep(tree, document, root, None)
     files = {path: kind(tree, path) for path in sources(tree, root)}
     quiet = []
     for path, what in files.items():
@@ -132,7 +132,7 @@ def test_no_file_is_spoiled_in_silence(name: str, tmp_path: Path) -> None:
         kept = path.read_bytes()
         for way, content in SPOILED.items():
             path.write_bytes(content)
-            _, found = look(tree, document, Root(str(tree)), before)
+            _, found = sweep(tree, document, Root(str(tree)), before)
             excused = re.fullmatch(ANY_TEXT, what) or any(re.fullmatch(pattern, what) for pattern in UNJUDGED)
             if not found - usual and not excused:
                 quiet.append(f"{what}: {way}")

@@ -13,8 +13,8 @@ from tests.checks.hosts import judged
 from tests.checks.nodes import ADDRESSES, NA, gpu, node
 
 
-def identity(machine: Node, **boards: str) -> list[Finding]:
-    known = gpu_cards_of(node()) | {ADDRESSES[int(place[1:])]: board for place, board in boards.items()}
+def identity(machine: Node, **serials: str) -> list[Finding]:
+    known = gpu_cards_of(node()) | {ADDRESSES[int(place[1:])]: board for place, board in serials.items()}
     return list(gpu_identity.check.findings(machine, Past(available=True, gpu_cards=known), gpu_identity.Params()))
 
 

@@ -56,13 +56,13 @@ class Machine:
         self.worker = Worker(30.0)
         self._gatherer = Gatherer(Root(str(tree)), reads=reads(DOCUMENT), slow_seconds=0)
 
-    def look(self) -> Node:
+    def sweep(self) -> Node:
         result = self.worker.sweep()
         return self._gatherer.gather(result.raw, stuck=result.stuck)
 
     def found(self, node: Node | None = None) -> list[tuple[str, Level, str]]:
         """What the checks say: check, level, device."""
-        return [(f.check, f.level, f.device) for f in judged(node or self.look())]
+        return [(f.check, f.level, f.device) for f in judged(node or self.sweep())]
 
     def pci(self, index: int) -> str:
         return str(read_nvml(TREE)["gpus"][index]["pci"])
@@ -139,7 +139,7 @@ def test_what_is_held_back_under_load(machine: Machine, module: Any, mask: int, 
     faults.set(3, "utilization.gpu_percent", 98)
     faults.set(3, "throttle_reasons", mask)
     faults.set(3, "clocks.sm_hertz", megahertz * 10**6)
-    node = machine.look()
+    node = machine.sweep()
     assert not isinstance(node.gpus, Missing)
     seen, history = LoadSums(), History("", BOOT)
     for number in range(120):

@@ -120,18 +120,18 @@ def test_any_nvml_answer_that_is_cut_off_is_told(tree: str, code: int) -> None:
     reads = daemon_reads(document)
     looker = Gatherer(Root(str(TREES / tree)), unsupported=document.unsupported, reads=reads, slow_seconds=1e9)
 
-    def look(first: dict[str, Any]) -> Node:
+    def sweep(first: dict[str, Any]) -> Node:
         found = looker.gather(raw | {"gpus": [first, *raw["gpus"][1:]]})
         assert isinstance(found.gpus, tuple)
         still = tuple(replace(g, load=replace(g.load, seen=LoadSeen())) for g in found.gpus)  # else it grows from look to look
         return replace(found, gpus=still)
 
-    healthy = look(raw["gpus"][0])
+    healthy = sweep(raw["gpus"][0])
     past = before(healthy)
     quiet = {f for n, c in checks.load().items() for f in c.findings(healthy, past, document.checks[n])}
     made_of = 0
     for path in sources(raw["gpus"][0]):
-        sick = look(cut(raw["gpus"][0], path, code))
+        sick = sweep(cut(raw["gpus"][0], path, code))
         if sick.gpus == healthy.gpus:
             continue  # no fact is made of it
         made_of += 1

@@ -34,19 +34,19 @@ NARROW = endpoint(ADAPTER, vendor=0x15B3, class_code=0x020700, link=replace(GEN5
 GPUS = tuple(gpu(i) for i in range(8))
 APART = GpuFabric(state=1, status=0, clique=9, cluster="1")
 LOW = replace(LOAD, slowdown_celsius=1, shutdown_celsius=1, power_default_watts=9e3)
-DARK = unreadable("read on thorough looks only")
+UNREADABLE = unreadable("read on thorough looks only")
 #: What is not read at every sweep (``Gatherer``, ``nvml_device``), each spoiled on a node that was well.
 LATER: dict[str, dict[str, Any]] = {
-    "adapters": {"nics": (nic(state="DOWN", rate_gbps=DARK),)},
+    "adapters": {"nics": (nic(state="DOWN", rate_gbps=UNREADABLE),)},
     "the link of an adapter": {"pci": (*node().pci, port(ADAPTER), NARROW), "nics": (nic(),)},
     "links of bridges": {
         "pci": tuple(replace(d, link=replace(GEN5, width_current=1)) if d.class_code >> 16 == 6 else d for d in node().pci)
     },
-    "the host": {"host": DARK},
+    "the host": {"host": UNREADABLE},
     "the driver's software": {"driver": replace(node().driver, software=Software(library_file="535.1.1"))},
     "GPU links": {"gpu_links": ()},
-    "AER": {"gpus": tuple(replace(g, aer=DARK, port_aer=DARK) for g in GPUS)},
-    "NVLinks": {"gpus": tuple(replace(g, nvlinks=DARK) for g in GPUS)},
+    "AER": {"gpus": tuple(replace(g, aer=UNREADABLE, port_aer=UNREADABLE) for g in GPUS)},
+    "NVLinks": {"gpus": tuple(replace(g, nvlinks=UNREADABLE) for g in GPUS)},
     "the fabric": {"gpus": tuple(replace(g, load=replace(LOAD, fabric=APART)) for g in GPUS)},
     "thresholds and limits": {"gpus": tuple(replace(g, load=LOW) for g in GPUS)},
     "application clocks": {"gpus": tuple(replace(g, state=GpuState()) for g in GPUS)},
@@ -60,19 +60,19 @@ def test_what_is_read_seldom_is_judged_seldom(what: str) -> None:
     quick = [name for name, each in checks.load().items() if not each.slow]
     healthy = node()
 
-    def told(machine: Node) -> list[Finding]:
+    def found(machine: Node) -> list[Finding]:
         return list(judge(DOCUMENT, machine, Past(available=True), quick))
 
-    assert told(replace(healthy, **LATER[what])) == told(healthy)
+    assert found(replace(healthy, **LATER[what])) == found(healthy)
 
 
-def dark(value: Struct, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def unreadable_paths(value: Struct, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Every fact of a GPU, and of what it is made of."""
     for name in value.__struct_fields__:
         inner = getattr(value, name)
         yield (*path, name)
         if isinstance(inner, Struct):
-            yield from dark(inner, (*path, name))
+            yield from unreadable_paths(inner, (*path, name))
 
 
 def spoil(value: Any, path: tuple[str, ...]) -> Any:
@@ -82,17 +82,19 @@ def spoil(value: Any, path: tuple[str, ...]) -> Any:
 
 def orders(*machines: Node) -> list[Order]:
     """What is ordered at each of these looks, one after the other."""
-    past, state, told = Past(available=True, readable=readable_fields(machines[0])), PolicyState(), []
+    past, state, found = Past(available=True, readable=readable_fields(machines[0])), PolicyState(), []
     for place, machine in enumerate(machines):
         now = Now(boot_seconds=1000.0 + 15 * place, wall_seconds=1e9 + 15 * place, boot_id=BOOT)
         decision = decide(judge(DOCUMENT, machine, past, JUDGED), ENFORCED, state, now, Rules(), ran=JUDGED)
         state = decision.state
-        told.append(decision.order)
-    return told
+        found.append(decision.order)
+    return found
 
 
 #: Its place on the bus and its being lost are no readings; the rest of what a GPU says is.
-FACTS = [path for path in dark(gpu(2)) if path not in {("pci",), ("lost",), ("index",)} and path[:2] != ("load", "seen")]
+FACTS = [
+    path for path in unreadable_paths(gpu(2)) if path not in {("pci",), ("lost",), ("index",)} and path[:2] != ("load", "seen")
+]
 
 
 def test_a_value_that_could_not_be_read_once_drains_nothing() -> None:

@@ -54,11 +54,11 @@ def test_a_switch_that_was_read_while_nothing_ran() -> None:
     known = config.profile_document("n1", "hgx-h100")
     machine = behind_a_switch(replace(GEN5, gen_current=1), busy=100)
 
-    def told(looked: Node) -> list[str]:
-        return [f.device for f in judge(known, looked, Past(available=True), fresh(known, looked)) if f.check == "pcie_switch"]
+    def found(facts: Node) -> list[str]:
+        return [f.device for f in judge(known, facts, Past(available=True), fresh(known, facts)) if f.check == "pcie_switch"]
 
-    assert told(replace(machine, thorough=False)) == []
-    assert told(replace(machine, thorough=True)) == [SWITCH]
+    assert found(replace(machine, thorough=False)) == []
+    assert found(replace(machine, thorough=True)) == [SWITCH]
 
 
 def test_the_switch_above_an_adapter_only() -> None:
@@ -67,5 +67,5 @@ def test_the_switch_above_an_adapter_only() -> None:
     above = next(d for d in machine.pci if d.address == SWITCH)
     adapter = replace(endpoint(address, vendor=0x15B3, class_code=0x020700), path=(*above.path, address))
     devices = tuple(d for d in machine.pci if d.address != HERE)
-    told = judged("pcie_switch", replace(machine, gpus=machine.gpus[:5], nics=(nic(),), pci=(*devices, adapter)))  # type: ignore[index]
-    assert levels(told) == [(Level.DRAIN, SWITCH)]
+    found = judged("pcie_switch", replace(machine, gpus=machine.gpus[:5], nics=(nic(),), pci=(*devices, adapter)))  # type: ignore[index]
+    assert levels(found) == [(Level.DRAIN, SWITCH)]

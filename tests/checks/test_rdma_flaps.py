@@ -55,7 +55,7 @@ def test_flaps_that_cannot_be_counted_are_said() -> None:
 
 
 def test_links_that_went_down_in_the_log_while_they_trained() -> None:
-    def told(first: float) -> Past:
+    def flaps(first: float) -> Past:
         text = "mlx5_core 0000:19:00.0 ibp25s0: Link down"
         return Past(
             available=True,
@@ -63,5 +63,5 @@ def test_links_that_went_down_in_the_log_while_they_trained() -> None:
         )
 
     facts = replace(host_node(), uptime_seconds=1000.0)
-    assert judged("rdma_flaps", facts, told(20.0)) == []
-    assert [f.level for f in judged("rdma_flaps", facts, told(400.0))] == [Level.DRAIN]
+    assert judged("rdma_flaps", facts, flaps(20.0)) == []
+    assert [f.level for f in judged("rdma_flaps", facts, flaps(400.0))] == [Level.DRAIN]

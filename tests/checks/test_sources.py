@@ -100,7 +100,7 @@ def declared(tree: Path) -> Document:
     return config.resolve_layers("n1", [(name, profile_layer(profile)), ("test", {"checks": asked})], profile=name)[0]
 
 
-def look(tree: Path, document: Document, root: Root, yesterday: Node | None) -> tuple[Node, set[tuple[str, str, str]]]:
+def sweep(tree: Path, document: Document, root: Root, yesterday: Node | None) -> tuple[Node, set[tuple[str, str, str]]]:
     """The node, and what is found of it: with the history that an agent has who could read all of it yesterday."""
     node = gather(
         root, recorded_nvml(str(tree)), reads=reads(document), unsupported=document.unsupported, wanted=wanted(document)
@@ -127,7 +127,7 @@ def silent(name: str, folder: Path) -> tuple[set[str], set[str]]:
     tree = Path(shutil.copytree(TREES / name, folder / name, symlinks=True)).resolve()
     document = declared(tree)
     root = Watched(str(tree))
-    before, baseline = look(tree, document, root, None)
+    before, baseline = sweep(tree, document, root, None)
     quiet: set[str] = set()
     kinds: set[str] = set()
     files = list(sources(tree, root))
@@ -136,7 +136,7 @@ def silent(name: str, folder: Path) -> tuple[set[str], set[str]]:
         kept = path.read_bytes()
         path.unlink()
         try:
-            _, found = look(tree, document, Root(str(tree)), before)
+            _, found = sweep(tree, document, Root(str(tree)), before)
         finally:
             path.write_bytes(kept)
         name_of = names[path]
@@ -165,6 +165,6 @@ def test_nothing_is_excused_that_does_not_exist() -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
         tree = Path(shutil.copytree(TREES / "hgx-h100.tuned", Path(folder) / "hgx-h100.tuned", symlinks=True)).resolve()
         root = Watched(str(tree))
-        look(tree, declared(tree), root, None)
+        sweep(tree, declared(tree), root, None)
         kinds = {kind(tree, path) for path in sources(tree, root)}
     assert [pattern for pattern in UNJUDGED if not any(re.fullmatch(pattern, k) for k in kinds)] == []

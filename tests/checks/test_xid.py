@@ -290,7 +290,7 @@ def test_the_driver_s_advice_is_read_from_nvml_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "number", "told_too"),
+    ("line", "number", "both"),
     [
         ("95, Uncontained", 2, True),  # the log asks for a reset, the driver for a reboot
         ("63, Row Remapper", 1, True),  # the log can wait for the job, the driver cannot
@@ -301,10 +301,10 @@ def test_the_driver_s_advice_is_read_from_nvml_too() -> None:
         ("74, NVLink: fatal", 2, True),
     ],
 )
-def test_the_driver_s_advice_is_told_beside_the_log_where_it_asks_for_more(line: str, number: int, told_too: bool) -> None:
+def test_the_driver_s_advice_is_told_beside_the_log_where_it_asks_for_more(line: str, number: int, both: bool) -> None:
     """Else an acknowledged line would hide what the driver says of the same GPU."""
     found = [f.summary for f in check.findings(node(gpu(0, recovery_action=number)), log(f"{WHERE}: {line}"), Params())]
-    assert len(found) == 1 + told_too and (not told_too or "driver asks" in found[-1])
+    assert len(found) == 1 + both and (not both or "driver asks" in found[-1])
 
 
 def test_no_process_name_reaches_a_finding() -> None:

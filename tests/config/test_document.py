@@ -94,6 +94,10 @@ def test_schema_before_this_one_is_read() -> None:
     assert config.decode_document(document(schema=0), "x").schema == 0
 
 
+def test_a_document_with_names_of_0_1_0_is_read() -> None:
+    assert config.decode_document(document(slurm={"look_seconds": 7}), "x").slurm.reconcile_seconds == 7
+
+
 def test_missing_file_is_input_missing() -> None:
     with pytest.raises(InputMissing, match="no such file"):
         config.load_document("/nonexistent/node.json")

@@ -44,7 +44,7 @@ class Node:
         protocol = DrainProtocol(
             NodeDrainState(self.ctld, ledger, "n1", Rules(budget_percent=100), wall=wall, clock=lambda: self.now)
         )
-        self.courier = Courier(protocol, look_seconds=30, clock=lambda: self.now)
+        self.courier = Courier(protocol, reconcile_seconds=30, clock=lambda: self.now)
         self.slurm_state = self.courier.take()
 
     def faults(self, *names: str) -> None:

@@ -115,7 +115,9 @@ def squeezed(folder: Path, clock: Clock) -> tuple[Ctld, Courier]:
     ctld = Ctld()
     ctld.drain("n2", "an admin's")
     ledger = Ledger(str(folder), str(folder), node="n1")
-    courier = Courier(DrainProtocol(NodeDrainState(ctld, ledger, "n1", Rules(budget_percent=10))), look_seconds=600, clock=clock)
+    courier = Courier(
+        DrainProtocol(NodeDrainState(ctld, ledger, "n1", Rules(budget_percent=10))), reconcile_seconds=600, clock=clock
+    )
     courier.want(XID)
     turned(courier)
     assert courier.take().over_budget
@@ -156,7 +158,7 @@ def test_a_contested_drain_is_settled_within_seconds_whatever_is_wanted_then(tmp
     ctld, rules = Ctld(), Rules(budget_percent=10)
     courier = Courier(
         DrainProtocol(NodeDrainState(ctld, Ledger(str(tmp_path), str(tmp_path), node="n1"), "n1", rules)),
-        look_seconds=600,
+        reconcile_seconds=600,
         clock=clock,
     )
 

@@ -85,7 +85,7 @@ class AptNode:
         assert code is None or done.returncode == code, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done.stdout + done.stderr
 
-    def place(self, packages: Sequence[Package], files: Path) -> None:
+    def serve(self, packages: Sequence[Package], files: Path) -> None:
         """The files in the node's cache, as `fairlead provision` leaves them."""
         script = 'mkdir -p "/$1"; cat > "/$1/$2"'
         for package in packages:

@@ -40,7 +40,7 @@ def have(found: LockedSet, node: AptNode) -> None:
 
 def test_install_hold_upgrade_and_rollback(node: AptNode, debian: Debian) -> None:
     older, newer = debian.older, debian.newer
-    node.place(older.packages, debian.files)
+    node.serve(older.packages, debian.files)
     node.declare(**wants(older))
     planned = node.apply("--dry-run")
     assert planned["state"] == "would_change" and not node.versions("nvidia-smi"), planned
@@ -58,7 +58,7 @@ def test_install_hold_upgrade_and_rollback(node: AptNode, debian: Debian) -> Non
     assert str(driver.PRIORITY) in policy and f"Candidate: {node.versions('nvidia-smi')['nvidia-smi']}" in policy
 
     # the upgrade: the former set's files stay in the cache
-    node.place(newer.packages, debian.files)
+    node.serve(newer.packages, debian.files)
     node.declare(**wants(newer))
     moved = node.apply()
     assert moved["state"] == "changed" and f"- nvidia-smi {older.version}" in moved["steps"][0]["diff"], moved
@@ -95,14 +95,14 @@ def test_what_is_refused(node: AptNode, debian: Debian) -> None:
         return str(item["message"])
 
     refused(69, f"{found.packages[0].file}: not in /{CACHE}", "no mirror is declared", **wants(found))
-    node.place(found.packages, debian.files)
+    node.serve(found.packages, debian.files)
     less = {**wants(found), "packages": [msgspec.to_builtins(p) for p in without]}
     refused(69, "nvidia-smi needs libnvidia-ml1", "fairlead lock", **less)
     smi = next(p for p in found.packages if p.name == "nvidia-smi")
     node.run("sh", "-c", f"echo x >> /{CACHE}/{smi.file}")
     refused(69, f"{smi.file}: not the file that the lock names", **wants(found))
     huge = [msgspec.to_builtins(msgspec.structs.replace(p, installed_kib=1 << 40)) for p in found.packages]
-    node.place([smi], debian.files)
+    node.serve([smi], debian.files)
     refused(69, "MiB free", "nothing was changed", **{**wants(found), "packages": huge})
     node.run("rm", f"/{CACHE}/{smi.file}")
     refused(69, "/srv/none", "No such file", **wants(found, mirror="/srv/none"))
@@ -121,7 +121,7 @@ def test_what_is_refused(node: AptNode, debian: Debian) -> None:
     have(found, node)
     # what somebody else holds is theirs
     node.run("rm", PIN)
-    node.place(debian.newer.packages, debian.files)
+    node.serve(debian.newer.packages, debian.files)
     node.declare(**wants(debian.newer))
     said = node.apply(code=78)["message"]
     assert "somebody holds it at" in said and node.versions("nvidia-smi")["nvidia-smi"] == smi.version
@@ -154,13 +154,13 @@ def reset(node: AptNode) -> None:
                 continue
 
 
-def killed_when(node: AptNode, moment: str) -> bool:
+def killed_when(node: AptNode, fault_point: str) -> bool:
     """Begin `fairlead apply`, and cut the power as soon as apt-get runs, or dpkg notes a package in this state. False: it had
     ended before the moment was seen."""
     with subprocess.Popen(node.words(*node.apply_words()), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
         end = time.monotonic() + 60
         while run.poll() is None and time.monotonic() < end:
-            if processes(node, "apt-get") if moment == "apt" else f" {moment}\n" in node.root_status():
+            if processes(node, "apt-get") if fault_point == "apt" else f" {fault_point}\n" in node.root_status():
                 break
         seen = run.poll() is None
         reset(node)
@@ -180,19 +180,19 @@ def test_killed_at_every_stage_and_on_the_way_back(node: AptNode, debian: Debian
     )
 
 
-def through(node: AptNode, debian: Debian, moments: tuple[str, ...]) -> None:
+def through(node: AptNode, debian: Debian, fault_points: tuple[str, ...]) -> None:
     """Older, newer, older ... in turn, each run killed at its moment: the next one makes it good."""
     seen = []
-    for number, moment in enumerate(moments):
+    for number, fault_point in enumerate(fault_points):
         found = (debian.older, debian.newer)[number % 2]
-        node.place(found.packages, debian.files)
+        node.serve(found.packages, debian.files)
         node.declare(**wants(found))
-        seen += [moment] if killed_when(node, moment) else []
+        seen += [fault_point] if killed_when(node, fault_point) else []
         after = node.apply(code=None)
-        assert after["state"] in ("changed", "same"), (moment, after["message"], after)
+        assert after["state"] in ("changed", "same"), (fault_point, after["message"], after)
         have(found, node)
         assert node.apply()["changed"] == 0
-    assert len(seen) >= len(moments) // 2, seen
+    assert len(seen) >= len(fault_points) // 2, seen
 
 
 @pytest.mark.slow
@@ -201,7 +201,7 @@ def test_killed_at_any_time_the_next_run_completes(node: AptNode, debian: Debian
     """From before the first package to after the last, in twenty steps."""
     for number in range(20):
         found = (debian.older, debian.newer)[number % 2]
-        node.place(found.packages, debian.files)
+        node.serve(found.packages, debian.files)
         node.declare(**wants(found))
         with subprocess.Popen(node.words(*node.apply_words()), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
             end = time.monotonic() + 60

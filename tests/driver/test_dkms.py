@@ -38,7 +38,7 @@ install = [{names}]
     with roots.locked("driver"):
         lock(site, *from_debian(), "--download", str(files))
     found = load_lock(str(folder / "fairlead.lock")).sets["default"]
-    node.place(found.packages, files)
+    node.serve(found.packages, files)
     packages = [msgspec.to_builtins(p) for p in found.packages]
     node.declare(version=version, module="proprietary", install=found.install, packages=packages)
     return found

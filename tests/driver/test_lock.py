@@ -47,7 +47,7 @@ def test_a_good_set_has_nothing_against_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "given"),
+    ("rule", "declared"),
     [
         ("branch", Set(version="580.95.05", branch="570", module="none", gpu="", packages=())),
         ("module", chosen("580.95.05", "nvidia-kernel-dkms=580.95.05-1")),
@@ -69,8 +69,8 @@ def test_a_good_set_has_nothing_against_it() -> None:
         ("peermem", chosen("580.95.05", "nvidia-open=580.95.05-1", "nvidia-peer-memory-dkms=1.3-0")),
     ],
 )  # fmt: skip
-def test_each_known_bad_set_is_refused_for_its_reason(rule: str, given: Set) -> None:
-    against = faults(given)
+def test_each_known_bad_set_is_refused_for_its_reason(rule: str, declared: Set) -> None:
+    against = faults(declared)
     assert [f.rule for f in against] == [rule], against
     assert against[0].why and against[0].source and against[0].what
     (source,) = {r.read for r in RULES if r.name == rule}

@@ -46,7 +46,7 @@ def line(repository: Path, key: Path) -> str:
 
 def moved(node: AptNode, found: LockedSet, files: Path) -> None:
     """The set declared and applied: all of it installed and held, though nothing can be loaded here."""
-    node.place(found.packages, files)
+    node.serve(found.packages, files)
     packages = [msgspec.to_builtins(p) for p in found.packages]
     node.declare(version=found.version, branch=found.branch, module="open", install=found.install, packages=packages)
     done = node.apply(code=None)

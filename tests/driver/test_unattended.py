@@ -41,7 +41,7 @@ def test_unattended_upgrades_moves_others_and_keeps_off_the_driver(node: AptNode
     site.write_text(site_text(default=debian.older.version).replace(names, f'{names}, "unattended-upgrades"'))
     lock(site, *from_debian(), "--download", str(files))
     found = load_lock(str(tmp_path / "fairlead.lock")).sets["default"]
-    node.place(found.packages, files)
+    node.serve(found.packages, files)
     node.declare(**wants(found))
     assert node.apply()["state"] == "changed"
     ours = node.versions("nvidia-smi")["nvidia-smi"]

@@ -26,7 +26,7 @@ PROLOG = "/etc/slurm/prolog.d/50-fairlead"
 AGENT = "fairlead-agent.service"
 FAIRLEAD = "/usr/local/bin/fairlead"
 #: A person's resume is noticed by the next look: a test does not wait 30 s for it.
-LOOKS = "\n[slurm]\nlook_seconds = 1.0\n"
+OFTEN = "\n[slurm]\nlook_seconds = 1.0\n"
 
 
 class Ward:
@@ -82,8 +82,8 @@ class Ward:
 
     # -- looking ----------------------------------------------------------------------------------
 
-    def wait(self, what: str, look: Callable[[], T], good: Callable[[T], bool], seconds: float = 90) -> T:
-        return self.demo.stage.wait(what, look, good, seconds, every=0.05)[0]
+    def wait(self, what: str, read: Callable[[], T], good: Callable[[T], bool], seconds: float = 90) -> T:
+        return self.demo.stage.wait(what, read, good, seconds, every=0.05)[0]
 
     def slurm(self, number: int) -> NodeState:
         return self.rack.node_state(f"gpu{number}")
@@ -117,11 +117,11 @@ class Ward:
         self.wait(f"gpu{number}: verdict drain", lambda: self.verdict(number), lambda v: v[1] == "drain")
         return node
 
-    def told(self, number: int) -> list[str]:
+    def reported(self, number: int) -> list[str]:
         """Every reason that slurmctld was ever given for the node."""
-        return [reason for _, reason in self.told_at(number)]
+        return [reason for _, reason in self.reasons_at(number)]
 
-    def told_at(self, number: int) -> list[tuple[float, str]]:
+    def reasons_at(self, number: int) -> list[tuple[float, str]]:
         """The same with slurmctld's times, Unix seconds to the millisecond."""
         log = self.rack.ctl("cat /var/log/slurm/slurmctld.log")
         lines = re.findall(rf"^\[([-\d]+T[:.\d]+)\] update_node: node gpu{number} reason set to: (.*)", log, re.M)
@@ -154,7 +154,7 @@ def site() -> Iterator[Ward]:
     try:
         demo = Demo(Stage(), rack)
         demo.bring_up()
-        demo.site.write_text(demo.site.read_text().replace("\n[classes.h100]", f"{LOOKS}\n[classes.h100]"))
+        demo.site.write_text(demo.site.read_text().replace("\n[classes.h100]", f"{OFTEN}\n[classes.h100]"))
         wheels = str(wheelhouse(rack.suite))
         json.loads(demo.fairlead("provision", "--site", str(demo.site), "--wheelhouse", wheels, "--json"))
         rack.configure(hooks=demo_steps.HOOKS)

@@ -33,7 +33,7 @@ def consistent(ward: Ward, number: int) -> None:
 
 @pytest.mark.parametrize("kills", [10, pytest.param(60, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
 def test_killed_at_any_moment_while_xids_arrive(ward: Ward, kills: int) -> None:
-    before = len(ward.told(2))
+    before = len(ward.reported(2))
     restarts = int(ward.unit(2)["NRestarts"])
     for turn in range(kills):
         ward.xid(2)
@@ -49,7 +49,7 @@ def test_killed_at_any_moment_while_xids_arrive(ward: Ward, kills: int) -> None:
     consistent(ward, 2)
     ward.sweeps(2)
     consistent(ward, 2)
-    reasons = set(ward.told(2)[before:])
+    reasons = set(ward.reported(2)[before:])
     assert reasons == {ward.slurm(2).reason}, "one drain, with one token, whatever happened"
     assert ward.unit(2)["ActiveState"] == "active"
 
@@ -186,11 +186,11 @@ def test_ack_and_clear_reach_the_agent_in_its_units_sandbox(ward: Ward) -> None:
     assert ward.run(2, "ls /var/lib/fairlead/requests").stdout == ""
     expected = ["agent", "root", "agent", "agent", "agent", "root", "agent", "agent"]
 
-    def told() -> list[str]:
+    def reported() -> list[str]:
         lines = ward.fairlead(2, "audit").stdout.splitlines()
         return [line.partition("  ")[2].partition(" ")[0].rstrip(":") for line in lines][-len(expected) :]
 
-    ward.wait("the trail tells who did what", told, lambda who: who == expected)
+    ward.wait("the trail tells who did what", reported, lambda who: who == expected)
 
 
 def test_drain_and_resume_by_hand(ward: Ward) -> None:
@@ -273,7 +273,7 @@ def test_admin_resumes_ours_and_only_news_drains_again(ward: Ward) -> None:
 def test_admin_and_xid_at_once(ward: Ward, first: str) -> None:
     """Whoever writes first or second: the admin's words stand at the end, unless they came within the read-to-write window (see
     docs/explanation/slurm-state-changes.md), which the agent measures and logs."""
-    before = len(ward.told_at(3))
+    before = len(ward.reasons_at(3))
     if first == "admin":
         drain_by_admin(ward, 3)
         ward.xid(3)
@@ -283,13 +283,13 @@ def test_admin_and_xid_at_once(ward: Ward, first: str) -> None:
         drain_by_admin(ward, 3)
     ward.wait("the Xid is judged", lambda: ward.verdict(3), lambda v: "Xid 79" in v[-1])
     ward.sweeps(3, 4)
-    told = ward.told_at(3)[before:]
-    if first == "xid" and len(told) == 2 and told[0][1] == ADMIN:
-        (admin_at, _), (ours_at, ours) = told
+    reported = ward.reasons_at(3)[before:]
+    if first == "xid" and len(reported) == 2 and reported[0][1] == ADMIN:
+        (admin_at, _), (ours_at, ours) = reported
         log = ward.wait("the drain is logged", lambda: ward.journal(3), lambda log: ours.split()[0] in log)
         window = max(float(ms) for ms in re.findall(rf"{re.escape(ours.split()[0])} .*window_ms=([\d.]+)", log))
-        assert (ours_at - admin_at) * 1000 <= window + 1, f"the admin's words stood when fairlead read: {told}"
+        assert (ours_at - admin_at) * 1000 <= window + 1, f"the admin's words stood when fairlead read: {reported}"
         assert ward.slurm(3).reason == ours
         return
-    assert [reason for _, reason in told].count(ADMIN) == 1 and told[-1][1] == ADMIN, told
+    assert [reason for _, reason in reported].count(ADMIN) == 1 and reported[-1][1] == ADMIN, reported
     assert ward.slurm(3).reason == ADMIN

@@ -37,14 +37,14 @@ def preflight(folder: Path, change: str = "true", *, release: str = BOOKWORM, be
     return done.returncode, done.stderr
 
 
-def one_line(told: str) -> str:
-    assert told.startswith("lab: ") and told.count("\n") == 1, told
-    return told
+def one_line(said: str) -> str:
+    assert said.startswith("lab: ") and said.count("\n") == 1, said
+    return said
 
 
 def test_not_root(tmp_path: Path) -> None:
-    code, told = preflight(tmp_path, become="setpriv --reuid=65534 --regid=65534 --clear-groups")
-    assert (code, "needs root" in one_line(told)) == (77, True)
+    code, said = preflight(tmp_path, become="setpriv --reuid=65534 --regid=65534 --clear-groups")
+    assert (code, "needs root" in one_line(said)) == (77, True)
 
 
 @pytest.mark.parametrize(
@@ -57,9 +57,9 @@ def test_not_root(tmp_path: Path) -> None:
     ],
 )
 def test_another_distribution(tmp_path: Path, release: str, name: str) -> None:
-    code, told = preflight(tmp_path, release=release)
+    code, said = preflight(tmp_path, release=release)
     assert code == 69
-    assert f"needs Debian 12 or newer, this is {name}" in one_line(told)
+    assert f"needs Debian 12 or newer, this is {name}" in one_line(said)
 
 
 @pytest.mark.parametrize("release", [BOOKWORM, 'ID=debian\nPRETTY_NAME="Debian GNU/Linux forky/sid"\n'])
@@ -72,9 +72,9 @@ def test_debian_12_and_testing_are_right(tmp_path: Path, release: str) -> None:
 def test_no_room(tmp_path: Path) -> None:
     room = f"mkdir {tmp_path}/room && mount -t tmpfs -o size=64m none {tmp_path}/room"
     wanted = f"{tmp_path}/room/not/there/yet"
-    code, told = preflight(tmp_path, room, FAIRLEAD_LAB_DIR=wanted)
+    code, said = preflight(tmp_path, room, FAIRLEAD_LAB_DIR=wanted)
     assert code == 69
-    assert "MiB free in" in one_line(told) and f"{tmp_path}/room" in told and "FAIRLEAD_LAB_DIR" in told
+    assert "MiB free in" in one_line(said) and f"{tmp_path}/room" in said and "FAIRLEAD_LAB_DIR" in said
     assert not Path(wanted).exists(), "nothing is touched"
 
 
@@ -93,5 +93,5 @@ def test_a_kernel_without(tmp_path: Path, file: str, text: str, word: str) -> No
         cover += f" && mount --bind {proc} /proc"
     else:
         cover = f"mount --bind {tmp_path}/instead {file}"
-    code, told = preflight(tmp_path, f"{room} && {cover}", FAIRLEAD_LAB_DIR=f"{tmp_path}/room")
-    assert (code, word in one_line(told)) == (69, True), told
+    code, said = preflight(tmp_path, f"{room} && {cover}", FAIRLEAD_LAB_DIR=f"{tmp_path}/room")
+    assert (code, word in one_line(said)) == (69, True), said

@@ -94,7 +94,7 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def given(stage: Stage, shell: str, environment: dict[str, str]) -> dict[str, str]:
+def environment_of(stage: Stage, shell: str, environment: dict[str, str]) -> dict[str, str]:
     """What a task is given where the disk is well. The hook waits 1.5 s for the folder, which a busy machine may overrun."""
     for _ in range(10):
         if "TMPDIR" in (said := exports(run(stage, shell, environment))):

@@ -11,7 +11,7 @@ import pytest
 from tests.hooks.stage import HOOKS
 
 #: Loads the file as a module, in an interpreter of its own: it changes sys.path and sets no compiled file down.
-LOOK = """
+PRINT_MASK = """
 import sys
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
@@ -40,6 +40,6 @@ def test_other_steps_of_the_job(tmp_path: Path, groups: dict[str, str], one: boo
     for name, pids in {**groups, "step_5": RUNNING, "step_5/task_0": "200\n201\n"}.items():
         (tmp_path / name).mkdir(parents=True, exist_ok=True)
         (tmp_path / name / "cgroup.procs").write_text(pids)
-    argv = [sys.executable, "-c", LOOK, str(HOOKS / "bind-plan"), f"{tmp_path}/step_5/task_0", "1", "8"]
+    argv = [sys.executable, "-c", PRINT_MASK, str(HOOKS / "bind-plan"), f"{tmp_path}/step_5/task_0", "1", "8"]
     done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == f"{one} {several}\n"

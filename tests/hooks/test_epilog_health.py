@@ -108,9 +108,9 @@ STRANGE = {
 
 
 @pytest.mark.parametrize("name", ["prolog", "epilog", "health-check"])
-@pytest.mark.parametrize("given", STRANGE)
-def test_no_hook_of_roots_fails_for_what_its_process_was_given(stage: Stage, shell: str, name: str, given: str) -> None:
-    words, more = STRANGE[given]
+@pytest.mark.parametrize("limit", STRANGE)
+def test_no_hook_of_roots_fails_for_what_its_process_was_given(stage: Stage, shell: str, name: str, limit: str) -> None:
+    words, more = STRANGE[limit]
     (stage.run / "ended").mkdir()
     for verdict, wanted in ((f"1\tok\t{LATER}\t1\t-\n", 0), (f"1\tdrain\t{LATER}\t1\tx\n", 1 if name == "prolog" else 0)):
         stage.verdict(verdict)

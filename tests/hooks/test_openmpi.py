@@ -21,7 +21,7 @@ from tests.topology.build import hgx
 pytestmark = [pytest.mark.root, pytest.mark.slurm, pytest.mark.slow]
 AGENT = "/opt/lab/agent"
 RUN = f"env PYTHONDONTWRITEBYTECODE=1 PYTHONPATH={AGENT} python3 -m fairlead run --"
-LOOK = 'echo "$SLURMD_NODENAME $OMPI_COMM_WORLD_RANK $(taskset -cp $$ | sed "s/.*: //")"'
+PRINT_MASK = 'echo "$SLURMD_NODENAME $OMPI_COMM_WORLD_RANK $(taskset -cp $$ | sed "s/.*: //")"'
 #: Where the packages' own scripts would have put it: Debian's alternatives.
 INSTALL = "cp -a /run/mpi/. / 2>/dev/null; [ -d /run/mpi/lib ] && cp -a /run/mpi/lib/. /usr/lib/; ldconfig; "
 INSTALL += "ln -sf mpirun.openmpi /usr/bin/mpirun; mpirun --version"
@@ -41,7 +41,7 @@ def site() -> Iterator[Cluster]:
 
 def ranks(cluster: Cluster, command: str, *options: str) -> dict[str, dict[int, str]]:
     """CPUs by node and rank of a batch job that runs one mpirun."""
-    script = f"#!/bin/sh\nexport OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1\n{command} /bin/sh -c '{LOOK}'\n"
+    script = f"#!/bin/sh\nexport OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1\n{command} /bin/sh -c '{PRINT_MASK}'\n"
     job = cluster.submit(script, *options, user="root")
     assert cluster.wait_job(job) == "COMPLETED", cluster.output(job)
     found: dict[str, dict[int, str]] = {}

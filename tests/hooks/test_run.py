@@ -18,7 +18,7 @@ from tests.topology.build import hgx
 pytestmark = pytest.mark.root
 ENV = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "PYTHONPATH": str(HOOKS.parent / "agent"), "LC_ALL": "C.UTF-8"}
 #: What the kernel says of the command: its CPUs, and the policy of its memory (proc(5), numa_maps).
-LOOK = ("sh", "-c", "grep -h Cpus_allowed_list /proc/self/status; cut -d' ' -f2 /proc/self/numa_maps | sort -u")
+PRINT_MASK = ("sh", "-c", "grep -h Cpus_allowed_list /proc/self/status; cut -d' ' -f2 /proc/self/numa_maps | sort -u")
 #: numactl --interleave=0, for a machine without numactl: set_mempolicy(MPOL_INTERLEAVE, node 0), then the command.
 INTERLEAVE = """
 import ctypes, os, sys
@@ -37,7 +37,7 @@ def fairlead(stage: Stage, *words: str, env: dict[str, str], before: tuple[str, 
     return stage.command(*before, PYTHON, "-m", "fairlead", "run", *words, env=env)
 
 
-def looked(ran: Ran) -> tuple[str, str]:
+def mask_of(ran: Ran) -> tuple[str, str]:
     assert ran.rc == 0, ran.err
     lines = ran.out.split("\n")
     return lines[0].split("\t")[1], " ".join(lines[1:]).strip()
@@ -48,10 +48,10 @@ def looked(ran: Ran) -> tuple[str, str]:
 def test_a_rank_gets_the_cpus_and_memory_of_its_gpu(stage: Stage, local: int) -> None:
     """GPU 0 is on socket 1, GPU 1 on socket 0; this machine may have NUMA node 0 only."""
     lay_out(stage)
-    ran = fairlead(stage, "--", *LOOK, env=ranked(local))
+    ran = fairlead(stage, "--", *PRINT_MASK, env=ranked(local))
     node = 1 - local
     policy = f"prefer:{node}" if os.path.exists(f"/sys/devices/system/node/node{node}") else "default"
-    assert looked(ran) == (str(1 - local), policy)
+    assert mask_of(ran) == (str(1 - local), policy)
     assert ran.err == ""
 
 
@@ -59,15 +59,15 @@ def test_a_rank_gets_the_cpus_and_memory_of_its_gpu(stage: Stage, local: int) ->
 def test_a_users_own_choice_stays(stage: Stage) -> None:
     lay_out(stage, numa=[0, 1])
     taskset = ("taskset", "-c", "1")
-    ran = fairlead(stage, "--verbose", *LOOK, env=ranked(0), before=taskset)
-    assert looked(ran) == ("1", "default")
+    ran = fairlead(stage, "--verbose", *PRINT_MASK, env=ranked(0), before=taskset)
+    assert mask_of(ran) == ("1", "default")
     assert (
         ran.err == "fairlead run: rank 0 of 2: unchanged; somebody has already chosen fewer CPUs than the task has: they stay\n"
     )
-    ran = fairlead(stage, *LOOK, env=ranked(0), before=(PYTHON, "-c", INTERLEAVE))
-    assert looked(ran) == ("0", "interleave:0")
-    assert looked(fairlead(stage, *LOOK, env=ranked(0, FAIRLEAD_PROFILE="off"))) == ("0-1", "default")
-    assert looked(fairlead(stage, *LOOK, env=ranked(0, FAIRLEAD_SKIP="MEMORY"))) == ("0", "default")
+    ran = fairlead(stage, *PRINT_MASK, env=ranked(0), before=(PYTHON, "-c", INTERLEAVE))
+    assert mask_of(ran) == ("0", "interleave:0")
+    assert mask_of(fairlead(stage, *PRINT_MASK, env=ranked(0, FAIRLEAD_PROFILE="off"))) == ("0-1", "default")
+    assert mask_of(fairlead(stage, *PRINT_MASK, env=ranked(0, FAIRLEAD_SKIP="MEMORY"))) == ("0", "default")
 
 
 @two_cpus
@@ -88,12 +88,12 @@ def test_in_doubt_the_command_runs_unchanged(stage: Stage, doubt: str) -> None:
     else:
         (stage.run / "topology").unlink()
         (stage.run / "topology").mkdir()
-    ran = fairlead(stage, *LOOK, env=env)
-    assert (looked(ran), ran.err) == (("0-1", "default"), "")
+    ran = fairlead(stage, *PRINT_MASK, env=env)
+    assert (mask_of(ran), ran.err) == (("0-1", "default"), "")
 
 
 def test_without_a_published_topology_the_command_runs(stage: Stage) -> None:
-    assert looked(fairlead(stage, *LOOK, env=ranked(0)))[1] == "default"
+    assert mask_of(fairlead(stage, *PRINT_MASK, env=ranked(0)))[1] == "default"
 
 
 def test_status_signals_and_environment_are_the_commands_own(stage: Stage) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from fairlead.host import mount_lines, scratch
-from tests.hooks.disk import BEGIN, Disk, given, until
+from tests.hooks.disk import BEGIN, Disk, environment_of, until
 from tests.hooks.stage import NOBODY, Stage
 from tests.hooks.steps import JOB, exports, run
 
@@ -24,11 +24,11 @@ pytestmark = pytest.mark.root
 
 def test_made_as_the_user_and_gone_after_the_epilog(stage: Stage, disk: Disk, shell: str) -> None:
     own = disk.begin(shell)
-    said = given(stage, shell, {**JOB, "SLURM_JOB_GPUS": "0"})
+    said = environment_of(stage, shell, {**JOB, "SLURM_JOB_GPUS": "0"})
     assert said["TMPDIR"] == f"{own}/tmp" and said["TRITON_CACHE_DIR"] == f"{own}/triton"
     info = disk.seen(own).stat()
     assert (info.st_uid, info.st_mode & 0o777) == (NOBODY, 0o700)
-    assert given(stage, shell, JOB).keys() & {"TMPDIR", "CUDA_CACHE_PATH"} == {"TMPDIR"}  # no GPU, no caches of GPUs
+    assert environment_of(stage, shell, JOB).keys() & {"TMPDIR", "CUDA_CACHE_PATH"} == {"TMPDIR"}  # no GPU, no caches of GPUs
     disk.serve()
     assert disk.seen(own).exists(), "a running job's folder stays"
     disk.end(shell)
@@ -54,20 +54,20 @@ def test_a_users_first_job_waits_for_the_users_folder(stage: Stage, disk: Disk, 
     assert not list((disk.path / "fairlead").glob("*/*"))
     timer = threading.Timer(0.3, disk.serve)
     timer.start()
-    assert "TMPDIR" in given(stage, shell, JOB)
+    assert "TMPDIR" in environment_of(stage, shell, JOB)
     timer.join()
 
 
 def test_a_requeued_job_gets_another_folder(stage: Stage, disk: Disk, shell: str) -> None:
     """It has the same number, and may start here while the first start's files still go, or before anybody removes them."""
     first = disk.begin(shell)
-    assert "TMPDIR" in given(stage, shell, JOB)
+    assert "TMPDIR" in environment_of(stage, shell, JOB)
     stage.command("/bin/sh", "-c", f"cd {first}/tmp && mkdir a b c && touch a/1 b/2 c/3")
     disk.end(shell)
     until(lambda: f"{time.clock_gettime(time.CLOCK_BOOTTIME):.2f}" != Path(first).name.partition(".")[2])
     assert stage.start(shell, "prolog", BEGIN).rc == 0
     second = f"{disk.folder}/{NOBODY}/4711.{stage.job(4711)[4]}"
-    assert given(stage, shell, JOB)["TMPDIR"] == f"{second}/tmp" and second != first
+    assert environment_of(stage, shell, JOB)["TMPDIR"] == f"{second}/tmp" and second != first
     stage.command("/bin/touch", f"{second}/tmp/second")
     disk.serve()
     assert not disk.seen(first).exists() and os.listdir(disk.seen(f"{second}/tmp")) == ["second"]

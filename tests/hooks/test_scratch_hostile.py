@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hooks.disk import BASE, BEGIN, MALLORY, Disk, given, until
+from tests.hooks.disk import BASE, BEGIN, MALLORY, Disk, environment_of, until
 from tests.hooks.stage import NOBODY, Stage
 from tests.hooks.steps import JOB, exports, run
 
@@ -23,7 +23,7 @@ def test_nobody_can_make_a_jobs_folder_in_advance(stage: Stage, disk: Disk, shel
     tries = [own, f"{disk.folder}/{NOBODY}", f"{disk.folder}/4243", f"{Path(disk.folder).parent}/00000000"]
     script = f"import os\nfor p in {tries!r}:\n try: os.makedirs(p); print('made', p)\n except OSError as e: print(e.errno)"
     assert disk.as_user(script, MALLORY).out.split() == ["13", "17", "13", "13"]  # EACCES; EEXIST for what root made
-    assert given(stage, shell, JOB)["TMPDIR"] == f"{own}/tmp"
+    assert environment_of(stage, shell, JOB)["TMPDIR"] == f"{own}/tmp"
 
 
 def test_what_somebody_made_before_the_service_is_not_used(stage: Stage, disk: Disk) -> None:
@@ -62,7 +62,7 @@ def test_what_the_user_put_there_is_not_followed(stage: Stage, disk: Disk, shell
 def test_a_tree_that_resists(stage: Stage, disk: Disk) -> None:
     """Hostile names, links out, folders that their owner cannot enter, 3,000 levels, another file system."""
     own = disk.begin()
-    assert "TMPDIR" in given(stage, "dash", JOB)
+    assert "TMPDIR" in environment_of(stage, "dash", JOB)
     outside = disk.path / "outside"
     outside.mkdir()
     (outside / "kept").touch()
@@ -109,7 +109,7 @@ def test_what_cannot_be_removed_is_said_and_the_rest_goes(stage: Stage, disk: Di
     try:
         stage.inside("chmod", "1777", BASE)
         own = disk.begin()
-        assert "TMPDIR" in given(stage, "dash", JOB)
+        assert "TMPDIR" in environment_of(stage, "dash", JOB)
         stage.command("/bin/sh", "-c", f"cd {own}/tmp; : >fixed; mkdir go shared; : >go/1; chmod 777 shared {own} {own}/tmp")
         disk.seen(f"{disk.folder}/{NOBODY}").chmod(0o711)
         stage.inside("chattr", "+i", f"{own}/tmp/fixed")
@@ -144,7 +144,7 @@ def test_what_it_may_delete_its_user_may_delete(stage: Stage, disk: Disk) -> Non
 def test_its_user_can_neither_stop_nor_hold_it(stage: Stage, disk: Disk) -> None:
     """While it removes a large tree as that user as far as files go: no signal, no ptrace, no scheduling, and no /proc of it."""
     own = disk.begin()
-    assert "TMPDIR" in given(stage, "dash", JOB)
+    assert "TMPDIR" in environment_of(stage, "dash", JOB)
     fill = f"import os\nos.chdir({own + '/tmp'!r})\nfor i in range(60000): open(str(i), 'w').close()"
     assert disk.as_user(fill).rc == 0
     disk.end()
@@ -187,7 +187,7 @@ while not seen:
 def test_a_user_who_goes_on_there_ends_it_no_later(stage: Stage, disk: Disk) -> None:
     """Processes that outlived the job rename, make and remove what is being removed; and nothing outside is touched."""
     own = disk.begin()
-    assert "TMPDIR" in given(stage, "dash", JOB)
+    assert "TMPDIR" in environment_of(stage, "dash", JOB)
     (disk.path / "outside").mkdir(mode=0o777)
     (disk.path / "outside/kept").touch()
     script = f"""
@@ -226,7 +226,7 @@ def test_a_hung_disk_holds_no_task_and_no_epilog(stage: Stage, disk: Disk, shell
         stage.inside("chmod", "1777", BASE)
         disk.begin(shell, job="4710")
         own = disk.begin(shell)
-        assert "TMPDIR" in given(stage, shell, JOB)
+        assert "TMPDIR" in environment_of(stage, shell, JOB)
         stage.inside("fsfreeze", "--freeze", BASE)
         thaw = threading.Timer(25, stage.inside, ("fsfreeze", "--unfreeze", BASE))  # nobody else could, should it hang
         thaw.start()
@@ -247,7 +247,7 @@ def test_a_hung_disk_holds_no_task_and_no_epilog(stage: Stage, disk: Disk, shell
         assert (ran.rc, ran.err) == (0, "") and took < 24  # seconds, and what a busy machine adds: before the thaw
         assert "does the disk hang?" in second and disk.folder == "", "tasks do not wait for it any more"
         disk.begin(shell, job="4713")
-        assert "TMPDIR" in given(stage, shell, {**JOB, "SLURM_JOB_ID": "4713"})  # the disk is back
+        assert "TMPDIR" in environment_of(stage, shell, {**JOB, "SLURM_JOB_ID": "4713"})  # the disk is back
         assert not disk.seen(own).exists()
     finally:
         stage.inside("umount", "-l", BASE)

@@ -13,7 +13,7 @@ import pytest
 
 from fairlead.host import scratch_sweep
 from fairlead.host.removal import TimeUp
-from tests.hooks.disk import BASE, BEGIN, MALLORY, Disk, given, until
+from tests.hooks.disk import BASE, BEGIN, MALLORY, Disk, environment_of, until
 from tests.hooks.stage import NOBODY, UNUSED, Stage
 from tests.hooks.steps import JOB
 
@@ -110,7 +110,7 @@ def test_more_names_than_one_pass_takes_hold_no_other_user(stage: Stage, disk: D
     """They stay while their user has a process; the other's folder goes, and so does what epilogs have said of it."""
     uid = UNUSED + os.getpid()
     mine, other = disk.begin(uid=uid, job="4710"), disk.begin()
-    assert "TMPDIR" in given(stage, "dash", JOB)
+    assert "TMPDIR" in environment_of(stage, "dash", JOB)
     make = f"import os\nos.chdir({os.path.dirname(mine)!r})\nfor i in range(5000): os.mkdir(str(i))"
     assert disk.as_user(make, uid).rc == 0
     disk.end(job="4710")
@@ -157,7 +157,7 @@ def test_a_user_id_over_two_to_the_31(stage: Stage, disk: Disk) -> None:
     own, others = disk.begin(uid=LARGEST, job="4710"), disk.begin()
     assert disk.seen(own).parent.stat().st_uid == LARGEST
     assert disk.as_user(f"import os; os.setresuid(*[{LARGEST}] * 3); os.makedirs({own!r} + '/tmp/a')", 0).rc == 0
-    assert "TMPDIR" in given(stage, "dash", JOB)
+    assert "TMPDIR" in environment_of(stage, "dash", JOB)
     disk.end(job="4710")
     disk.end()
     assert "Operation not permitted" not in disk.serve()
@@ -175,7 +175,7 @@ def test_a_record_with_an_id_that_nobody_can_have(stage: Stage, disk: Disk) -> N
 def test_junk_among_what_epilogs_have_said(stage: Stage, disk: Disk) -> None:
     """Only root can put it there. It stops no removal, is not followed, and keeps the service from no end."""
     own = disk.begin()
-    assert "TMPDIR" in given(stage, "dash", JOB)
+    assert "TMPDIR" in environment_of(stage, "dash", JOB)
     disk.end()
     ended, kept = stage.run / "ended", stage.run / "kept"
     kept.touch()
@@ -206,7 +206,7 @@ def test_a_folder_that_cannot_be_removed_is_told_once_and_the_others_go(
         stage.inside("chmod", "1777", BASE)
         mine, other = disk.begin(uid=MALLORY, job="4710"), disk.begin()
         assert disk.as_user(f"import os; os.makedirs({mine!r} + '/tmp/a')", MALLORY).rc == 0
-        assert "TMPDIR" in given(stage, "dash", JOB)
+        assert "TMPDIR" in environment_of(stage, "dash", JOB)
         theirs = os.path.dirname(mine)
         if how == "immutable":
             stage.inside("chattr", "-R", "+i", theirs)
@@ -243,7 +243,7 @@ def test_one_user_whose_folder_cannot_be_made_keeps_no_other_from_theirs(stage: 
         for job, uid in (("4710", MALLORY), ("4711", NOBODY)):
             assert stage.start("dash", "prolog", {**BEGIN, "SLURM_JOB_ID": job, "SLURM_JOB_UID": str(uid)}).rc == 0
         assert disk.serve().count(f"no folder for user {MALLORY}: Operation not permitted") == 1
-        assert "TMPDIR" in given(stage, "dash", JOB)
+        assert "TMPDIR" in environment_of(stage, "dash", JOB)
         stage.inside("chattr", "-i", f"{disk.folder}/{MALLORY}")
     finally:
         stage.inside("umount", "-l", BASE)

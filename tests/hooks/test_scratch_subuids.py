@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fairlead.host.subuids import FILE_MAX_BYTES, SubUids
-from tests.hooks.disk import BASE, MALLORY, Disk, given
+from tests.hooks.disk import BASE, MALLORY, Disk, environment_of
 from tests.hooks.stage import NOBODY, UNUSED, Stage
 from tests.hooks.steps import JOB
 from tests.hooks.test_scratch_limits import running
@@ -28,7 +28,7 @@ def own(stage: Stage, disk: Disk) -> str:
     subuid.write_text(RANGES)
     subuid.chmod(0o644)
     path = disk.begin()
-    assert "TMPDIR" in given(stage, "dash", JOB)
+    assert "TMPDIR" in environment_of(stage, "dash", JOB)
     disk.seen(os.path.dirname(path)).chmod(0o711)  # that a container's process holds open what it works in is made simpler so
     assert disk.as_user(f"import os; os.chmod({path!r}, 0o711); os.chmod({path + '/tmp'!r}, 0o777)").rc == 0
     return path
@@ -174,7 +174,7 @@ for i in range(40):
     assert not disk.seen(other).exists()
 
 
-HELD = {
+OWNED = {
     "by name": ("alice:300000:10\n", True),
     "by number": ("1000:300000:10\n", True),
     "the last of the range": ("1000:299991:10\n", True),
@@ -199,12 +199,12 @@ HELD = {
 }
 
 
-@pytest.mark.parametrize(("text", "held"), HELD.values(), ids=HELD)
-def test_who_holds_an_id(tmp_path: Path, text: str, held: bool) -> None:
+@pytest.mark.parametrize(("text", "owned"), OWNED.values(), ids=OWNED)
+def test_who_holds_an_id(tmp_path: Path, text: str, owned: bool) -> None:
     subuid, passwd = tmp_path / "subuid", tmp_path / "passwd"
     subuid.write_text(text)
     passwd.write_text("root:x:0:0::/:\nalice:x:1000:1000::/:\nbob:x:1001:1001::/:\n")
-    assert SubUids(os.fspath(subuid), os.fspath(passwd)).assigned_to(300_000, by=1000) is held
+    assert SubUids(os.fspath(subuid), os.fspath(passwd)).assigned_to(300_000, by=1000) is owned
 
 
 @pytest.mark.parametrize("uid", [0, 1, 1000, 65534, 65535, 0xFFFFFFFF, 1 << 40, -1])

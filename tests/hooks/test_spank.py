@@ -36,10 +36,11 @@ SITE = "/opt/lab/slurm"
 AGENT = "/opt/lab/agent"
 
 
-def ranks(count: int, look: str) -> str:
+def ranks(count: int, command: str) -> str:
     """What torchrun does inside one task: a process for each local rank, with the task's mask and environment."""
     start = f"PYTHONDONTWRITEBYTECODE=1 PYTHONPATH={AGENT} python3 -m fairlead run --verbose -- /bin/sh -c"
-    return f"for r in {' '.join(map(str, range(count)))}; do LOCAL_RANK=$r LOCAL_WORLD_SIZE={count} {start} '{look}' & done; wait"
+    numbers = " ".join(map(str, range(count)))
+    return f"for r in {numbers}; do LOCAL_RANK=$r LOCAL_WORLD_SIZE={count} {start} '{command}' & done; wait"
 
 
 RANK = 'echo "$LOCAL_RANK $(taskset -cp $$ | sed "s/.*: //") $(cut -d" " -f2 /proc/self/numa_maps | sort -u | tr "\\n" " ")"'
@@ -222,8 +223,8 @@ def test_real_cpus_in_real_cpusets(suite: str) -> None:
         assert cpus(tasks(up, "r1", *two, script=script)) == ["1", "0"]
         assert cpus(tasks(up, "r1", *two, "--fairlead=off", script=script)) == ["0", "1"]
         one = ("-n1", "-c2", "--gres=gpu:2")
-        look = 'echo "$LOCAL_RANK $(grep Cpus_allowed_list /proc/self/status | cut -f2)"'
-        assert cpus(tasks(up, "r1", *one, script=ranks(2, look))) == ["1", "0"]
-        assert cpus(tasks(up, "r1", *one, script=f"taskset -cp 0 $$ >&2; {ranks(2, look)}")) == ["0", "0"]
+        command = 'echo "$LOCAL_RANK $(grep Cpus_allowed_list /proc/self/status | cut -f2)"'
+        assert cpus(tasks(up, "r1", *one, script=ranks(2, command))) == ["1", "0"]
+        assert cpus(tasks(up, "r1", *one, script=f"taskset -cp 0 $$ >&2; {ranks(2, command)}")) == ["0", "0"]
         (up.node_dirs("r1").run / "plans/2").unlink()
         assert cpus(tasks(up, "r1", *two, script=script)) == ["0", "1"]

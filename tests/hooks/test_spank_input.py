@@ -14,14 +14,14 @@ from tests.lab import spank
 
 pytestmark = [pytest.mark.root, two_cpus]
 #: What the task has afterwards: its CPUs and its memory's policy.
-LOOK = ("sh", "-c", "grep -h Cpus_allowed_list /proc/self/status | cut -f2; cut -d' ' -f2 /proc/self/numa_maps | sort -u")
+PRINT_MASK = ("sh", "-c", "grep -h Cpus_allowed_list /proc/self/status | cut -f2; cut -d' ' -f2 /proc/self/numa_maps | sort -u")
 BATCH = "4294967291"
 
 
-def start(stage: Stage, local: int = 0, look: tuple[str, ...] = LOOK, **env: str) -> Ran:
+def start(stage: Stage, local: int = 0, command: tuple[str, ...] = PRINT_MASK, **env: str) -> Ran:
     """Task ``local`` of two, on the CPU of its number, as Slurm's masks say."""
     words = {"PATH": "/usr/bin:/bin", "STUB_LOCAL": str(local), "STUB_TASKS": "2", "STUB_STEP": "0", **step(1, local), **env}
-    return stage.command("taskset", "-c", str(local), str(spank.stub()), *look, env=words)
+    return stage.command("taskset", "-c", str(local), str(spank.stub()), *command, env=words)
 
 
 def seen(ran: Ran) -> str:
@@ -55,7 +55,7 @@ def test_the_plan_is_applied(stage: Stage) -> None:
 def test_a_mask_that_is_no_longer_slurms_stays(stage: Stage) -> None:
     lay_out(stage)
     words = {"PATH": "/usr/bin:/bin", "STUB_LOCAL": "0", "STUB_TASKS": "2", **step(1, 0)}
-    assert seen(stage.command(str(spank.stub()), *LOOK, env=words)) == "0-1 default"
+    assert seen(stage.command(str(spank.stub()), *PRINT_MASK, env=words)) == "0-1 default"
 
 
 #: These only a process title tells; the plugin asks Slurm for the step and its tasks.

@@ -100,7 +100,7 @@ LEFT_ALONE: dict[str, dict[str, str]] = {
 
 
 #: The CPUs stay as they are, and threads are counted by the mask that Slurm assigned.
-A_SHARE_OF_ITS_OWN = {
+OWN_CPU_SETS = {
     "typed in another order",
     "a mask outside the node",
     "a GPU that is not there",
@@ -125,7 +125,7 @@ def test_left_alone(stage: Stage, shell: str, task: int, case: str) -> None:
     assert ran.rc == 0
     assert os.sched_getaffinity(task) == {0}
     own = {exports(ran).get(name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-    assert own == {"1" if case in A_SHARE_OF_ITS_OWN else None}
+    assert own == {"1" if case in OWN_CPU_SETS else None}
 
 
 @two_cpus

@@ -103,13 +103,13 @@ def test_skip_and_minimal(stage: Stage, shell: str) -> None:
     assert exports(run(stage, shell, {**JOB, "FAIRLEAD_PROFILE": "minimal"})).keys() == {"CUDA_DEVICE_ORDER", "FAIRLEAD_SET"}
 
 
-PLACED = table("OMP_NUM_THREADS\talways\t3\tfull", "MKL_NUM_THREADS\talways!OMP_NUM_THREADS\t3\tfull")
+THREADS = table("OMP_NUM_THREADS\talways\t3\tfull", "MKL_NUM_THREADS\talways!OMP_NUM_THREADS\t3\tfull")
 NETWORK = table("NCCL_NET\tnodes!NCCL_NET_PLUGIN\tIB\tfull", "NCCL_IB_TIMEOUT\tnodes:4\t22\tfull", "A_GPU\tgpu\t1\tfull")
 
 
 def test_a_variable_gives_way_where_the_user_says_the_same_by_another(stage: Stage, shell: str) -> None:
     lay_out(stage)
-    (stage.run / "env").write_text(PLACED)
+    (stage.run / "env").write_text(THREADS)
     both = exports(run(stage, shell, JOB))
     assert both.keys() == {"OMP_NUM_THREADS", "MKL_NUM_THREADS", "FAIRLEAD_SET"}
     assert run(stage, shell, {**JOB, "OMP_NUM_THREADS": "1"}).out == ""

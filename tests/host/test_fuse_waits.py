@@ -29,10 +29,10 @@ VIRTIOFS = "30 1 0:50 / /data rw - virtiofs data rw\n"
 PAGE = "[<0>] folio_wait_bit_common+0x13d/0x340\n[<0>] filemap_get_pages+0x5ee/0x620\n"
 
 
-def looked(watch: Watch, *times: float) -> dict[int, StuckTask]:
+def sweeps(watch: Watch, *times: float) -> dict[int, StuckTask]:
     """What the last of some looks says by process; whoever was asked between them has answered."""
     for at in times:
-        found = watch.look(at, turn=100_000)
+        found = watch.sweep(at, turn=100_000)
         question = watch._fuse._question
         assert question is None or until(lambda q=question: not q.waiting_seconds())  # type: ignore[misc]
     assert isinstance(found, Tasks)
@@ -63,9 +63,9 @@ def test_what_counts_as_waiting_for_a_server(tree: Path, stack: str | None, wcha
         if text is not None:
             write(tree, f"/proc/11/{name}", text)
     watch = Watch(Root(os.fspath(tree)))
-    assert looked(watch, 0.0, 14.0, 28.0)[11].fuse is fuse
+    assert sweeps(watch, 0.0, 14.0, 28.0)[11].fuse is fuse
     task(tree, 11, "D", switches=6)  # it ran since: another wait, of which nothing is known
-    assert not looked(watch, 42.0)[11].fuse
+    assert not sweeps(watch, 42.0)[11].fuse
     watch.end()
 
 
@@ -77,7 +77,7 @@ def test_hundreds_that_wait_for_a_server_hide_no_hang(tree: Path) -> None:
     task(tree, 800, "D", pending=0x100)
     write(tree, "/proc/800/stack", PAGE)
     watch = Watch(Root(os.fspath(tree)))
-    found = looked(watch, 0.0, 14.0, 28.0, 200.0)
+    found = sweeps(watch, 0.0, 14.0, 28.0, 200.0)
     watch.end()
     assert [t.pid for t in found.values() if not t.fuse] == [800] and len(found) == 601
     node = host_node(tasks=Tasks(total=700, seen=700, stuck=tuple(found.values())))
@@ -125,8 +125,8 @@ def test_true_waits_for_a_server_beside_a_true_hang(tmp_path: Path, everybodys: 
     ):
         watch = Watch(Root("/"))
         try:
-            assert until(lambda: hang.pid in looked(watch, 0.0))
-            found = looked(watch, 0.0, 20.0, 200.0, 400.0)
+            assert until(lambda: hang.pid in sweeps(watch, 0.0))
+            found = sweeps(watch, 0.0, 20.0, 200.0, 400.0)
             assert (found[user.pid].fuse, found[hang.pid].fuse) == (True, False)
             node = host_node(tasks=Tasks(total=9, seen=9, stuck=(found[user.pid], found[hang.pid])))
             assert [f.evidence for f in judged("stuck_tasks", node)] == [(f"process {hang.pid}",)]

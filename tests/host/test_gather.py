@@ -28,7 +28,7 @@ def nvml(machine: str) -> dict[str, Any]:
     return raw
 
 
-def look(tree: Path, raw: dict[str, Any] | Missing | None = None, **more: Any) -> Node:
+def gathered(tree: Path, raw: dict[str, Any] | Missing | None = None, **more: Any) -> Node:
     return gather(Root(os.fspath(tree)), raw, **more)
 
 
@@ -44,7 +44,7 @@ def device(tree: Path, address: str, *, parents: str = "pci0000:15", klass: str 
 
 @pytest.mark.parametrize("machine", TREES)
 def test_machines(machine: str) -> None:
-    node = look(MACHINES / machine, nvml(machine))
+    node = gathered(MACHINES / machine, nvml(machine))
     assert isinstance(node.gpus, tuple)
     assert {g.pci for g in node.gpus} == {d.address for d in nvidia_gpus(node.pci)}
     assert all(d.path[0].startswith("pci") and d.path[-1] == d.address for d in node.pci)
@@ -59,7 +59,7 @@ def test_machines(machine: str) -> None:
 
 
 def test_h100_facts() -> None:
-    node = look(MACHINES / "hgx-h100", nvml("hgx-h100"))
+    node = gathered(MACHINES / "hgx-h100", nvml("hgx-h100"))
     by_address = {d.address: d for d in node.pci}
     gpu = by_address["0000:1b:00.0"]
     assert gpu.link == PcieLink(gen_current=5, gen_max=5, width_current=16, width_max=16)
@@ -76,7 +76,7 @@ def test_h100_facts() -> None:
 
 
 def test_tree_with_nothing_in_it(tree: Path) -> None:
-    node = look(tree, None, reads=("/proc/cmdline", "/sys/kernel/iommu_groups/*/type"))
+    node = gathered(tree, None, reads=("/proc/cmdline", "/sys/kernel/iommu_groups/*/type"))
     assert (node.cpus, node.numa, node.pci, node.nics) == ((), (), (), ())
     for value in (node.boot_id, node.uptime_seconds, node.virtual, node.gpus, node.driver.module_version):
         assert isinstance(value, Missing)
@@ -89,7 +89,7 @@ def test_unreadable_sources_stay_missing(tree: Path) -> None:
            max_link_speed="32.0 GT/s PCIe\n", max_link_width="16\n", config=b"")  # fmt: skip
     device(tree, "10000:e1:00.0", parents="pci10000:e0", vendor="nonsense", config=space(size=256))
     (tree / "proc/sys/kernel/random/boot_id").mkdir(parents=True)
-    node = look(tree)
+    node = gathered(tree)
     wide, gpu = sorted(node.pci, key=lambda d: len(d.address), reverse=True)
     assert wide.path == ("pci10000:e0", "10000:e1:00.0")
     assert wide.vendor == 0
@@ -154,14 +154,14 @@ def test_a_gpu_that_the_driver_names_is_one_where_sysfs_does_not_say_what_it_is(
         for name in ("vendor", "class"):
             (tree / "sys/bus/pci/devices" / address / name).unlink()
     write(tree, f"/proc/driver/nvidia/gpus/{addresses[0]}/information", "Model: NVIDIA H100\n")
-    assert [d.address for d in nvidia_gpus(look(tree).pci)] == [addresses[0]]
+    assert [d.address for d in nvidia_gpus(gathered(tree).pci)] == [addresses[0]]
 
 
 def test_a_gpu_lost_before_anyone_looked_gets_the_address_left_over() -> None:
     raw = nvml("hgx-h100")
     gone = raw["gpus"][3]
     raw["gpus"][3] = {"index": 3, "pci": "", "uuid": {"error": 15}, "memory": {"error": 15}}
-    node = look(MACHINES / "hgx-h100", raw)
+    node = gathered(MACHINES / "hgx-h100", raw)
     assert isinstance(node.gpus, tuple)
     assert node.gpus[3].lost
     assert node.gpus[3].pci == gone["pci"]
@@ -174,7 +174,7 @@ def test_virtual_machine_and_driver_versions(tree: Path) -> None:
         "/proc/driver/nvidia/version",
         "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build  (x@y)  Thu Jan 23\nGCC version: 12\n",
     )
-    node = look(tree)
+    node = gathered(tree)
     assert node.virtual is True
     assert node.driver.module_version == "570.86.15"
 
@@ -192,7 +192,7 @@ def test_cpus_offline_sparse_and_old(tree: Path) -> None:
     write(tree, "/sys/devices/system/node/node8/cpumap", "00000030\n")
     write(tree, "/sys/devices/system/node/node250/cpulist", "\n")
     write(tree, "/sys/devices/system/node/node250/meminfo", "Node 250 MemTotal:  1024 kB\n")
-    node = look(tree)
+    node = gathered(tree)
     assert [(c.id, c.online, c.siblings, c.l3, c.numa) for c in node.cpus] == [
         (0, True, (0, 4), 0, -1),
         (4, True, (0, 4), 0, 8),
@@ -207,7 +207,9 @@ def test_cpus_offline_sparse_and_old(tree: Path) -> None:
 def test_recorded_machines(archive: Path, tmp_path: Path) -> None:
     unpack(archive, tmp_path, keep="fully_trusted")
     root = next(tmp_path.iterdir())
-    node = look(root, {"schema": 1, "gpus": []}, reads=("/proc/cmdline", "/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor"))
+    node = gathered(
+        root, {"schema": 1, "gpus": []}, reads=("/proc/cmdline", "/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor")
+    )
     assert node.cpus
     assert len({c.id for c in node.cpus}) == len(node.cpus)
     names = os.listdir(root / "sys/bus/pci/devices") if (root / "sys/bus/pci/devices").is_dir() else []
@@ -221,12 +223,12 @@ def test_recorded_infiniband(tree: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "infiniband").symlink_to("/ib")
     (tree / "ib").symlink_to(DATA)  # leads out of the tree: must not be followed
-    assert look(tree).nics == ()
+    assert gathered(tree).nics == ()
     (tree / "ib").unlink()
     recorded = DATA / "sysfs/sys-class-infiniband-h100.0"
     for name in sorted(p.relative_to(recorded) for p in recorded.rglob("*") if p.is_file()):
         write(tree, f"/ib/{name}", (recorded / name).read_bytes())
-    nics = look(tree).nics
+    nics = gathered(tree).nics
     assert len(nics) == 9
     assert {n.name: (n.link_layer, n.rate_gbps) for n in nics}["mlx5_bond_0"] == ("Ethernet", 200.0)
 

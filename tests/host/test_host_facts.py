@@ -208,7 +208,7 @@ def test_the_job_of_a_sleeper_is_slurms_own_word(tree: Path) -> None:
         ("/user.slice/user-1000.slice/user@1000.service/x_slurmstepd.scope/s3JXM823B87S00/step_0", (0, "")),
     ):
         task(tree, 11, "D", cgroup=f"0::{group}")
-        seen = Watch(Root(os.fspath(tree))).look(1.0)
+        seen = Watch(Root(os.fspath(tree))).sweep(1.0)
         assert isinstance(seen, Tasks)
         (stuck,) = seen.stuck
         assert (stuck.job, stuck.step) == told
@@ -220,17 +220,17 @@ def test_sleepers_over_looks(tree: Path) -> None:
     task(tree, 11, "D", cgroup=step)
     task(tree, 12, "D")
     watch = Watch(Root(os.fspath(tree)))
-    first = watch.look(100.0)
+    first = watch.sweep(100.0)
     assert isinstance(first, Tasks) and [(t.pid, t.seconds) for t in first.stuck] == [(11, 0.0), (12, 0.0)]
     task(tree, 11, "D", pending=0x100, cgroup=step)
     task(tree, 12, "D", switches=6)  # it has run since: every disk read looks like that
-    second = watch.look(160.0)
+    second = watch.sweep(160.0)
     assert isinstance(second, Tasks)
     stuck, busy = second.stuck
     assert (stuck.pid, stuck.seconds, stuck.job, stuck.step, stuck.killed) == (11, 60.0, 12, "0", True)
     assert (busy.pid, busy.seconds) == (12, 0.0)
     task(tree, 11, "S")
-    third = watch.look(220.0)
+    third = watch.sweep(220.0)
     assert isinstance(third, Tasks) and [t.pid for t in third.stuck] == [12]
     watch.end()
 
@@ -239,8 +239,8 @@ def test_many_processes_are_gone_through_in_turns_and_sleepers_each_time(tree: P
     for pid in range(1, 31):
         task(tree, pid, "D" if pid in (3, 25) else "S")
     watch = Watch(Root(os.fspath(tree)))
-    seen = [watch.look(float(t), turn=10) for t in range(4)]
-    pids = [[t.pid for t in look.stuck] for look in seen if isinstance(look, Tasks)]
+    seen = [watch.sweep(float(t), turn=10) for t in range(4)]
+    pids = [[t.pid for t in sweep.stuck] for sweep in seen if isinstance(sweep, Tasks)]
     assert pids == [[3], [3], [3, 25], [3, 25]]
 
 
@@ -253,7 +253,7 @@ def test_a_task_in_true_d_state_is_seen_sleeping_and_unkillable(tmp_path: Path) 
             watch = Watch(Root("/"))
 
             def seen(*, killed: bool) -> bool:
-                found = watch.look(time.monotonic(), turn=100000)
+                found = watch.sweep(time.monotonic(), turn=100000)
                 assert isinstance(found, Tasks)
                 return any(t.pid == sleeper.pid and t.killed is killed and t.seconds > 0 for t in found.stuck)
 

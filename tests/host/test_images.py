@@ -41,8 +41,8 @@ TREES: dict[str, tuple[dict[str, tuple[str, ...] | None], set[str]]] = {
 }  # fmt: skip
 
 
-def lay_out(tree: Path, stands_on: dict[str, tuple[str, ...] | None]) -> Root:
-    for number, (name, below) in enumerate(stands_on.items()):
+def lay_out(tree: Path, backing: dict[str, tuple[str, ...] | None]) -> Root:
+    for number, (name, below) in enumerate(backing.items()):
         write(tree, f"{BLOCK}/{name}/dev", f"253:{number}\n")
         for each in below or ():
             write(tree, f"{BLOCK}/{name}/slaves/{each}", "")
@@ -51,14 +51,14 @@ def lay_out(tree: Path, stands_on: dict[str, tuple[str, ...] | None]) -> Root:
     return Root(os.fspath(tree))
 
 
-@pytest.mark.parametrize(("stands_on", "images"), TREES.values(), ids=TREES)
-def test_down_to_the_real_device(tree: Path, stands_on: dict[str, tuple[str, ...] | None], images: set[str]) -> None:
-    root = lay_out(tree, stands_on)
+@pytest.mark.parametrize(("backing", "images"), TREES.values(), ids=TREES)
+def test_down_to_the_real_device(tree: Path, backing: dict[str, tuple[str, ...] | None], images: set[str]) -> None:
+    root = lay_out(tree, backing)
     found = storage.images(root)
     assert {name for name in found if ":" not in name} == images
-    assert {f"253:{number}" for number, name in enumerate(stands_on) if name in found} == {n for n in found if ":" in n}
+    assert {f"253:{number}" for number, name in enumerate(backing) if name in found} == {n for n in found if ":" in n}
     own = storage.devices(root)
-    assert isinstance(own, Missing) if not stands_on else own == frozenset(stands_on) - found
+    assert isinstance(own, Missing) if not backing else own == frozenset(backing) - found
 
 
 FAILED = ["Buffer I/O error on dev {0}, logical block 0, async page read", "I/O error, dev {0}, sector 5 op 0x0:(READ) flags 0x0"]

@@ -14,7 +14,7 @@ from fairlead.model.facts import Gpu, Missing
 from tests.lab.faults import Faults
 
 
-def look(worker: Worker, *, closely: bool = False) -> tuple[Gpu, ...]:
+def sweep(worker: Worker, *, closely: bool = False) -> tuple[Gpu, ...]:
     """A sweep, answered."""
     worker.start_sweep(closely=closely)
     while (result := worker.poll()) is None:
@@ -32,7 +32,7 @@ def worker(faults: Faults) -> Iterator[Worker]:
 
 
 def test_between_close_looks_what_is_judged_and_who_does_not_answer(worker: Worker, faults: Faults) -> None:
-    before = look(worker, closely=True)
+    before = sweep(worker, closely=True)
     faults.set(1, "temperature.gpu_celsius", 77)
     faults.error(2, "nvmlDeviceGetTemperature", 999)
     faults.set(3, "remap.pending", 1)
@@ -40,7 +40,7 @@ def test_between_close_looks_what_is_judged_and_who_does_not_answer(worker: Work
     faults.set(5, "utilization.gpu_percent", 99)
     faults.lost(6)
     time.sleep(0.01)
-    found = look(worker)
+    found = sweep(worker)
     assert found[1].temperature_celsius == before[1].temperature_celsius  # of the last close look
     assert isinstance(found[2].temperature_celsius, Missing)
     assert found[3].remap.pending is True  # type: ignore[union-attr]
@@ -50,5 +50,5 @@ def test_between_close_looks_what_is_judged_and_who_does_not_answer(worker: Work
     faults.error(2, "nvmlDeviceGetTemperature", 0)
     faults.set(2, "temperature.gpu_celsius", 55)
     time.sleep(0.01)
-    assert look(worker)[2].temperature_celsius == 55  # it answers again: with what it says now
-    assert look(worker, closely=True)[1].temperature_celsius == 77
+    assert sweep(worker)[2].temperature_celsius == 55  # it answers again: with what it says now
+    assert sweep(worker, closely=True)[1].temperature_celsius == 77

@@ -19,7 +19,7 @@ NOT_SUPPORTED, CORRUPTED_INFOROM, RESET_REQUIRED = 3, 14, 16
 DOCUMENT = config.profile_document("n1", "hgx-h100")
 
 
-def look() -> Node:
+def sweep() -> Node:
     """By a worker of its own: it reads everything at its first sweep."""
     worker = Worker(deadline_seconds=20)
     try:
@@ -39,7 +39,7 @@ def judged(machine: Node, past: Past) -> list[Finding]:
 
 
 def test_each_fault_is_named_and_nothing_else(faults: Faults) -> None:
-    healthy = look()
+    healthy = sweep()
     past = Past(available=True, readable=readable_fields(healthy), gpu_cards=gpu_cards_of(healthy))
     assert judged(healthy, past) == []
     faults.set(0, "nvlink.3.active", 0)
@@ -55,7 +55,7 @@ def test_each_fault_is_named_and_nothing_else(faults: Faults) -> None:
     faults.error(5, "nvmlDeviceGetPersistenceMode", RESET_REQUIRED)
     faults.set(6, "recovery_action", 1)
     faults.error(7, "nvmlDeviceGetPerformanceState", NOT_SUPPORTED)
-    sick = look()
+    sick = sweep()
     assert isinstance(sick.gpus, tuple)
     found = {(sick.gpus[n].pci, f.check): f for f in judged(sick, past) for n in range(8) if f.device == sick.gpus[n].pci}
     expected = {
@@ -103,7 +103,7 @@ def test_nvlink_5_counters_are_read_where_the_older_are_not_there(faults: Faults
             faults.set(0, f"nvlink.{link}.{name}", {"error": NOT_SUPPORTED})
         for name in ("malformed_packets", "receive_errors", "recoveries_failed", "recoveries", "effective_errors"):
             faults.set(0, f"nvlink.{link}.{name}", 7 if (link, name) == (5, "recoveries") else 0)
-    machine = look()
+    machine = sweep()
     assert isinstance(machine.gpus, tuple) and isinstance(machine.gpus[0].nvlinks, tuple)
     assert [link.recoveries for link in machine.gpus[0].nvlinks] == [7 if n == 5 else 0 for n in range(18)]
     assert [f for f in judged(machine, Past(available=True)) if f.check == "nvlink"] == []

@@ -16,21 +16,21 @@ from tests.lab.trees import MACHINES
 H100 = msgspec.json.decode((MACHINES / "hgx-h100/nvml.json").read_bytes())
 
 
-def _sent(told: SentParts, known: dict[str, Any], snapshot: dict[str, Any]) -> tuple[bytes, dict[str, Any]]:
+def _sent(sent: SentParts, known: dict[str, Any], snapshot: dict[str, Any]) -> tuple[bytes, dict[str, Any]]:
     """The frame's kind, and the snapshot that the parent knows then."""
-    kind, payload = told.frame(snapshot)
+    kind, payload = sent.frame(snapshot)
     said = msgspec.json.decode(msgspec.json.encode(payload))
     return kind, after(known, said) if kind == b"D" else said
 
 
 def test_only_what_changed_is_said_and_the_rest_stays_the_same_object() -> None:
-    told, snapshot = SentParts(), copy.deepcopy(H100)
-    assert told.frame(snapshot)[0] == b"S"
-    assert told.frame(snapshot) == (b"D", {"gpus": {}})
+    sent, snapshot = SentParts(), copy.deepcopy(H100)
+    assert sent.frame(snapshot)[0] == b"S"
+    assert sent.frame(snapshot) == (b"D", {"gpus": {}})
     snapshot = copy.deepcopy(snapshot)  # what was told is not changed any more
     snapshot["gpus"][3]["power"]["draw_milliwatts"] += 1
     snapshot["gpus"][5]["nvlink"][2]["active"] = {"error": 15}
-    kind, news = told.frame(snapshot)
+    kind, news = sent.frame(snapshot)
     assert kind == b"D"
     assert {n: set(parts) for n, parts in news["gpus"].items()} == {"3": {"power"}, "5": {"nvlink"}}
     before = copy.deepcopy(H100)
@@ -42,25 +42,25 @@ def test_only_what_changed_is_said_and_the_rest_stays_the_same_object() -> None:
 
 
 def test_other_gpus_other_parts_or_a_failure_are_said_whole() -> None:
-    told, snapshot = SentParts(), copy.deepcopy(H100)
-    told.frame(snapshot)
-    assert told.frame(snapshot | {"driver_version": "1"})[0] == b"S"
-    assert told.frame(snapshot)[0] == b"S"
+    sent, snapshot = SentParts(), copy.deepcopy(H100)
+    sent.frame(snapshot)
+    assert sent.frame(snapshot | {"driver_version": "1"})[0] == b"S"
+    assert sent.frame(snapshot)[0] == b"S"
     less = snapshot | {"gpus": snapshot["gpus"][:7]}
-    assert told.frame(less) == (b"S", less)
-    assert told.frame({"schema": 1, "error": 9, "call": "nvmlInit_v2"})[0] == b"S"
-    assert told.frame({"schema": 1, "error": 9, "call": "nvmlInit_v2"})[0] == b"S"
-    assert told.frame(snapshot)[0] == b"S"
+    assert sent.frame(less) == (b"S", less)
+    assert sent.frame({"schema": 1, "error": 9, "call": "nvmlInit_v2"})[0] == b"S"
+    assert sent.frame({"schema": 1, "error": 9, "call": "nvmlInit_v2"})[0] == b"S"
+    assert sent.frame(snapshot)[0] == b"S"
     snapshot = copy.deepcopy(snapshot)
     del snapshot["gpus"][0]["mig_mode"]
-    assert told.frame(snapshot)[0] == b"S"
-    assert told.frame(snapshot)[0] == b"D"
+    assert sent.frame(snapshot)[0] == b"S"
+    assert sent.frame(snapshot)[0] == b"D"
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_parent_knows_what_the_worker_knows(seed: int) -> None:
     chance = random.Random(seed)
-    told, snapshot, converter = SentParts(), copy.deepcopy(H100), gpu_facts.Converter()
+    sent, snapshot, converter = SentParts(), copy.deepcopy(H100), gpu_facts.Converter()
     known: dict[str, Any] = {}
     for _ in range(60):
         snapshot = copy.deepcopy(snapshot)
@@ -77,7 +77,7 @@ def test_the_parent_knows_what_the_worker_knows(seed: int) -> None:
                 del gpu[part]
             case _:
                 gpu.update(copy.deepcopy(chance.choice(H100["gpus"])))
-        _, known = _sent(told, known, snapshot)
+        _, known = _sent(sent, known, snapshot)
         assert known == snapshot
         assert converter.gpus(known) == gpu_facts.gpus(known)  # nothing of what it made before is stale
 

@@ -32,7 +32,7 @@ READS = ("/proc/cmdline", "/sys/kernel/iommu_groups/*/type", "/sys/devices/syste
 WANTED = Wanted(mounts=("/", "/home", "/not-there"), units=True)
 
 
-def look(tree: Path) -> Node:
+def gathered(tree: Path) -> Node:
     return gather(Root(os.fspath(tree)), json.loads((tree / "nvml.json").read_text()), reads=READS, wanted=WANTED)
 
 
@@ -40,7 +40,7 @@ def look(tree: Path) -> Node:
 def test_round_trip(machine: str, tmp_path: Path) -> None:
     source, target = MACHINES / machine, tmp_path / "copy"
     snapshot(Root(os.fspath(source)), nvml(machine), target, redact=False)
-    assert look(target) == look(source)
+    assert gathered(target) == gathered(source)
     assert (target / "dev/kmsg").read_text() == (source / "dev/kmsg").read_text()
     assert (target / "dev/nodes").read_text() == (source / "dev/nodes").read_text()
     for link in target.rglob("*"):
@@ -74,7 +74,7 @@ def gids(nic: Nic) -> tuple[Gid, ...]:
 def test_redacted_names_nobody_and_differs_in_nothing_else(tmp_path: Path) -> None:
     source = MACHINES / "hgx-h100.xid79"
     snapshot(Root(os.fspath(source)), nvml(source.name), tmp_path / "copy", redact=True)
-    before, after = look(source), look(tmp_path / "copy")
+    before, after = gathered(source), gathered(tmp_path / "copy")
     assert isinstance(before.gpus, tuple)
     assert isinstance(after.gpus, tuple)
     known = [v for g in before.gpus for v in (g.uuid, g.serial) if isinstance(v, str)]

@@ -19,7 +19,7 @@ from fairlead.model.finding import Level
 from fairlead.model.host_facts import StuckTask, Tasks
 from tests.checks.hosts import host_node, judged
 from tests.host.conftest import write
-from tests.host.test_fuse_waits import SERVED, VIRTIOFS, everybodys, looked
+from tests.host.test_fuse_waits import SERVED, VIRTIOFS, everybodys, sweeps
 from tests.host.test_host_facts import until
 from tests.host.users_fuse import USER, fuse, needs_fuse
 
@@ -47,10 +47,10 @@ def a_task(
     write(tree, f"/proc/{folder}/mountinfo", SERVED)
 
 
-def told(tree: Path, *times: float) -> list[int]:
+def stuck(tree: Path, *times: float) -> list[int]:
     """The tasks that the check would drain or warn for, after these looks."""
     watch = Watch(Root(os.fspath(tree)))
-    found = looked(watch, *(times or TIMES))
+    found = sweeps(watch, *(times or TIMES))
     watch.end()
     return reported(found.values())
 
@@ -66,29 +66,29 @@ def test_a_process_waits_for_its_own_thread_that_waits_for_a_server(tree: Path, 
     a_task(tree, "11", function)
     a_task(tree, "11/task/11", function)
     a_task(tree, "11/task/12", ANSWER)
-    assert told(tree) == []
+    assert stuck(tree) == []
     a_task(tree, "11/task/12", DISK, switches=6)
-    assert told(tree) == [11, 12], "who waits for a disk is told, and who waits for that"
+    assert stuck(tree) == [11, 12], "who waits for a disk is told, and who waits for that"
     a_task(tree, "11/task/12", ANSWER, state="S")
-    assert told(tree) == [], "so a wait for a server begins"
+    assert stuck(tree) == [], "so a wait for a server begins"
     write(tree, "/proc/11/task/12/mountinfo", VIRTIOFS)
-    assert told(tree) == [11], "the host of a virtual machine is no user"
+    assert stuck(tree) == [11], "the host of a virtual machine is no user"
     a_task(tree, "11/task/12", "futex_wait", state="S")
-    assert told(tree) == [11], "for what it waits is not known"
+    assert stuck(tree) == [11], "for what it waits is not known"
 
 
 @pytest.mark.parametrize("function", [DISK, "rpc_wait_bit_killable", "nvidia_close", "0", "confuse_do_exit", "percpu_rwsem_wait"])
 def test_a_task_that_waits_itself_for_something_else_counts_beside_its_thread(tree: Path, function: str) -> None:
     a_task(tree, "11", function)
     a_task(tree, "11/task/12", ANSWER)
-    assert told(tree) == [11]
+    assert stuck(tree) == [11]
 
 
 def test_a_thread_at_a_disk_is_told_beside_one_that_waits_for_a_server(tree: Path) -> None:
     a_task(tree, "11", "do_exit")
     a_task(tree, "11/task/12", ANSWER)
     a_task(tree, "11/task/13", DISK)
-    assert told(tree) == [13]
+    assert stuck(tree) == [13]
 
 
 @pytest.mark.parametrize(("uid", "counts"), [(1000, False), (1001, True)])
@@ -98,23 +98,23 @@ def test_another_process_is_excused_by_its_own_user_alone(tree: Path, main: str,
     a_task(tree, "20", ANSWER if main == "D" else "futex_wait", state=main, uid=uid)
     a_task(tree, "20/task/20", ANSWER if main == "D" else "futex_wait", state=main, uid=uid)
     a_task(tree, "20/task/21", ANSWER, uid=uid)
-    assert told(tree) == ([11] if counts else [])
+    assert stuck(tree) == ([11] if counts else [])
 
 
 def test_what_roots_processes_wait_for_excuses_no_other_of_roots(tree: Path) -> None:
     """Any user may have made one of root's wait for a FUSE server."""
     a_task(tree, "11", "filename_create", uid=0)
     a_task(tree, "20", ANSWER, uid=0)
-    assert told(tree) == [11]
+    assert stuck(tree) == [11]
 
 
 def test_once_the_server_has_answered_the_wait_counts_anew(tree: Path) -> None:
     a_task(tree, "11", "do_exit")
     a_task(tree, "11/task/12", ANSWER)
     watch = Watch(Root(os.fspath(tree)))
-    assert reported(looked(watch, *TIMES).values()) == []
+    assert reported(sweeps(watch, *TIMES).values()) == []
     a_task(tree, "11/task/12", DISK, switches=7)
-    assert reported(looked(watch, 414.0, 428.0, 600.0).values()) == [11, 12]
+    assert reported(sweeps(watch, 414.0, 428.0, 600.0).values()) == [11, 12]
     watch.end()
 
 
@@ -123,7 +123,7 @@ def test_a_thread_of_a_dead_process_is_told_once(tree: Path) -> None:
     a_task(tree, "11/task/12", DISK)
     watch = Watch(Root(os.fspath(tree)))
     for at in TIMES:
-        found = watch.look(at)
+        found = watch.sweep(at)
         assert isinstance(found, Tasks) and [t.pid for t in found.stuck] == [12]
     watch.end()
 
@@ -131,9 +131,9 @@ def test_a_thread_of_a_dead_process_is_told_once(tree: Path) -> None:
 @pytest.mark.parametrize("function", ["wait_for_vfork_done", "kernel_clone", "_do_fork", "do_fork"])
 def test_who_waits_for_a_vfork_child_is_left_out_until_it_is_killed_and_stays(tree: Path, function: str) -> None:
     a_task(tree, "11", function, killed=False)
-    assert told(tree, 0.0, 400.0) == []
+    assert stuck(tree, 0.0, 400.0) == []
     a_task(tree, "11", function)
-    assert told(tree, 0.0, 400.0) == [11], "that wait ends with SIGKILL: it must be another one"
+    assert stuck(tree, 0.0, 400.0) == [11], "that wait ends with SIGKILL: it must be another one"
 
 
 SPAWN = """
@@ -192,7 +192,7 @@ def now_and_later(*pids: int) -> dict[int, StuckTask]:
     """What the looks say of these, who sleep from the first on."""
     watch = Watch(Root("/"))
     try:
-        found = looked(watch, *TIMES)
+        found = sweeps(watch, *TIMES)
     finally:
         watch.end()
     return {pid: found[pid] for pid in pids}

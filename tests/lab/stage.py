@@ -53,13 +53,13 @@ class Stage:
         print(f"   ok  {what}", flush=True)
 
     def wait(
-        self, what: str, look: Callable[[], T], good: Callable[[T], bool], seconds: float, every: float = 0.02
+        self, what: str, read: Callable[[], T], good: Callable[[T], bool], seconds: float, every: float = 0.02
     ) -> tuple[T, float]:
         """Look until it is good; returns what was seen and after how many seconds. Raises StepFailed at the bound."""
         start = time.monotonic()
         while True:
             began = time.monotonic()
-            seen = look()
+            seen = read()
             took = time.monotonic() - start
             if good(seen):
                 self._checks += 1

@@ -33,13 +33,6 @@ FIELD = {
     "board_limit_seconds": "NVML's name (NVML_PERF_POLICY_BOARD_LIMIT)",
     "nic_board": "one printed circuit with several adapters",
 }
-#: Folders and files in which retired words are left. None may be added; one without any leaves the list.
-NOT_YET = frozenset({
-    "agent/fairlead/checks", "agent/fairlead/config", "agent/fairlead/daemon", "agent/fairlead/host",
-    "agent/fairlead/provision", "tests/alive", "tests/apply", "tests/bench", "tests/checks", "tests/conftest.py",
-    "tests/daemon", "tests/driver", "tests/faults", "tests/hooks", "tests/host", "tests/lab", "tests/policy", "tests/rack",
-    "tests/release", "tests/scorecard", "tests/settings", "tests/slurm", "tests/slurm_conf", "tests/topology",
-})  # fmt: skip
 
 
 def tracked() -> list[str]:
@@ -115,13 +108,8 @@ def violations(files: Iterable[str]) -> dict[str, list[str]]:
 
 
 def test_no_name_has_a_retired_word() -> None:
-    new = {room: sorted(set(bad)) for room, bad in violations(tracked()).items() if room not in NOT_YET}
+    new = {room: sorted(set(bad)) for room, bad in violations(tracked()).items()}
     assert not new, f"these words are retired ({GLOSSARY.relative_to(ROOT)} says what to write): {new}"
-
-
-def test_a_room_without_retired_words_leaves_the_list() -> None:
-    done = NOT_YET - violations(tracked()).keys()
-    assert not done, f"no retired word is left there, take them off NOT_YET: {sorted(done)}"
 
 
 def test_the_glossary_says_what_to_write_for_each_retired_word() -> None:

@@ -14,7 +14,7 @@ CHECKS = {
 BAD = Finding(check="slow", level=Level.DRAIN, device="mlx5_0/1", summary="port is down", evidence_id="")
 
 
-def look(
+def sweep(
     state: PolicyState, second: int, *found: Finding, thorough: bool = False, wake: bool = False, **more: object
 ) -> Decision:
     """One sweep at ``second``; between thorough looks only the quick check runs; a wake runs the slow one on old facts."""
@@ -24,47 +24,47 @@ def look(
 
 
 def test_one_reading_is_one_however_many_sweeps_it_stands() -> None:
-    state = look(PolicyState(), 0, BAD, thorough=True).state
+    state = sweep(PolicyState(), 0, BAD, thorough=True).state
     for second in range(1, 14):
-        decision = look(state, second)
+        decision = sweep(state, second)
         state = decision.state
         assert decision.order is Order.KEEP and [f.check for f in decision.suppressed] == ["slow"], "its last finding stands"
         assert decision.why_suppressed == ("not confirmed: 1 of 2",)
-    assert look(state, 14, BAD, thorough=True).order is Order.DRAIN
+    assert sweep(state, 14, BAD, thorough=True).order is Order.DRAIN
 
 
 def test_a_wake_that_says_the_same_again_confirms_nothing() -> None:
-    state = look(PolicyState(), 0, BAD, thorough=True).state
+    state = sweep(PolicyState(), 0, BAD, thorough=True).state
     for second in range(1, 5):
-        decision = look(state, second, BAD, wake=True)
+        decision = sweep(state, second, BAD, wake=True)
         before, after = (s.tracks["slow/mlx5_0/1"].window for s in (state, decision.state))
         assert decision.order is Order.KEEP and before == after
         state = decision.state
     news = replace(BAD, summary="port went down", evidence_id="b1:77")
-    assert look(state, 5, BAD, news, wake=True).order is Order.DRAIN, "a record that is new is a reading of its own"
+    assert sweep(state, 5, BAD, news, wake=True).order is Order.DRAIN, "a record that is new is a reading of its own"
 
 
 def test_recovery_counts_thorough_looks() -> None:
     state = PolicyState()
     for second in (0, 14):
-        state = look(state, second, BAD, thorough=True).state
+        state = sweep(state, second, BAD, thorough=True).state
     for second in range(15, 28):
-        decision = look(state, second, drained=True)
+        decision = sweep(state, second, drained=True)
         state = decision.state
         assert decision.order is Order.KEEP and decision.counted, "quick sweeps say nothing about it"
-    state = look(state, 28, thorough=True, drained=True).state
+    state = sweep(state, 28, thorough=True, drained=True).state
     for second in range(29, 42):
-        decision = look(state, second, drained=True)
+        decision = sweep(state, second, drained=True)
         state = decision.state
         assert decision.order is Order.KEEP
-    assert look(state, 42, thorough=True, drained=True).order is Order.RESUME
+    assert sweep(state, 42, thorough=True, drained=True).order is Order.RESUME
 
 
 def test_with_the_history_lost_a_slow_check_is_seen_well_as_often_as_it_asks() -> None:
     def first_resume(drain_check: str) -> int:
         state = PolicyState()
         for second in range(60):
-            decision = look(state, second, thorough=second % 14 == 0, drained=True, drain_check=drain_check)
+            decision = sweep(state, second, thorough=second % 14 == 0, drained=True, drain_check=drain_check)
             state = decision.state
             if decision.order is Order.RESUME:
                 return second

@@ -115,19 +115,19 @@ def test_confirmation_by_severity() -> None:
     checks = {"ecc": CheckPolicy(mode=Mode.ENFORCE, confirm=1, confirm_after_job=2, confirm_warn=3, confirm_of=4)}
     mild, soft, hard = bad("ecc", Level.WARN), bad("ecc", service=Service.DRAIN_AFTER_JOB), bad("ecc", summary="hard")
 
-    def story(*sweeps: list[Finding], **changes: object) -> list[Decision]:
+    def decisions(*sweeps: list[Finding], **changes: object) -> list[Decision]:
         state, out = PolicyState(), []
         for place, findings in enumerate(sweeps):
             out.append(decide(findings, checks, state, now(place, **changes), RULES))
             state = out[-1].state
         return out
 
-    assert story([hard])[0].order is Order.DRAIN
-    assert [d.order for d in story([soft], [], [soft])] == [Order.KEEP, Order.KEEP, Order.DRAIN]
-    assert story([soft])[0].why_suppressed == ("not confirmed: 1 of 2",)
-    assert [d.state_word for d in story([mild], [mild], [], [mild])] == [State.OK, State.OK, State.OK, State.WARN]
-    assert [d.state_word for d in story([mild], [], [], [], [mild])] == [State.OK] * 5
-    waits = story([soft], [soft], job_running=True)
+    assert decisions([hard])[0].order is Order.DRAIN
+    assert [d.order for d in decisions([soft], [], [soft])] == [Order.KEEP, Order.KEEP, Order.DRAIN]
+    assert decisions([soft])[0].why_suppressed == ("not confirmed: 1 of 2",)
+    assert [d.state_word for d in decisions([mild], [mild], [], [mild])] == [State.OK, State.OK, State.OK, State.WARN]
+    assert [d.state_word for d in decisions([mild], [], [], [], [mild])] == [State.OK] * 5
+    waits = decisions([soft], [soft], job_running=True)
     assert [d.waits for d in waits] == [False, True]
     stricter = {"ecc": replace(checks["ecc"], confirm=2)}
     both = decide([soft, hard], stricter, waits[-1].state, now(3, job_running=True), RULES)

@@ -75,10 +75,10 @@ def test_the_verdict_gets_better_at_most_once_per_recovery_window(levels: list[L
 
 @settings(max_examples=300)
 @given(st.lists(st.sampled_from(["clean", "bad", "unknown", "wake"]), min_size=1, max_size=25))
-def test_resume_only_after_so_many_clean_sweeps(story: list[str]) -> None:
+def test_resume_only_after_so_many_clean_sweeps(sweeps: list[str]) -> None:
     state = run([bad()])[0].state
     clean = 0
-    for place, word in enumerate(story):
+    for place, word in enumerate(sweeps):
         findings = {"bad": [bad()], "unknown": [bad(level=Level.UNKNOWN)]}.get(word, [])
         decision = decide(findings, CHECKS, state, now(place, drained=True, full_sweep=word != "wake"), RULES)
         state = decision.state

@@ -126,13 +126,13 @@ def test_after_a_boot_only_what_this_boot_says_drains(check: str, drained_before
     assert (again.order, again.reason_check) == (Order.DRAIN, check)
 
 
-@pytest.mark.parametrize("told", ["before its first sweep", "after a bad sweep"])
-def test_boot_grace_holds_for_what_was_confirmed_before_the_reboot(told: str) -> None:
+@pytest.mark.parametrize("confirmed", ["before its first sweep", "after a bad sweep"])
+def test_boot_grace_holds_for_what_was_confirmed_before_the_reboot(confirmed: str) -> None:
     """A reboot has lifted the drain, and the agent hears of that before or after its first sweep of this boot."""
     state = run([], [bad("late")], [bad("late")], boot_seconds=1000.0)[-1].state
     assert remembered_findings(state)
     boot = {"boot_id": "b2"}
-    if told == "after a bad sweep":
+    if confirmed == "after a bad sweep":
         state = decide([bad("late")], CHECKS, state, now(3, drained=True, boot_seconds=20.0, **boot), RULES).state
     state = of_this_boot(state, "b2")
     early = decide([bad("late")], CHECKS, state, now(4, boot_seconds=30.0, **boot), RULES)

@@ -78,9 +78,9 @@ def test_every_partition_of_the_node_must_have_room() -> None:
 
 
 @pytest.mark.parametrize(
-    ("out", "percent", "held"), [(1, 50, False), (2, 50, True), (0, 0, False), (1, 0, True), (3, 100, False)]
+    ("out", "percent", "pending"), [(1, 50, False), (2, 50, True), (0, 0, False), (1, 0, True), (3, 100, False)]
 )
-def test_a_switch_and_a_block_have_a_budget_of_their_own(out: int, percent: int, held: bool) -> None:
+def test_a_switch_and_a_block_have_a_budget_of_their_own(out: int, percent: int, pending: bool) -> None:
     rack = ("n1", "n2", "n3", "n4")
     gone = tuple(ours(name) for name in rack[1 : 1 + out])
     nodes = (up("n1"), *gone, *(up(name) for name in rack[1 + out :]), *others(60))
@@ -90,7 +90,7 @@ def test_a_switch_and_a_block_have_a_budget_of_their_own(out: int, percent: int,
             me="n1", nodes=nodes, groups=(Group(level, "s1", frozenset(rack)), Group(level, "s2", frozenset({"n100"})))
         )
         limit = room(listed, XID, rules, NOW)
-        assert (limit is not None) is held
+        assert (limit is not None) is pending
         assert limit is None or (limit.kind, limit.name) == (level, "s1")
     assert room(NodeList(me="n1", nodes=nodes), XID, rules, NOW) is None  # an unknown topology is no limit
 
@@ -108,7 +108,7 @@ CAUSE = replace(RULES, common_cause_nodes=3, common_cause_window_seconds=600, co
 
 
 @pytest.mark.parametrize(
-    ("drains", "held"),
+    ("drains", "pending"),
     [
         ([("a", "xid", 0), ("b", "xid", 10)], False),
         ([("a", "xid", 0), ("b", "xid", 10), ("c", "xid", 20)], True),
@@ -120,10 +120,10 @@ CAUSE = replace(RULES, common_cause_nodes=3, common_cause_window_seconds=600, co
         ([("a", "maintain", 0), ("b", "maintain", 0), ("c", "maintain", 0)], False),
     ],
 )
-def test_the_same_check_on_many_nodes_at_once_is_held(drains: list[tuple[str, str, int]], held: bool) -> None:
+def test_the_same_check_on_many_nodes_at_once_is_held(drains: list[tuple[str, str, int]], pending: bool) -> None:
     nodes = (up("n1"), *(ours(name, NOW - ago, check) for name, check, ago in drains), *others(60))
     limit = room(NodeList(me="n1", nodes=nodes), XID, CAUSE, NOW)
-    assert kind(limit) is (LimitKind.COMMON_CAUSE if held else None)
+    assert kind(limit) is (LimitKind.COMMON_CAUSE if pending else None)
     assert limit is None or limit.text == (
         "common cause: xid drained 3 other nodes within 600 s (a, b, c), held for 3600 s at most"
     )
@@ -147,7 +147,7 @@ JOB = replace(RULES, suspect_job_nodes=2)
 
 
 @pytest.mark.parametrize(
-    ("blamed", "mine", "held"),
+    ("blamed", "mine", "pending"),
     [
         ([7, 7], 7, True),
         ([7], 7, False),
@@ -157,12 +157,12 @@ JOB = replace(RULES, suspect_job_nodes=2)
         ([7, None], 7, False),
     ],
 )
-def test_a_job_that_faults_on_several_nodes_is_the_suspect(blamed: list[int | None], mine: int | None, held: bool) -> None:
+def test_a_job_that_faults_on_several_nodes_is_the_suspect(blamed: list[int | None], mine: int | None, pending: bool) -> None:
     checks = ("ecc", "xid", "xid")
     drained = tuple(ours(f"d{n}", NOW - 5000, checks[n], job) for n, job in enumerate(blamed))
     listed = NodeList(me="n1", nodes=(up("n1"), *drained, *others(60)))
     limit = room(listed, DrainCause(check="xid", job=mine), JOB, NOW)
-    assert kind(limit) is (LimitKind.SUSPECT_JOB if held else None)
+    assert kind(limit) is (LimitKind.SUSPECT_JOB if pending else None)
     assert limit is None or limit.text == (
         "job 7 is the suspect: drains of 2 other nodes blame it (d0, d1), held for 86400 s at most"
     )

@@ -351,16 +351,16 @@ def test_a_repair_takes_the_board_off_the_ladder() -> None:
 
 # Properties -------------------------------------------------------------------------------------------------------------
 
-STORY = st.lists(
+EVENTS = st.lists(
     st.sampled_from(["again", "again", "well", "reboot", "person", "gap", "other"]),
     min_size=1,
     max_size=30,
 )
 
 
-def play(story: list[str], check: Callable[[Machine, Decision], None], rules: Rules | None = None) -> Machine:
+def play(events: list[str], check: Callable[[Machine, Decision], None], rules: Rules | None = None) -> Machine:
     node = Machine(rules or Rules())
-    for place, word in enumerate(story):
+    for place, word in enumerate(events):
         decision = None
         if word == "again":
             decision = node.sweep(fault(evidence_id=f"b{node.boot}:{place}"))
@@ -379,8 +379,8 @@ def play(story: list[str], check: Callable[[Machine, Decision], None], rules: Ru
     return node
 
 
-@given(STORY)
-def test_within_the_window_no_step_is_ever_taken_back(story: list[str]) -> None:
+@given(EVENTS)
+def test_within_the_window_no_step_is_ever_taken_back(events: list[str]) -> None:
     highest: dict[str, int] = {}
 
     def climbs(node: Machine, decision: Decision) -> None:
@@ -390,11 +390,11 @@ def test_within_the_window_no_step_is_ever_taken_back(story: list[str]) -> None:
         for f in decision.counted:
             assert order_of(f.action) >= order_of(Action.RESET_GPU)
 
-    play(story, climbs)
+    play(events, climbs)
 
 
-@given(STORY)
-def test_within_the_window_strikes_and_reboots_only_grow(story: list[str]) -> None:
+@given(EVENTS)
+def test_within_the_window_strikes_and_reboots_only_grow(events: list[str]) -> None:
     most: dict[str, int] = {}
 
     def grow(node: Machine, decision: Decision) -> None:
@@ -402,16 +402,16 @@ def test_within_the_window_strikes_and_reboots_only_grow(story: list[str]) -> No
         assert all(counts.get(k, 0) >= n for k, n in most.items())
         most.update(counts)
 
-    play(story, grow)
+    play(events, grow)
 
 
-@given(STORY)
-def test_what_wants_hardware_never_goes_back_by_itself(story: list[str]) -> None:
+@given(EVENTS)
+def test_what_wants_hardware_never_goes_back_by_itself(events: list[str]) -> None:
     def tied(node: Machine, decision: Decision) -> None:
         if any(r.manual_resume for r in node.state.ladder.values()):
             assert decision.order is not Order.RESUME
 
-    play(story, tied)
+    play(events, tied)
 
 
 def test_a_fault_that_flickers_for_a_month_does_not_fill_the_state() -> None:

@@ -43,7 +43,7 @@ class World:
         self.cut: set[Pair] = set()  # the kernel log's ring buffer has moved on
         self.seen: set[str] = set()  # evidence that the agent has been told of
         self.known: set[str] = set()  # evidence that a person has acknowledged
-        self.boot = self.evidence = self.place = 0
+        self.boot = self.evidence = self.position = 0
         self.hold = self.job = self.apply = self.blind = self.drained = self.lost = False
         self.cause: set[Pair] = set()
         self.check = ""
@@ -75,10 +75,10 @@ class World:
                 )
         return found
 
-    def look(self, ran: set[str] | None) -> None:
+    def sweep(self, ran: set[str] | None) -> None:
         """One decision of the agent. ``ran``: the checks that a record woke, None for a full sweep."""
-        self.place += 1
-        wall = 15.0 * self.place
+        self.position += 1
+        wall = 15.0 * self.position
         pairs = [p for p in PAIRS if p[0] in self.checks and (ran is None or p[0] in ran)]
         now = Now(
             boot_seconds=wall - self.booted_at,
@@ -150,7 +150,7 @@ class World:
             self.truth[pair] = "?"
         elif op == "reboot":
             self.boot += 1
-            self.booted_at = 15.0 * self.place
+            self.booted_at = 15.0 * self.position
             self.streak = 0
             self.truth |= {p: "" for p in PAIRS if p[0] == "xid"}
             self.cut.clear()
@@ -172,23 +172,23 @@ class World:
         elif op in ("hold", "job", "apply", "blind"):
             setattr(self, op, not getattr(self, op))
         elif op == "wake":
-            self.look({pair[0]} & self.checks.keys())
+            self.sweep({pair[0]} & self.checks.keys())
         elif op == "sweep":
-            self.look(None)
+            self.sweep(None)
 
 
-STORY = st.lists(st.tuples(st.sampled_from(OPS), st.sampled_from(PAIRS)), min_size=5, max_size=30)
+EVENTS = st.lists(st.tuples(st.sampled_from(OPS), st.sampled_from(PAIRS)), min_size=5, max_size=30)
 TAIL = st.lists(st.none() | st.tuples(st.sampled_from(OPS), st.sampled_from(PAIRS)), min_size=6, max_size=14)
 RULES = st.builds(
     Rules, strikes_max=st.sampled_from([0, 3]), ladder_window_seconds=st.sampled_from([0, 86400]), return_command=st.just(("x",))
 )
-Story = list[tuple[str, Pair]]
+Events = list[tuple[str, Pair]]
 
 
-def play(story: Story, tail: list[tuple[str, Pair] | None], rules: Rules) -> World:
+def play(events: Events, tail: list[tuple[str, Pair] | None], rules: Rules) -> World:
     """A story; then nearly all is mended, and more of it happens between the sweeps of the way back."""
     world = World(rules)
-    for op, pair in story:
+    for op, pair in events:
         world.do(op, pair)
     left = {pair for event in tail[:2] if event is not None for pair in [event[1]]}
     world.truth |= {p: "" for p in PAIRS if p[0] != "xid" and p not in left}
@@ -196,28 +196,28 @@ def play(story: Story, tail: list[tuple[str, Pair] | None], rules: Rules) -> Wor
     if tail[2] is None:
         world.do("reboot", PAIRS[0])
     for event in tail:
-        world.look(None)
+        world.sweep(None)
         if event is not None:
             world.do(*event)
     for _ in range(5):
-        world.look(None)
+        world.sweep(None)
     return world
 
 
 @settings(max_examples=250)
-@given(STORY, TAIL, RULES)
-def test_no_order_of_events_resumes_what_is_not_well(story: Story, tail: list[tuple[str, Pair] | None], rules: Rules) -> None:
-    play(story, tail, rules)
+@given(EVENTS, TAIL, RULES)
+def test_no_order_of_events_resumes_what_is_not_well(events: Events, tail: list[tuple[str, Pair] | None], rules: Rules) -> None:
+    play(events, tail, rules)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @settings(max_examples=5_000, deadline=None)
-@given(STORY, TAIL, RULES)
+@given(EVENTS, TAIL, RULES)
 def test_no_order_of_events_resumes_what_is_not_well_at_length(
-    story: Story, tail: list[tuple[str, Pair] | None], rules: Rules
+    events: Events, tail: list[tuple[str, Pair] | None], rules: Rules
 ) -> None:
-    play(story, tail, rules)
+    play(events, tail, rules)
 
 
 def test_the_stories_do_resume_and_do_drain() -> None:
@@ -227,23 +227,23 @@ def test_the_stories_do_resume_and_do_drain() -> None:
         world.do(op, ("count", ""))
     assert world.drained
     for _ in range(6):
-        world.look(None)
+        world.sweep(None)
     assert not world.drained
 
 
 @settings(max_examples=100)
-@given(STORY)
-def test_a_state_that_was_lost_never_resumes_sooner(story: Story) -> None:
+@given(EVENTS)
+def test_a_state_that_was_lost_never_resumes_sooner(events: Events) -> None:
     """An empty state in place of the one that was saved: no resume before a whole recovery window of its own."""
     world = World(Rules(strikes_max=0))
-    for op, pair in story:
+    for op, pair in events:
         if op != "lose":
             world.do(op, pair)
     world.drained = True
     world.do("lose", PAIRS[0])
     for sweeps in range(1, 3):
         drained = world.drained
-        world.look(None)
+        world.sweep(None)
         assert drained == world.drained, sweeps
 
 

@@ -9,7 +9,7 @@ from tests.lab import preflight, roots
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "said"),
     [
         ('ID=debian\nVERSION_ID="12"\nPRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\n', []),
         ('ID=debian\nPRETTY_NAME="Debian GNU/Linux forky/sid"\n', []),
@@ -21,20 +21,20 @@ from tests.lab import preflight, roots
         ("", ["needs Debian 12 or later, this is an unknown system"]),
     ],
 )
-def test_distribution(tmp_path: Path, text: str, told: list[str]) -> None:
+def test_distribution(tmp_path: Path, text: str, said: list[str]) -> None:
     release = tmp_path / "os-release"
     release.write_text(text)
-    assert preflight.distribution(release) == told
+    assert preflight.distribution(release) == said
 
 
 def test_kernel_without_overlay_and_namespaces(tmp_path: Path) -> None:
     (tmp_path / "filesystems").write_text("nodev\tsysfs\n\text4\n")
     (tmp_path / "self/ns").mkdir(parents=True)
     (tmp_path / "self/ns/mnt").touch()
-    told = preflight.kernel(tmp_path)
-    assert told[0] == "the kernel has no overlayfs; try: modprobe overlay"
-    assert "the kernel has no net namespaces" in told
-    assert not any("mnt" in line for line in told)
+    said = preflight.kernel(tmp_path)
+    assert said[0] == "the kernel has no overlayfs; try: modprobe overlay"
+    assert "the kernel has no net namespaces" in said
+    assert not any("mnt" in line for line in said)
 
 
 def test_no_room_names_folder_and_way_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ exec chroot . /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root PIP_
 """
 
 
-def fresh_machine(folder: Path, given: Path, script: str) -> subprocess.CompletedProcess[str]:
+def fresh_machine(folder: Path, downloaded: Path, script: str) -> subprocess.CompletedProcess[str]:
     place = folder / "machine"
     place.mkdir(exist_ok=True)
     words = [
@@ -65,7 +65,7 @@ def fresh_machine(folder: Path, given: Path, script: str) -> subprocess.Complete
         MACHINE,
         "sh",
     ]
-    command = [*words, str(roots.root("bookworm")), str(place), str(given), script]
+    command = [*words, str(roots.root("bookworm")), str(place), str(downloaded), script]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, stdin=subprocess.DEVNULL)
 
 
@@ -113,7 +113,7 @@ def release(tree: Path, key: Path) -> Path:
 
 
 @pytest.fixture
-def given(release: Path, key: Path, tmp_path: Path) -> Path:
+def downloaded(release: Path, key: Path, tmp_path: Path) -> Path:
     """What an admin has: the download, and the key that came another way."""
     folder = tmp_path / "given"
     shutil.copytree(release, folder / NAME)
@@ -143,8 +143,8 @@ def test_the_page_names_this_version() -> None:
     assert f"VERSION={VERSION}\n" in VERIFY
 
 
-def test_the_commands_of_the_page_pass_on_a_fresh_machine(given: Path, tmp_path: Path) -> None:
-    done = fresh_machine(tmp_path, given, KEYED + VERIFY)
+def test_the_commands_of_the_page_pass_on_a_fresh_machine(downloaded: Path, tmp_path: Path) -> None:
+    done = fresh_machine(tmp_path, downloaded, KEYED + VERIFY)
     assert done.returncode == 0 and done.stdout.splitlines()[-1] == VERIFIED, done.stdout + done.stderr
 
 
@@ -197,37 +197,37 @@ TAMPERED: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("what", TAMPERED)
-def test_a_tampered_release_is_refused(given: Path, tmp_path: Path, what: str) -> None:
-    TAMPERED[what](given / NAME)
-    done = fresh_machine(tmp_path, given, KEYED + VERIFY)
+def test_a_tampered_release_is_refused(downloaded: Path, tmp_path: Path, what: str) -> None:
+    TAMPERED[what](downloaded / NAME)
+    done = fresh_machine(tmp_path, downloaded, KEYED + VERIFY)
     assert done.returncode not in (0, 32) and VERIFIED not in done.stdout, done.stdout + done.stderr
     assert "mount" not in done.stderr
 
 
-def test_an_older_release_is_not_taken_for_a_newer_one(given: Path, tmp_path: Path) -> None:
+def test_an_older_release_is_not_taken_for_a_newer_one(downloaded: Path, tmp_path: Path) -> None:
     """Every file as it was signed; only the folder says the newer version."""
-    (given / NAME).rename(given / "fairlead-9.9.9")
-    done = fresh_machine(tmp_path, given, KEYED + VERIFY.replace(f"VERSION={VERSION}\n", "VERSION=9.9.9\n"))
+    (downloaded / NAME).rename(downloaded / "fairlead-9.9.9")
+    done = fresh_machine(tmp_path, downloaded, KEYED + VERIFY.replace(f"VERSION={VERSION}\n", "VERSION=9.9.9\n"))
     assert done.returncode not in (0, 32) and "is what was signed" not in done.stdout and "Good " in done.stdout
 
 
-def test_a_signature_for_something_else_is_none_of_a_release(given: Path, key: Path, tmp_path: Path) -> None:
-    (given / NAME / "SHA256SUMS.sig").unlink()
-    words = ["ssh-keygen", "-q", "-Y", "sign", "-f", str(key), "-n", "git", str(given / NAME / "SHA256SUMS")]
+def test_a_signature_for_something_else_is_none_of_a_release(downloaded: Path, key: Path, tmp_path: Path) -> None:
+    (downloaded / NAME / "SHA256SUMS.sig").unlink()
+    words = ["ssh-keygen", "-q", "-Y", "sign", "-f", str(key), "-n", "git", str(downloaded / NAME / "SHA256SUMS")]
     subprocess.run(words, check=True)
-    done = fresh_machine(tmp_path, given, KEYED + VERIFY)
+    done = fresh_machine(tmp_path, downloaded, KEYED + VERIFY)
     assert done.returncode not in (0, 32) and VERIFIED not in done.stdout
 
 
 @pytest.mark.slow
-def test_the_page_installs_it_from_a_mirror_and_nothing_that_is_changed(given: Path, tmp_path: Path) -> None:
-    shutil.copytree(wheels.admin_wheels(), given / "mirror")
-    done = fresh_machine(tmp_path, given, KEYED + VERIFY + INSTALL)
+def test_the_page_installs_it_from_a_mirror_and_nothing_that_is_changed(downloaded: Path, tmp_path: Path) -> None:
+    shutil.copytree(wheels.admin_wheels(), downloaded / "mirror")
+    done = fresh_machine(tmp_path, downloaded, KEYED + VERIFY + INSTALL)
     assert done.returncode == 0 and f"fairlead {VERSION}" in done.stdout.splitlines()[-1], done.stdout + done.stderr
-    other = next((given / "mirror").glob("ansible_core-*"))
+    other = next((downloaded / "mirror").glob("ansible_core-*"))
     with zipfile.ZipFile(other, "a") as archive:
         archive.writestr("evil.pth", "import os\n")
-    done = fresh_machine(tmp_path, given, KEYED + VERIFY + INSTALL)
+    done = fresh_machine(tmp_path, downloaded, KEYED + VERIFY + INSTALL)
     assert done.returncode == 1 and "DO NOT MATCH THE HASHES" in done.stderr, done.stdout + done.stderr
 
 

@@ -133,7 +133,7 @@ class Document:
 
 
 @dataclass(frozen=True)
-class Looks:
+class Sweeps:
     """So many sweeps, or thorough looks, go by before the next step."""
 
     count: int = 2
@@ -155,7 +155,7 @@ class Run:
         return f"run {self.about or self.command.split()[0]}"
 
 
-Step = Kernel | Nvml | Call | File | Job | Ended | Elapse | Anew | Fast | Clock | Document | Looks | Run
+Step = Kernel | Nvml | Call | File | Job | Ended | Elapse | Anew | Fast | Clock | Document | Sweeps | Run
 #: Steps that say nothing about the hardware by themselves.
 _STAGE = ("job", "time", "document", "sweeps")
 
@@ -178,7 +178,7 @@ class Fault:
     twin: tuple[Step, ...]
     twin_words: str
     source: str
-    twin_told: str = ""
+    twin_said: str = ""
     fresh: bool = False
     says: str = ""
 

@@ -34,13 +34,15 @@ class ScoreNode(Running):
                 self._kernel(step)
             case entry.Nvml():
                 value = dict(step.value) if isinstance(step.value, Mapping) else step.value
-                self._worn = self._worn or value == {"error": 3} or step.key == "inforom_valid"  # asked every ten minutes
+                self._unsupported_heard = (
+                    self._unsupported_heard or value == {"error": 3} or step.key == "inforom_valid"
+                )  # asked every ten minutes
                 self.faults.set(step.gpu, step.key, value)
             case entry.Call():
                 getattr(self.faults, step.verb)(*step.arguments)
-                self._worn = self._worn or (step.verb == "error" and step.arguments[2] in (3, 13))
+                self._unsupported_heard = self._unsupported_heard or (step.verb == "error" and step.arguments[2] in (3, 13))
             case entry.File():
-                self._file(self._placed(step.path), step.text)
+                self._file(self._with_paths(step.path), step.text)
             case entry.Job():
                 self._record(step.id, f"1\trunning\t{step.uid}\t{step.gpus}\t5\t-\t-\t.\n")
             case entry.Ended():
@@ -64,9 +66,9 @@ class ScoreNode(Running):
                 config.document.merge(self._changed, step.changes, "", {})
                 self.write_document(self._changed)
                 self.reload()
-                self.looks(2)
-            case entry.Looks():
-                self.looks(step.count, thorough=step.thorough)
+                self.sweeps(2)
+            case entry.Sweeps():
+                self.sweeps(step.count, thorough=step.thorough)
             case entry.Run():
                 self._undo.append(step.undo)
                 self.command(step.command)
@@ -76,7 +78,7 @@ class ScoreNode(Running):
         for _ in range(step.times):
             self._sequence += 1
             moment = int((self._boottime() - step.seconds_ago) * 1e6)
-            text = self._placed(step.text)
+            text = self._with_paths(step.text)
             lines.append(kmsg.record(text, self._sequence, moment, level=step.level, facility=step.facility))
         with open(self.kmsg, "w") as out:
             out.write("".join(lines))
@@ -88,43 +90,43 @@ class ScoreNode(Running):
         return self.root / path.lstrip("/")
 
     def _file(self, path: str, text: str | bytes | None) -> None:
-        place = self._inside(path)
-        if not place.parent.exists():  # a device that is not there: its folder goes with it again
+        outside = self._inside(path)
+        if not outside.parent.exists():  # a device that is not there: its folder goes with it again
             self._before.setdefault(os.path.dirname(path), None)
         if path not in self._before:
-            self._before[path] = self._kept(place)
+            self._before[path] = self._kept(outside)
         if text is None:
-            if place.is_dir() and not place.is_symlink():
-                shutil.rmtree(place)
+            if outside.is_dir() and not outside.is_symlink():
+                shutil.rmtree(outside)
             else:
-                place.unlink()
+                outside.unlink()
             return
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(text if isinstance(text, bytes) else text.encode())
+        outside.parent.mkdir(parents=True, exist_ok=True)
+        outside.write_bytes(text if isinstance(text, bytes) else text.encode())
 
-    def _kept(self, place: Path) -> bytes | Path | None:
-        if place.is_symlink():
-            return Path(os.readlink(place))
-        if place.is_dir():
+    def _kept(self, outside: Path) -> bytes | Path | None:
+        if outside.is_symlink():
+            return Path(os.readlink(outside))
+        if outside.is_dir():
             copy = self.folder / f"kept/{len(self._before)}"
-            shutil.copytree(place, copy, symlinks=True)
+            shutil.copytree(outside, copy, symlinks=True)
             return copy
-        return place.read_bytes() if place.exists() else None
+        return outside.read_bytes() if outside.exists() else None
 
     def _put_back(self, path: str, before: bytes | Path | None) -> None:
-        place = self._inside(path)
+        outside = self._inside(path)
         if isinstance(before, bytes):
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(before)
-        elif before is None and place.is_dir() and not place.is_symlink():
-            shutil.rmtree(place)
+            outside.parent.mkdir(parents=True, exist_ok=True)
+            outside.write_bytes(before)
+        elif before is None and outside.is_dir() and not outside.is_symlink():
+            shutil.rmtree(outside)
         elif before is None:
-            place.unlink(missing_ok=True)
+            outside.unlink(missing_ok=True)
         elif before.is_relative_to(self.folder):
-            shutil.copytree(before, place, symlinks=True, dirs_exist_ok=True)
+            shutil.copytree(before, outside, symlinks=True, dirs_exist_ok=True)
             shutil.rmtree(before)
-        elif not place.is_symlink():
-            place.symlink_to(before)
+        elif not outside.is_symlink():
+            outside.symlink_to(before)
 
     def _record(self, job: int, text: str) -> None:
         folder = self.run_dir / "jobs"
@@ -147,7 +149,7 @@ class ScoreNode(Running):
     def heal(self, *, fresh: bool = False, seconds: float = 12) -> None:
         """Nothing is wrong and nothing is known of what was: in service, verdict ok. ``fresh``: with an empty history."""
         self.restore()
-        fresh, self._worn = fresh or self._worn, False
+        fresh, self._unsupported_heard = fresh or self._unsupported_heard, False
         if self._changed or self.speed != self._usual:
             fresh = fresh or self.speed != self._usual
             if fresh:
@@ -188,9 +190,9 @@ class ScoreNode(Running):
         self.reload()
         self._signal(signal.SIGUSR1)
         self.until(lambda: self.verdict().state.value == "ok", "word that all is well again", seconds)
-        self.looks(2)  # one of them began after that
+        self.sweeps(2)  # one of them began after that
         if self.verdict().state.value != "ok":
-            raise LabError(f"node {self.name}: not well again\n{self.told()}")
+            raise LabError(f"node {self.name}: not well again\n{self.log_end()}")
 
     def _anew(self) -> None:
         self.stop()

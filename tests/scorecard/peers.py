@@ -64,7 +64,7 @@ class Peer:
         """The commands that read one of these signals."""
         return tuple(c for c in self.commands if c not in self.reads or any(s.startswith(self.reads[c]) for s in signals))
 
-    def look(self, node: ScoreNode, signals: frozenset[str]) -> tuple[bool, str, float]:
+    def ask(self, node: ScoreNode, signals: frozenset[str]) -> tuple[bool, str, float]:
         """Whether it complains now, with what words, and after how many seconds."""
         spent = 0.0
         for command in self.sees(signals):
@@ -197,14 +197,14 @@ def play(peer: Peer, node: ScoreNode, fault: Fault) -> PeerSeen:
     try:
         for step in steps:
             node.take(step)
-        seen.found, seen.said, seen.seconds = peer.look(node, fault.signals() | fault.twin_signals())
+        seen.found, seen.said, seen.seconds = peer.ask(node, fault.signals() | fault.twin_signals())
         node.restore()
         if any(isinstance(s, Document) for s in fault.twin):
             return seen  # the twin is what another site declares, which a peer was not told
         for step in fault.twin:
             if isinstance(step, Nvml | Call | File | Run):
                 node.take(step)
-        seen.twin_found, seen.twin_said, _ = peer.look(node, fault.signals() | fault.twin_signals())
+        seen.twin_found, seen.twin_said, _ = peer.ask(node, fault.signals() | fault.twin_signals())
     finally:
         node.restore()
     return seen

@@ -19,14 +19,14 @@ from tests.lab import cpus
 from tests.lab.cluster import Cluster
 from tests.lab.ledger import own_name
 from tests.lab.roots import LabError
-from tests.scorecard.entry import Anew, Call, Document, Elapse, Fast, Fault, Looks
+from tests.scorecard.entry import Anew, Call, Document, Elapse, Fast, Fault, Sweeps
 from tests.scorecard.node import ScoreNode
 from tests.scorecard.running import CLOCK
 
 SUITE = "bookworm"
 FAST, FAST_INTERVAL = 40.0, 0.4  # a sweep is one in 16 s of the node's: as far apart as thorough looks are
-QUIET_LOOKS = 5  # sweeps a twin is watched for: more than any check's `confirm_of`
-STEADY_LOOKS = 2  # sweeps for which what was found must stay as it is
+QUIET_SWEEPS = 5  # sweeps a twin is watched for: more than any check's `confirm_of`
+STEADY_SWEEPS = 2  # sweeps for which what was found must stay as it is
 DETECT_SECONDS = {True: 120.0, False: 120.0}  # timed, and not
 
 
@@ -47,7 +47,7 @@ class Seen:
     others: list[str] = field(default_factory=list)
     flaps: list[str] = field(default_factory=list)
     twin_drained: str = ""
-    twin_told: list[str] = field(default_factory=list)
+    twin_said: list[str] = field(default_factory=list)
     noise: list[str] = field(default_factory=list)
     broken: str = ""
 
@@ -103,7 +103,7 @@ class Player:
         while seen.found is None or (wanted and seen.drained is None):
             now = time.monotonic()
             if now > deadline:
-                seen.others = [told(f) for f in self.node.findings()] or [self.node.verdict().text]
+                seen.others = [text_of(f) for f in self.node.findings()] or [self.node.verdict().text]
                 return
             verdict = self.node.verdict()
             if seen.found is None and verdict.state.value != "ok":
@@ -117,59 +117,59 @@ class Player:
             seen.found = seen.found * self.node.speed
             seen.drained = seen.drained * self.node.speed if seen.drained is not None else None
         self._steady(fault, seen, drained=wanted)
-        seen.others = [told(f) for f in self.node.findings() if f["check"] != fault.check]
+        seen.others = [text_of(f) for f in self.node.findings() if f["check"] != fault.check]
 
     def _steady(self, fault: Fault, seen: Seen, *, drained: bool) -> None:
         """While the fault is there the finding stays, and so does the drain."""
 
-        def look() -> None:
+        def read() -> None:
             if drained and self.node.verdict().state.value != "drain":
                 seen.flaps.append(f"verdict {self.node.verdict().state.value}")
-            told_now = self.node.looked()
+            told_now = self.node.findings_now()
             if told_now is not None and not any(f["check"] == fault.check for f in told_now):
                 seen.flaps.append("no finding any more")
 
-        self._watch(STEADY_LOOKS, look)
+        self._watch(STEADY_SWEEPS, read)
 
     def _twin(self, fault: Fault, seen: Seen) -> None:
         self._steps(fault.twin)
 
-        def look() -> None:
+        def read() -> None:
             verdict = self.node.verdict()
             if verdict.state.value == "drain":
                 seen.twin_drained = verdict.text
             for finding in self.node.findings():
-                meant = fault.twin_told and fault.twin_told in finding["summary"]
-                into = seen.twin_told if meant else seen.noise
-                if told(finding) not in into and finding["level"] != "unknown":
-                    into.append(told(finding))
+                meant = fault.twin_said and fault.twin_said in finding["summary"]
+                into = seen.twin_said if meant else seen.noise
+                if text_of(finding) not in into and finding["level"] != "unknown":
+                    into.append(text_of(finding))
 
-        self._watch(QUIET_LOOKS, look)
+        self._watch(QUIET_SWEEPS, read)
         # what is not known yet (a question that was just asked) is noise when it is not known at the end either
-        seen.noise += [told(f) for f in self.node.findings() if f["level"] == "unknown"]
+        seen.noise += [text_of(f) for f in self.node.findings() if f["level"] == "unknown"]
 
-    def _watch(self, looks: int, look: Callable[[], None]) -> None:
+    def _watch(self, sweeps: int, read: Callable[[], None]) -> None:
         """Look at every verdict for so many sweeps."""
         begin = last = self.node.verdict().sequence
-        deadline = time.monotonic() + 240 + looks * self.node.interval
-        while last < begin + looks:
+        deadline = time.monotonic() + 240 + sweeps * self.node.interval
+        while last < begin + sweeps:
             if time.monotonic() > deadline:
-                raise LabError(f"node {self.node.name}: no {looks} verdicts in time\n{self.node.told()}")
+                raise LabError(f"node {self.node.name}: no {sweeps} verdicts in time\n{self.node.log_end()}")
             now = self.node.verdict().sequence
             if now != last:
                 last = now
-                look()
+                read()
             time.sleep(0.01)
-        look()
+        read()
 
 
 def _staged(steps: Sequence[Any]) -> list[list[Any]]:
     """The steps before the last one that takes time by itself, and those after it, from which the reaction counts."""
-    at = max((n + 1 for n, s in enumerate(steps[:-1]) if isinstance(s, Anew | Elapse | Fast | Looks | Document)), default=0)
+    at = max((n + 1 for n, s in enumerate(steps[:-1]) if isinstance(s, Anew | Elapse | Fast | Sweeps | Document)), default=0)
     return [list(steps[:at]), list(steps[at:])] if at else [list(steps)]
 
 
-def told(finding: dict[str, Any]) -> str:
+def text_of(finding: dict[str, Any]) -> str:
     return f"{finding['check']} {finding['level']}: {finding['summary']}"
 
 

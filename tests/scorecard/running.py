@@ -94,7 +94,7 @@ class Running:
         self._sequence = 10_000
         self._changed: dict[str, Any] = {}
         self._old_status = 0
-        self._worn = False  # the agent's worker has heard NOT_SUPPORTED: it does not ask that again for ten minutes
+        self._unsupported_heard = False  # the agent's worker has heard NOT_SUPPORTED: it does not ask that again for ten minutes
 
     # -- up and down ------------------------------------------------------------------------------
 
@@ -203,7 +203,7 @@ class Running:
         data["slurm"] |= {
             "conf": "/etc/slurm/slurm.conf",
             "bin_dir": f"{INSIDE}/bin",
-            "look_seconds": max(1.0, self.speed),
+            "reconcile_seconds": max(1.0, self.speed),
             "splay_seconds": 0,
         }
         data["slurm"]["deadline_seconds"] = min(120.0, 10.0 * self.speed)
@@ -267,13 +267,13 @@ class Running:
         try:
             os.kill(self._agent_pid, number)
         except ProcessLookupError:
-            raise LabError(f"node {self.name}: its agent has ended\n{self.told()}") from None
+            raise LabError(f"node {self.name}: its agent has ended\n{self.log_end()}") from None
 
     def reload(self) -> None:
         """SIGHUP: the document is read again, and the next look at the node is a thorough one."""
         self._signal(signal.SIGHUP)
 
-    def told(self, lines: int = 12) -> str:
+    def log_end(self, lines: int = 12) -> str:
         """The end of the agent's log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:]) if self.log.exists() else ""
 
@@ -291,9 +291,9 @@ class Running:
 
     def findings(self) -> list[dict[str, Any]]:
         """Findings as status.json has them, without those that are well; none until it is written anew after ``heal``."""
-        return self.looked() or []
+        return self.findings_now() or []
 
-    def looked(self) -> list[dict[str, Any]] | None:
+    def findings_now(self) -> list[dict[str, Any]] | None:
         """The same; None until an agent that was just started has looked at the node."""
         if not (self.run_dir / "status.json").exists():
             return None
@@ -309,10 +309,10 @@ class Running:
         deadline = time.monotonic() + seconds
         while not met():
             if time.monotonic() > deadline or (self._agent is not None and self._agent.poll() is not None):
-                raise LabError(f"node {self.name}: no {what}; its agent's log ends\n{self.told()}")
+                raise LabError(f"node {self.name}: no {what}; its agent's log ends\n{self.log_end()}")
             time.sleep(0.01)
 
-    def looks(self, count: int, *, thorough: bool = False) -> None:
+    def sweeps(self, count: int, *, thorough: bool = False) -> None:
         """Wait until the agent has published so many more verdicts, or looked thoroughly so often."""
         sweeps = max(count, int(count * THOROUGH_SECONDS / (self.interval * self.speed)) + 1) if thorough else count
         before = self._sequence_now()
@@ -320,7 +320,7 @@ class Running:
 
     def command(self, script: str, *, check: bool = True) -> subprocess.CompletedProcess[str]:
         """A shell script in the node, as root; raises LabError when it fails."""
-        words = [*enter_command(self._pid), "/bin/sh", "-ec", self._placed(script)]
+        words = [*enter_command(self._pid), "/bin/sh", "-ec", self._with_paths(script)]
         done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=120, check=False)
         if check and done.returncode:
             raise LabError(f"node {self.name}: {script}: {done.stderr.strip() or done.stdout.strip()}")
@@ -331,7 +331,7 @@ class Running:
         began, then = self._begun
         return then + (time.clock_gettime(time.CLOCK_BOOTTIME) - began) * self.speed
 
-    def _placed(self, text: str) -> str:
+    def _with_paths(self, text: str) -> str:
         for number, pci in enumerate(self.gpus):
             text = text.replace(f"{{gpu{number}}}", pci).replace(f"{{gpu{number}:bus}}", pci[:-2])
             if f"{{port{number}}}" in text:

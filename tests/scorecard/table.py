@@ -56,7 +56,7 @@ def fault_word(seen: Seen) -> str:
 def twin_word(seen: Seen) -> str:
     if seen.twin_drained:
         return "FALSE DRAIN"
-    return "noise" if seen.noise else "told, no drain" if seen.twin_told else "quiet"
+    return "noise" if seen.noise else "told, no drain" if seen.twin_said else "quiet"
 
 
 def peer_word(seen: PeerSeen | None) -> str:
@@ -127,7 +127,7 @@ def as_data(rows: Sequence[Seen], peers: Peers, about: dict[str, Any]) -> dict[s
             {
                 "name": s.fault.name, "title": s.fault.title, "check": s.fault.check, "level": s.fault.level,
                 "found_seconds": s.found, "drained_seconds": s.drained, "summary": s.summary, "others": s.others,
-                "flaps": s.flaps, "twin_drained": s.twin_drained, "twin_told": s.twin_told, "noise": s.noise,
+                "flaps": s.flaps, "twin_drained": s.twin_drained, "twin_told": s.twin_said, "noise": s.noise,
                 "broken": s.broken, "missed": s.missed, "default": by_default(s.fault),
             }
             for s in rows

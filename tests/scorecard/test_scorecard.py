@@ -11,7 +11,7 @@ import pytest
 from fairlead import checks
 from tests.scorecard import faults, table
 from tests.scorecard.entry import Fault, Kernel
-from tests.scorecard.play import QUIET_LOOKS, Seen, nodes_up, play
+from tests.scorecard.play import QUIET_SWEEPS, Seen, nodes_up, play
 
 NODES = 8
 FAULTS = faults.load()
@@ -64,7 +64,7 @@ def test_a_twin_shows_the_same_signal(fault: Fault) -> None:
 
 
 def test_a_twin_is_watched_longer_than_any_check_confirms() -> None:
-    assert all(check.confirm_of < QUIET_LOOKS for check in checks.load().values())
+    assert all(check.confirm_of < QUIET_SWEEPS for check in checks.load().values())
 
 
 def test_signals() -> None:

@@ -101,10 +101,10 @@ GOVERNOR = "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"
 
 
 class Reset(Struct, frozen=True):
-    """What other programs print after a reset of PCIe devices: while a person ``held`` the node, and once he does not any more;
-    the agent's ``journal``; and the governor, which somebody set at the same time."""
+    """What other programs print after a reset of PCIe devices: ``while_suppressed``, as a person's hold suppresses what the agent
+    would do; and ``shown``, after that. Also the agent's ``journal``, and the governor, which somebody set at the same time."""
 
-    held: dict[str, str]
+    while_suppressed: dict[str, str]
     shown: dict[str, str]
     journal: str
     other: str
@@ -122,12 +122,12 @@ def reset(host: Host, cases: dict[str, Case], drift: Callable[[Host, set[str]], 
     for case in lost.values():
         host.run(case.tamper)
     drift(host, set(lost))
-    held = shown()
+    while_suppressed = shown()
     host.run("/usr/local/bin/fairlead hold --release && systemctl kill -s USR1 fairlead-agent")
     with contextlib.suppress(AssertionError):  # what did not come back is said by name
         wait(lambda: shown() == {name: case.prints for name, case in lost.items()}, 90)
     journal = host.run("journalctl -b -o cat -u fairlead-agent -u fairlead-reapply").stdout
-    return Reset(held, shown(), journal, host.run(f"cat {GOVERNOR}").stdout)
+    return Reset(while_suppressed, shown(), journal, host.run(f"cat {GOVERNOR}").stdout)
 
 
 class Moved(Struct, frozen=True):

@@ -34,7 +34,7 @@ def document() -> Document:
     return replace(known, settings={name: want(name) for name in ON_TREES} | dict(known.settings))
 
 
-def look(tree: Path, known: Document) -> Node:
+def gathered(tree: Path, known: Document) -> Node:
     root = Root(str(tree))
     return gather(root, recorded_nvml(str(tree)), reads=reads(known), unsupported=known.unsupported, wanted=wanted(known))
 
@@ -48,7 +48,7 @@ def fresh() -> Iterator[Node]:
     with in_memory.folder() as folder:
         tree = Path(shutil.copytree(TREE, folder / "tree", symlinks=True))
         arranged(tree)
-        yield look(tree, document())
+        yield gathered(tree, document())
 
 
 @pytest.mark.parametrize("name", ON_TREES)

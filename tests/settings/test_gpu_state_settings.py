@@ -136,17 +136,17 @@ def seen(sm: int = 345, note: str | None = None) -> clocks.Observed:
     return clocks.Observed({PCI: clocks.Clocks(sm, 1980, 2619)}, {PCI: (2619, 1980)}, note)
 
 
-NOTED = f"{PCI} locked_clocks 900-1200\n"
+RECORDED = f"{PCI} locked_clocks 900-1200\n"
 
 
 def test_a_lock_is_noted_and_one_that_was_lifted_is_seen_by_the_clock() -> None:
     want = clocks.ClocksWant(sm_megahertz=(900, 1200))
     made = clocks.plan(want, seen())
-    assert [(type(c), getattr(c, "value", getattr(c, "content", None))) for c in made] == [(Nvml, "900-1200"), (File, NOTED)]
-    assert clocks.plan(want, seen(1200, NOTED)) == ()
-    (lifted,) = clocks.plan(want, seen(1755, NOTED))
+    assert [(type(c), getattr(c, "value", getattr(c, "content", None))) for c in made] == [(Nvml, "900-1200"), (File, RECORDED)]
+    assert clocks.plan(want, seen(1200, RECORDED)) == ()
+    (lifted,) = clocks.plan(want, seen(1755, RECORDED))
     assert "lifted" in lifted.why and isinstance(lifted, Nvml)
-    freed = clocks.plan(clocks.ClocksWant(), seen(1200, NOTED))
+    freed = clocks.plan(clocks.ClocksWant(), seen(1200, RECORDED))
     assert [getattr(c, "value", getattr(c, "content", "")) for c in freed] == ["off", None]
 
 

@@ -143,7 +143,7 @@ WantedBy=multi-user.target
 """
 
 
-class Story(Struct):
+class NodeRun(Struct):
     """What one node said, stage by stage: apply's items by setting, what other programs print, what the agent finds."""
 
     first: dict[str, Any]
@@ -202,7 +202,7 @@ def drift(host: Host, awaited: set[str] = frozenset()) -> set[str]:  # type: ign
 
 
 @pytest.fixture(scope="module")
-def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+def node_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeRun]:
     with Rack(nodes_wanted=1, name=own_name("settings")) as rack:
         (host,) = rack.nodes
         host.run("mv /etc/systemd/journald.conf.d/lab.conf /etc/systemd/journald.conf.d/00-lab.conf; : > /etc/default/grub")
@@ -231,7 +231,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         host.run("systemctl is-system-running --wait", check=False)
         shown_booted = shows(host)
         booted = applied(host)
-        yield Story(
+        yield NodeRun(
             first=first,
             second=second,
             shown=shown,
@@ -252,23 +252,23 @@ def test_every_setting_has_its_case() -> None:
     assert {*CASES, "mig", "driver"} == set(setting_list.load())  # driver: tests/driver, with real packages
 
 
-def test_what_a_reset_took_away_is_applied_again_by_itself_once_nobody_holds_the_node(story: Story) -> None:
+def test_what_a_reset_took_away_is_applied_again_by_itself_once_nobody_holds_the_node(node_run: NodeRun) -> None:
     """ACS, read requests and relaxed ordering; nothing else that drifted at the same time is touched."""
     names = ("pcie_acs", "pcie_max_read_request", "pcie_relaxed_ordering")
-    assert story.reset.held == {name: CASES[name].lost for name in names}, "while it is held nothing is changed"
-    assert story.reset.shown == {name: CASES[name].prints for name in names}, story.reset.journal
-    assert "applying_settings_again_after_a_reset" in story.reset.journal
-    assert story.reset.other == "powersave\n", "only what a reset takes away, and only that"
+    assert node_run.reset.while_suppressed == {name: CASES[name].lost for name in names}, "while it is held nothing is changed"
+    assert node_run.reset.shown == {name: CASES[name].prints for name in names}, node_run.reset.journal
+    assert "applying_settings_again_after_a_reset" in node_run.reset.journal
+    assert node_run.reset.other == "powersave\n", "only what a reset takes away, and only that"
 
 
-def test_interrupts_that_irqbalance_moved_until_it_was_stopped_are_where_they_are_wanted_after_one_run(story: Story) -> None:
-    assert story.moved.shown == CASES["irq_affinity"].prints
-    assert (story.moved.item["state"], story.moved.item["effective"], story.moved.code) == ("changed", "yes", 0)
-    assert any(step["target"] == "irqbalance.service" and step["done"] for step in story.moved.item["steps"])
+def test_interrupts_that_irqbalance_moved_until_it_was_stopped_are_where_they_are_wanted_after_one_run(node_run: NodeRun) -> None:
+    assert node_run.moved.shown == CASES["irq_affinity"].prints
+    assert (node_run.moved.item["state"], node_run.moved.item["effective"], node_run.moved.code) == ("changed", "yes", 0)
+    assert any(step["target"] == "irqbalance.service" and step["done"] for step in node_run.moved.item["steps"])
 
 
-def test_mig_waits_for_a_drained_node_and_is_there_again_after_a_reboot(story: Story) -> None:
-    mig = story.mig
+def test_mig_waits_for_a_drained_node_and_is_there_again_after_a_reboot(node_run: NodeRun) -> None:
+    mig = node_run.mig
     assert (mig.before["state"], mig.before["pending"], mig.shown_before) == ("deferred", "drain", WHOLE)
     assert "Gres=" in mig.before["message"]
     assert (mig.drained["state"], mig.drained["effective"], mig.drained["persisted"]) == ("changed", "yes", "boot")
@@ -277,8 +277,8 @@ def test_mig_waits_for_a_drained_node_and_is_there_again_after_a_reboot(story: S
     assert mig.booted["state"] == "same"
 
 
-def test_a_sysctl_with_a_slip_in_it_is_refused_with_file_and_key_and_nothing_is_written(story: Story) -> None:
-    mig = story.mig
+def test_a_sysctl_with_a_slip_in_it_is_refused_with_file_and_key_and_nothing_is_written(node_run: NodeRun) -> None:
+    mig = node_run.mig
     assert mig.refused["state"] == "refused"
     assert "settings.sysctl.values.net.ipv4.tcp_congestion_control: " in mig.refused["message"]
     assert "no congestion control 'brr'" in mig.refused["message"] and mig.refused["hint"].startswith("it has ")
@@ -286,7 +286,7 @@ def test_a_sysctl_with_a_slip_in_it_is_refused_with_file_and_key_and_nothing_is_
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_setting_is_made_effective_kept_told_repaired_and_there_after_a_reboot(name: str, story: Story) -> None:
+def test_a_setting_is_made_effective_kept_told_repaired_and_there_after_a_reboot(name: str, node_run: NodeRun) -> None:
     case, volatile = CASES[name], setting_list.load()[name].volatile
     waits = {"state": "deferred", "effective": "no", "pending": "reboot"}
     done = {"effective": "yes", "pending": ""}
@@ -294,20 +294,20 @@ def test_a_setting_is_made_effective_kept_told_repaired_and_there_after_a_reboot
     def said(item: dict[str, Any]) -> dict[str, str]:
         return {key: item[key] for key in (waits if case.reboot else done)}
 
-    assert story.first[name]["state"] == ("deferred" if case.reboot else "changed")
-    assert said(story.first[name]) == (waits if case.reboot else done)
-    assert story.first[name]["persisted"] == ("boot" if volatile else "yes")
-    assert all(step["done"] for step in story.first[name]["steps"] if step["disruption"] != "reboot")
-    assert not any(step["done"] for step in story.second[name]["steps"]), "a second run changes nothing"
-    assert story.second[name]["state"] == ("deferred" if case.reboot else "same")
-    assert (name in story.found_clean) is case.reboot
-    assert name in story.found_tampered
-    assert any(step["done"] for step in story.repaired[name]["steps"])
-    assert (story.booted[name]["state"], story.booted[name]["effective"]) == ("same", "yes")
-    assert name not in story.found_booted
-    for stage in (story.shown, story.shown_repaired, story.shown_booted):
-        if case.prints and not (case.reboot and stage is not story.shown_booted):
+    assert node_run.first[name]["state"] == ("deferred" if case.reboot else "changed")
+    assert said(node_run.first[name]) == (waits if case.reboot else done)
+    assert node_run.first[name]["persisted"] == ("boot" if volatile else "yes")
+    assert all(step["done"] for step in node_run.first[name]["steps"] if step["disruption"] != "reboot")
+    assert not any(step["done"] for step in node_run.second[name]["steps"]), "a second run changes nothing"
+    assert node_run.second[name]["state"] == ("deferred" if case.reboot else "same")
+    assert (name in node_run.found_clean) is case.reboot
+    assert name in node_run.found_tampered
+    assert any(step["done"] for step in node_run.repaired[name]["steps"])
+    assert (node_run.booted[name]["state"], node_run.booted[name]["effective"]) == ("same", "yes")
+    assert name not in node_run.found_booted
+    for stage in (node_run.shown, node_run.shown_repaired, node_run.shown_booted):
+        if case.prints and not (case.reboot and stage is not node_run.shown_booted):
             assert stage[name] == case.prints
     if case.reboot:
-        assert story.shown[name] != case.prints and story.shown_repaired[name] != case.prints
-    assert story.shown[name] == story.shown_repaired[name]
+        assert node_run.shown[name] != case.prints and node_run.shown_repaired[name] != case.prints
+    assert node_run.shown[name] == node_run.shown_repaired[name]

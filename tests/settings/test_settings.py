@@ -72,7 +72,7 @@ def want(name: str, **more: object) -> Any:
     return ALL[name].want(**(more or WANTS.get(name, {})))
 
 
-def look(tree: Path, *names: str, **more: object) -> Node:
+def gathered(tree: Path, *names: str, **more: object) -> Node:
     root = Root(str(tree))
     reads = [path for name in names or ALL for path in ALL[name].wanted_reads(want(name, **more))]
     return gather(root, TreeNvml(root).raw, reads=reads)
@@ -126,20 +126,20 @@ def test_planned_changes_leave_nothing_to_plan(name: str, used: Path) -> None:
     tree = used
     root = Root(str(tree))
     if name == "mig" and "l40s" in (tree / "README.md").read_text():
-        assert isinstance(mig.observe(look(tree, name)), Missing), "no profile here says that it has none"
+        assert isinstance(mig.observe(gathered(tree, name)), Missing), "no profile here says that it has none"
         return
     if name == "energy_performance" and "hgx-a100" in (tree / "README.md").read_text():
         with pytest.raises(ConfigError, match="not in active mode"):
-            plan(name, look(tree, name))
+            plan(name, gathered(tree, name))
         return
-    changes = plan(name, look(tree, name))
+    changes = plan(name, gathered(tree, name))
     assert changes, f"{name} has nothing to do on a node as after power-on: add to WANTS in this file what it should want"
     outcomes = change.execute(changes, root, nvml_set=TreeNvml(root).set)  # type: ignore[arg-type]
     assert [o.message for o in outcomes if not o.done and not isinstance(o.change, change.Reboot)] == []
-    left = plan(name, look(tree, name))
+    left = plan(name, gathered(tree, name))
     undone = [c for c in left if not isinstance(c, LATER.get(name, ()))]
     assert not undone, f"{name} plans changes again after they were made; what waits for a running system belongs into LATER"
-    assert len(list(drift(name, ALL[name], want(name), look(tree, name)))) == len(left)
+    assert len(list(drift(name, ALL[name], want(name), gathered(tree, name)))) == len(left)
 
 
 def value_of(path: Path, content: bytes) -> bytes | str:
@@ -167,7 +167,7 @@ def test_undo_brings_back_every_byte(name: str, undone: tuple[Path, dict[Path, b
     tree, before = undone
     root = Root(str(tree))
     gpus = msgspec.json.decode((tree / "nvml.json").read_bytes())
-    change.execute(plan(name, look(tree, name)), root, nvml_set=TreeNvml(root).set)  # type: ignore[arg-type]
+    change.execute(plan(name, gathered(tree, name)), root, nvml_set=TreeNvml(root).set)  # type: ignore[arg-type]
     outcomes = change.undo_all(root, nvml_set=TreeNvml(root).set, drained=True)
     assert outcomes and all(o.done for o in outcomes)
     assert said_by(tree) == before
@@ -190,7 +190,7 @@ def test_every_wanted_value_has_a_description(name: str) -> None:
 @pytest.mark.parametrize(("mode", "level"), [(Mode.OBSERVE, Level.WARN), (Mode.ENFORCE, Level.DRAIN)])
 def test_drift_of_numa_balancing_is_one_finding_per_layer(mode: Mode, level: Level, tree: Path) -> None:
     want = numa_balancing.NumaBalancingWant(mode=mode)
-    findings = list(drift("numa_balancing", numa_balancing.setting, want, look(tree)))
+    findings = list(drift("numa_balancing", numa_balancing.setting, want, gathered(tree)))
     assert [(f.check, f.level, f.device) for f in findings] == [
         ("setting.numa_balancing", level, numa_balancing.FILE),
         ("setting.numa_balancing", level, numa_balancing.VALUE),
@@ -203,27 +203,27 @@ def test_a_sysctl_file_read_later_is_named_instead_of_fought(tree: Path) -> None
     later.parent.mkdir(parents=True)
     later.write_text("# kernel.numa_balancing = 0\nkernel/numa_balancing = 1\n")
     with pytest.raises(ConfigError, match=r"/etc/sysctl.d/99-site.conf: kernel.numa_balancing: sets 1 and is read after"):
-        plan("numa_balancing", look(tree))
+        plan("numa_balancing", gathered(tree))
     hidden = tree / "usr/lib/sysctl.d/99-site.conf"  # sysctl.d(5): the file of the same name in /etc hides this one
     hidden.parent.mkdir(parents=True)
     hidden.write_text("kernel.numa_balancing = 2\n")
     later.write_text("vm.swappiness = 10\n")
-    assert len(plan("numa_balancing", look(tree))) == 2
+    assert len(plan("numa_balancing", gathered(tree))) == 2
     early = tree / "etc/sysctl.d/10-early.conf"
     early.write_text("kernel.numa_balancing = 1\n")
-    assert len(plan("numa_balancing", look(tree))) == 2
+    assert len(plan("numa_balancing", gathered(tree))) == 2
 
 
 @pytest.mark.parametrize("text", ["", "x\n", "-1\n"])
 def test_an_odd_kernel_value_is_missing_not_healthy(text: str, tree: Path) -> None:
     (tree / "proc/sys/kernel/numa_balancing").write_text(text)
-    assert isinstance(numa_balancing.observe(look(tree)), Missing)
-    findings = list(drift("numa_balancing", numa_balancing.setting, numa_balancing.NumaBalancingWant(), look(tree)))
+    assert isinstance(numa_balancing.observe(gathered(tree)), Missing)
+    findings = list(drift("numa_balancing", numa_balancing.setting, numa_balancing.NumaBalancingWant(), gathered(tree)))
     assert [f.level for f in findings] == [Level.UNKNOWN]
 
 
 def test_acs_clears_redirect_bits_only_and_only_between_gpus_and_nics(tree: Path) -> None:
-    node = look(tree)
+    node = gathered(tree)
     changes = pcie_acs.plan(pcie_acs.PcieAcsWant(), pcie_acs.observe(node))  # type: ignore[arg-type]
     rdma = {n.pci for n in node.nics if n.rdma}
     below = {a for d in node.pci if d.class_code >> 8 == 0x0302 or d.address in rdma for a in d.path[:-1]}
@@ -234,7 +234,7 @@ def test_acs_clears_redirect_bits_only_and_only_between_gpus_and_nics(tree: Path
 
 
 def test_acs_masks_are_per_bridge_role(tree: Path) -> None:
-    node = look(tree)
+    node = gathered(tree)
     changes = plan("pcie_acs", node, root_port=0, switch_upstream=0, switch_downstream=0x1D)
     roles = {d.address: d.bridge_role for d in node.pci}
     assert {roles[c.address] for c in changes} == {"switch_downstream"}  # type: ignore[attr-defined]
@@ -275,9 +275,9 @@ def _lockdown(tree: Path) -> None:
 def test_acs_refuses_where_the_bits_isolate(arrange: object, words: str, tree: Path) -> None:
     arrange(tree)  # type: ignore[operator]
     with pytest.raises(ConfigError, match=words) as caught:
-        plan("pcie_acs", look(tree))
+        plan("pcie_acs", gathered(tree))
     assert caught.value.hint
-    findings = list(drift("pcie_acs", pcie_acs.setting, pcie_acs.PcieAcsWant(), look(tree)))
+    findings = list(drift("pcie_acs", pcie_acs.setting, pcie_acs.PcieAcsWant(), gathered(tree)))
     assert len(findings) == 1 and words in findings[0].summary and findings[0].evidence
 
 
@@ -285,16 +285,16 @@ def test_acs_of_a_config_space_cut_at_64_bytes_is_unreadable(tree: Path) -> None
     for device in (tree / "sys/bus/pci/devices").iterdir():
         config = device / "config"
         config.write_bytes(config.read_bytes()[:64])
-    assert isinstance(pcie_acs.observe(look(tree)), Missing)
+    assert isinstance(pcie_acs.observe(gathered(tree)), Missing)
 
 
 def test_governor_says_which_are_on_offer(tree: Path) -> None:
     with pytest.raises(ConfigError, match="has no governor schedutil; it offers"):
-        plan("cpu_governor", look(tree), governor="schedutil")
+        plan("cpu_governor", gathered(tree), governor="schedutil")
 
 
 def test_governor_drift_reads_the_same_for_every_cpu(tree: Path) -> None:
-    findings = list(drift("cpu_governor", cpu_governor.setting, cpu_governor.CpuGovernorWant(), look(tree)))
+    findings = list(drift("cpu_governor", cpu_governor.setting, cpu_governor.CpuGovernorWant(), gathered(tree)))
     assert len({f.summary for f in findings}) == 1 and len(findings) > 100
 
 
@@ -306,11 +306,11 @@ LIMITS = "Limit                     Soft Limit           Hard Limit           Un
 )
 def test_memlock_is_effective_only_in_the_running_slurmd(soft: str, hard: str, restarts: int, tree: Path) -> None:
     root = Root(str(tree))
-    change.execute(plan("memlock", look(tree)), root)  # type: ignore[arg-type]
+    change.execute(plan("memlock", gathered(tree)), root)  # type: ignore[arg-type]
     limits = tree / "proc/@slurmd/limits"
     limits.parent.mkdir()
     limits.write_text(LIMITS.format(soft, hard))
-    changes = memlock.plan(memlock.MemlockWant(), memlock.observe(look(tree)))  # type: ignore[arg-type]
+    changes = memlock.plan(memlock.MemlockWant(), memlock.observe(gathered(tree)))  # type: ignore[arg-type]
     assert [getattr(c, "restart", False) for c in changes] == [True] * restarts
 
 
@@ -323,15 +323,15 @@ def test_memlock_in_a_container_that_may_not_raise_limits_is_refused_not_tried_f
     (tree / "proc/1/limits").write_text(LIMITS.format("8388608", "8388608"))
     if refused:
         with pytest.raises(ConfigError, match="out of reach: systemd here has no CAP_SYS_RESOURCE"):
-            plan("memlock", look(tree), limit=limit)
+            plan("memlock", gathered(tree), limit=limit)
     else:
-        assert plan("memlock", look(tree), limit=limit)
+        assert plan("memlock", gathered(tree), limit=limit)
     (tree / "proc/1/status").write_text("CapEff:\t000001ffffffffff\n")
-    assert plan("memlock", look(tree), limit=limit)
+    assert plan("memlock", gathered(tree), limit=limit)
 
 
 def test_persistence_leaves_a_lost_gpu_to_its_own_check_but_not_an_unreadable_mode(tree: Path) -> None:
-    node = look(tree)
+    node = gathered(tree)
     assert not isinstance(node.gpus, Missing)
     lost = msgspec.structs.replace(node.gpus[0], lost=True, persistence=unreadable("GPU is lost"))
     seen = persistence.observe(msgspec.structs.replace(node, gpus=(lost, *node.gpus[1:])))

@@ -68,7 +68,7 @@ class Probe:
                 subprocess.run([self.cluster.bin / tool, word], capture_output=True, check=False, timeout=60)
                 self.took[name].append((time.perf_counter() - start) * 1000)
 
-    def told(self, name: str) -> str:
+    def summary(self, name: str) -> str:
         """Median and worst in words."""
         took = self.took[name]
         return f"{name} median {statistics.median(took):.0f} ms, max {max(took):.0f} ms" if took else f"{name}: not asked"
@@ -153,7 +153,7 @@ class Crowd:
         rules: Rules,
         nodes: Sequence[str] = (),
         *,
-        look_seconds: float = 600,
+        reconcile_seconds: float = 600,
         deadline_seconds: float = 60,
     ) -> None:
         self.couriers: dict[str, Courier] = {}
@@ -166,7 +166,7 @@ class Crowd:
             drain = DrainProtocol(
                 NodeDrainState(self.client, ledger, name, rules, limits=ClusterLimits(rules, self.client.topology))
             )
-            self.couriers[name] = Courier(drain, splay_seconds=0.05, look_seconds=look_seconds)
+            self.couriers[name] = Courier(drain, splay_seconds=0.05, reconcile_seconds=reconcile_seconds)
 
     def __enter__(self) -> Crowd:
         for courier in self.couriers.values():
@@ -203,24 +203,26 @@ class Crowd:
         return {name: courier.take().confirmed for name, courier in self.couriers.items()}
 
     @property
-    def held(self) -> set[str]:
+    def pending(self) -> set[str]:
         return {name for name, courier in self.couriers.items() if courier.take().over_budget}
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """Return what the couriers of nodes say that are neither drained nor held, a line each."""
-        done = self.drained | self.held
+        done = self.drained | self.pending
         return "\n".join(f"{name}: {courier.take()}" for name, courier in self.couriers.items() if name not in done)
 
     def settled(self, budget: int) -> float:
         """Seconds until ``budget`` nodes were drained and every other one held; raises AssertionError when they never are."""
-        return self.until(lambda: len(self.drained) == budget == len(self.couriers) - len(self.held), f"{budget} nodes drained")
+        return self.until(
+            lambda: len(self.drained) == budget == len(self.couriers) - len(self.pending), f"{budget} nodes drained"
+        )
 
     def until(self, met: Callable[[], bool], what: str, seconds: float = 240) -> float:
         """Seconds until it was so; raises AssertionError past ``seconds``."""
         start = time.monotonic()
         while not met():
             assert time.monotonic() - start < seconds, (
-                f"{what}: drained {len(self.drained)}, held {len(self.held)}\n{self.told()}"
+                f"{what}: drained {len(self.drained)}, held {len(self.pending)}\n{self.summary()}"
             )
             time.sleep(0.02)
         return time.monotonic() - start

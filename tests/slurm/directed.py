@@ -21,11 +21,11 @@ def drained(ward: Ward) -> None:
     assert ward.until(lambda: (now := ward.now()) is not None and "DRAIN" in now.states, 15), "it is not drained"
 
 
-def looked(ward: Ward) -> None:
+def reconciled(ward: Ward) -> None:
     """Wait until the agent has asked what the node is now."""
     began = time.time()
     asked = lambda: any(call.ended and call.began > began and "sinfo" in call.words for call in ward.wire.read())  # noqa: E731
-    assert ward.until(asked, ward.record.look + 20), "the agent does not look"
+    assert ward.until(asked, ward.record.reconcile_seconds + 20), "the agent does not look"
     time.sleep(1)
 
 
@@ -36,8 +36,8 @@ def _reboot(*words: str) -> Script:
         drained(ward)
         ward.submit()
         before = ward.power_cycles
-        ok, told = ward.scontrol("reboot", *words, ward.node)
-        ward.tell(f"ann: scontrol reboot {' '.join(words)}: {told or 'done'}")
+        ok, reported = ward.scontrol("reboot", *words, ward.node)
+        ward.tell(f"ann: scontrol reboot {' '.join(words)}: {reported or 'done'}")
         assert ok and ward.until(lambda: ward.power_cycles > before, 20), "it is not rebooted"
         ward.hear(why=True)
         ward.submit()
@@ -51,7 +51,7 @@ def _taken(second: str) -> Script:
         ward.fault("xid", 0)
         drained(ward)
         ward.drains(f"ann: riser swap on {ward.node}.")
-        looked(ward)
+        reconciled(ward)
         ward.act("fairlead clear", lambda: ward.command("clear", "--all", "--reason", "riser swapped"))
         ward.agent_down()
         ward.agent_up()
@@ -160,8 +160,8 @@ def resume_instead_of_reboot(ward: Ward, chance: random.Random) -> None:
     ward.cluster.wait_job(job, "RUNNING")
     ward.fault("xid", 0)
     drained(ward)
-    ok, told = ward.scontrol("reboot", "ASAP", ward.node)
-    assert ok, told
+    ok, reported = ward.scontrol("reboot", "ASAP", ward.node)
+    assert ok, reported
     time.sleep(4)
     ward.lifts()
     time.sleep(8)
@@ -173,8 +173,8 @@ def words_while_it_reboots(ward: Ward, chance: random.Random) -> None:
     ward.fault("xid", 0)
     drained(ward)
     before = ward.power_cycles
-    ok, told = ward.scontrol("reboot", "nextstate=RESUME", ward.node)
-    assert ok and ward.until(lambda: "reboot" in ward.begun, 20), told
+    ok, reported = ward.scontrol("reboot", "nextstate=RESUME", ward.node)
+    assert ok and ward.until(lambda: "reboot" in ward.begun, 20), reported
     time.sleep(1)
     ward.drains(f"ann: riser swap on {ward.node}.")
     assert ward.until(lambda: ward.power_cycles > before, 60), "it is not rebooted"
@@ -187,9 +187,9 @@ def _while_a_reboot_waits(*words: str) -> Script:
         job = ward.cluster.submit("#!/bin/sh\nsleep 60\n", f"-w{ward.node}")
         ward.cluster.wait_job(job, "RUNNING")
         before = ward.power_cycles
-        ok, told = ward.scontrol("reboot", *words, ward.node)
-        ward.tell(f"ann: scontrol reboot {' '.join(words)}: {told or 'done'}")
-        assert ok, told
+        ok, reported = ward.scontrol("reboot", *words, ward.node)
+        ward.tell(f"ann: scontrol reboot {' '.join(words)}: {reported or 'done'}")
+        assert ok, reported
         ward.fault("lost", 3, lasting=False)
         time.sleep(4)
         ward.hear(why=True)
@@ -210,8 +210,8 @@ def lost_and_drained_before_a_reboot(ward: Ward, chance: random.Random) -> None:
     ward.fault("lost", 3, lasting=False)
     drained(ward)
     before = ward.power_cycles
-    ok, told = ward.scontrol("reboot", "ASAP", "nextstate=RESUME", ward.node)
-    assert ok, told
+    ok, reported = ward.scontrol("reboot", "ASAP", "nextstate=RESUME", ward.node)
+    assert ok, reported
     ward.fault("remap", 4, lasting=False)
     time.sleep(4)
     ward.cluster.run(["/usr/bin/scancel", str(job)])
@@ -242,14 +242,14 @@ ALONE: Mapping[str, tuple[Script, float]] = {
 }
 
 
-def stands(ward: Ward, chance: random.Random) -> None:
+def drain_kept(ward: Ward, chance: random.Random) -> None:
     """Our drain stands for a while: longer than slurmctld takes to save its state."""
     ward.fault("lost", 3)
     drained(ward)
     time.sleep(18)
 
 
-def stands_anew(ward: Ward, chance: random.Random) -> None:
+def drain_kept_anew(ward: Ward, chance: random.Random) -> None:
     """Our drain is younger than slurmctld's last save of its state, perhaps."""
     time.sleep(14)
     ward.fault("xid", 3)
@@ -281,7 +281,8 @@ def persons(ward: Ward, chance: random.Random) -> None:
 
 
 BEFORE: Mapping[str, Script] = {
-    "ours": stands, "ours, young": stands_anew, "resumed by a person": resumed, "resumed from an Xid": resumed_from_an_xid,
+    "ours": drain_kept, "ours, young": drain_kept_anew, "resumed by a person": resumed,
+    "resumed from an Xid": resumed_from_an_xid,
     "a person's": persons,
 }  # fmt: skip
 
@@ -323,8 +324,8 @@ def alone(cluster: Cluster, wards: Sequence[Ward], names: Sequence[str]) -> list
     ended: list[sequences.Ended] = []
 
     def run(ward: Ward, name: str) -> None:
-        script, look = ALONE[name]
-        ended.append(sequences.one(ward, f"{cluster.suite}:{name}", script, look))
+        script, reconcile_seconds = ALONE[name]
+        ended.append(sequences.one(ward, f"{cluster.suite}:{name}", script, reconcile_seconds))
 
     threads = [threading.Thread(target=run, args=pair) for pair in zip(wards, names, strict=False)]
     for thread in threads:
@@ -341,11 +342,11 @@ def rpcs(ward: Ward, since: float) -> int:
 
 def counted(ward: Ward) -> dict[str, int]:
     """RPCs of the agent's calls: in five seconds while nothing is wrong, for a drain, for a resume."""
-    ward.start(look=600)
-    told = {}
+    ward.start(reconcile_seconds=600)
+    reported = {}
     try:
         time.sleep(8)
-        told["nothing wrong"] = rpcs(ward, time.time() - 5)
+        reported["nothing wrong"] = rpcs(ward, time.time() - 5)
         steps = {"drain": lambda: ward.fault("lost", 3), "resume": ward.repair}
         for what, change in steps.items():
             began = time.time()
@@ -353,10 +354,10 @@ def counted(ward: Ward) -> dict[str, int]:
             wanted = {"drain": State.DRAIN, "resume": State.OK}[what]
             assert ward.until(lambda w=wanted: ward.verdict() is w, 30), what  # type: ignore[misc]
             time.sleep(3)
-            told[what] = rpcs(ward, began)
+            reported[what] = rpcs(ward, began)
     finally:
         ward.stop()
-    return told
+    return reported
 
 
 def no_gpu(ward: Ward) -> tuple[str, list[str], tuple[str, ...]]:
@@ -368,7 +369,7 @@ def no_gpu(ward: Ward) -> tuple[str, list[str], tuple[str, ...]]:
         ward.hear(why=True)
         now = ward.now()
         assert now is not None
-        told = [text for _, where, text in ward.record.told if where == "verdict"]
-        return ward.record.told[-1][2], told, now.states
+        reported = [text for _, where, text in ward.record.reported if where == "verdict"]
+        return ward.record.reported[-1][2], reported, now.states
     finally:
         ward.stop()

@@ -125,7 +125,7 @@ class Wire:
             try:
                 self.late.pop(0)[1]()
             except SlurmError as e:
-                self.monitor.story[-1] += f" refused: {e}"
+                self.monitor.lines[-1] += f" refused: {e}"
 
 
 class Agent:
@@ -160,7 +160,7 @@ class Agent:
         return made
 
     def start(self) -> None:
-        self.courier = Courier(self.protocol(), look_seconds=30, clock=self.clock.mono)
+        self.courier = Courier(self.protocol(), reconcile_seconds=30, clock=self.clock.mono)
         self.state: SlurmState = self.courier.take()
         self.covered = None
         if self.record:
@@ -270,7 +270,7 @@ def sequence(world: World, folder: Path, chance: random.Random, counts: Counter[
         with world.rest():
             _rest(world, monitor, clock, agents)
     except (Exception, Violation) as e:
-        raise AssertionError(f"{type(e).__name__}: {e}\n" + "\n".join(monitor.story)) from e
+        raise AssertionError(f"{type(e).__name__}: {e}\n" + "\n".join(monitor.lines)) from e
     finally:
         for agent in agents:
             agent.stop()

@@ -226,7 +226,7 @@ class Bench:
     def report(self, run: MaintenanceRun) -> MaintenanceReport:
         """As the command makes it at the end."""
         found, listing = self.journal.run(run.id), self.controller.listing()
-        return report(found, {w.node: now for w in found.works if (now := self.controller.standing(w, listing))})
+        return report(found, {w.node: now for w in found.works if (now := self.controller.service_of(w, listing))})
 
     def words(self, *more: str) -> list[str]:
         """`fairlead maintain` with this cluster's places."""

@@ -71,7 +71,7 @@ class Monitor:
         self.holder = self.replaced = ""
         self.by_hand = self.covered = False
         self.since = self.time = 0
-        self.story: list[str] = []
+        self.lines: list[str] = []
         self._seen: NodeState | None = None
 
     def now(self, *, changed: bool = False) -> NodeState:
@@ -82,7 +82,7 @@ class Monitor:
 
     def tell(self, text: str) -> None:
         self.time += 1
-        self.story.append(f"{self.time:3} {text}")
+        self.lines.append(f"{self.time:3} {text}")
 
     def hold(self, by: str, *, by_hand: bool = False) -> None:
         self.replaced = "" if by != "person" else self.holder if self.holder not in ("", "person", "slurm") else self.replaced
@@ -99,9 +99,9 @@ class Monitor:
         try:
             act()
         except SlurmError as e:
-            self.story[-1] += f" refused: {e}"
+            self.lines[-1] += f" refused: {e}"
         after = self.now(changed=True)
-        self.story[-1] += f" -> {'+'.join(sorted(after.states))} {after.reason!r}"
+        self.lines[-1] += f" -> {'+'.join(sorted(after.states))} {after.reason!r}"
         was, stops = bool(before.states & STOPPED), bool(after.states & STOPPED)
         if what == "killed":
             self._forgotten(before, after, agents)

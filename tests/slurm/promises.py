@@ -37,7 +37,7 @@ class Broken:
 
 def judge(record: Record) -> list[Broken]:
     """Every broken promise, the first first; what is told again and again counts once."""
-    found = [*_writes(record), *_out_of_service(record), *_persons_drain_stays(record), *_told(record)]
+    found = [*_writes(record), *_out_of_service(record), *_persons_drain_stays(record), *_reported(record)]
     return list({(each.promise, each.how): each for each in sorted(found, key=lambda broken: -broken.at)}.values())[::-1]
 
 
@@ -91,9 +91,9 @@ def _heard(record: Record, act: Act, fault: Fault) -> bool:
     for what is still wrong, a slurmctld that was reconfigured: what came before that cannot be told."""
     after = act.ended
     for span in sorted(record.spans, key=lambda each: each.began):
-        if span.what in ("no agent", "no slurmctld", "slow") and span.began <= after + record.look + DRAIN_SECONDS:
+        if span.what in ("no agent", "no slurmctld", "slow") and span.began <= after + record.reconcile_seconds + DRAIN_SECONDS:
             after = max(after, span.ended)
-    first, last = act.began - record.look - DRAIN_SECONDS, after + record.look + DRAIN_SECONDS
+    first, last = act.began - record.reconcile_seconds - DRAIN_SECONDS, after + record.reconcile_seconds + DRAIN_SECONDS
     if any(first <= when <= last for when in record.emptied):
         return False
     unknown = ("reboot",) if fault.kind == "xid" else ("reboot", "reconfigure")
@@ -150,14 +150,14 @@ def _of_others(record: Record, call: Call) -> Iterator[Broken]:
     asked = [each for each in record.calls if not each.update and 0 < each.ended <= call.began and each.said]
     if not asked:
         yield Broken("the agent reads before it writes", call.began, str(call))
-    elif _shows_held_by(whose, asked[-1].said, record.node):
+    elif _shows_drained_by(whose, asked[-1].said, record.node):
         yield Broken("the agent changes nothing that it has seen to be another's", call.began, f"it had read {whose!r}: {call}")
     elif words and (took := call.sent - asked[-1].ended) > WINDOW_SECONDS * record.busy:
         how = f"{took:.1f} s after the answer the agent writes over {words!r}: {call}"
         yield Broken(f"a write rests on an answer of at most {WINDOW_SECONDS:g} s ago", call.began, how)
 
 
-def _shows_held_by(whose: str, said: str, node: str) -> bool:
+def _shows_drained_by(whose: str, said: str, node: str) -> bool:
     """Whether Slurm's answer shows this node out of service with these words. An answer may be about all nodes, a line each,
     and Slurm keeps the reason of a drain that is over."""
     rows = [row for row in said.splitlines() if re.match(rf"(NodeName=)?{re.escape(node)}\b", row) and whose in row]
@@ -214,8 +214,8 @@ def _out_of_service(record: Record) -> Iterator[Broken]:
             if not fault.at < ended or fault.ended <= began:
                 continue
             since = _could_drain_since(record, max(began, fault.at), fault)
-            look = 0 if fault.at > began else record.look  # new evidence waits for no look
-            late = since + look + DRAIN_SECONDS * record.busy
+            reconcile_seconds = 0 if fault.at > began else record.reconcile_seconds  # new evidence waits for no look
+            late = since + reconcile_seconds + DRAIN_SECONDS * record.busy
             until = min(ended, fault.ended)
             if late < until and all(status(record, fault, at) == "due" for at in (since, late, until - 0.01)):
                 jobs = [job for at, job in record.jobs if late < at < until]
@@ -230,8 +230,8 @@ def _could_drain_since(record: Record, at: float, fault: Fault) -> float:
     for span in sorted(record.spans, key=lambda each: each.began):
         more = (RETRY_SECONDS if span.what == "no slurmctld" else SEEN_SECONDS) * record.busy
         if span.what == "maintenance":
-            more = record.look if fault.kind != "xid" else at - span.ended
-        if span.began < at + record.look + DRAIN_SECONDS * record.busy:
+            more = record.reconcile_seconds if fault.kind != "xid" else at - span.ended
+        if span.began < at + record.reconcile_seconds + DRAIN_SECONDS * record.busy:
             at = max(at, span.ended + more)
     return at
 
@@ -256,10 +256,10 @@ _NOTHING = ("nothing here drains", "nothing to do", "no reason for a drain")
 _PERSON = ("resumed by", "counts as acknowledged", "(acknowledged)", "known:    acknowledged")
 
 
-def _told(record: Record) -> Iterator[Broken]:
+def _reported(record: Record) -> Iterator[Broken]:
     """Nobody is said to have done what nobody did; and of a GPU that is lost nobody says that nothing drains."""
     touched = [act.began for act in record.acts if act.what in (*RELEASES, *KNOWN)]
-    for at, where, text in record.told:
+    for at, where, text in record.reported:
         if not any(when <= at for when in touched):
             for words in _PERSON:
                 if words in text.lower():

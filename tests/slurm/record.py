@@ -74,18 +74,19 @@ class Seen:
 
 @dataclass
 class Record:
-    """Everything about one node in one sequence; ``look``: how often its agent looks after a drain of its own, in seconds."""
+    """Everything about one node in one sequence. ``reconcile_seconds``: how often its agent asks slurmctld about a drain of its
+    own."""
 
     node: str
     began: float
-    look: float = 2.0
+    reconcile_seconds: float = 2.0
     ended: float = 0.0
     faults: list[Fault] = field(default_factory=list)
     acts: list[Act] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     emptied: list[float] = field(default_factory=list)
     #: What fairlead told: when, where (why, verdict), the text.
-    told: list[tuple[float, str, str]] = field(default_factory=list)
+    reported: list[tuple[float, str, str]] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
     #: How many times longer everything may take: more than 1 where the machine had more to do than four programs a processor.
@@ -101,13 +102,13 @@ class Record:
         """How busy the machine is now; the most counts."""
         self.busy = max(self.busy, os.getloadavg()[0] / (4 * len(os.sched_getaffinity(0))))
 
-    def story(self) -> str:
+    def text(self) -> str:
         """All of it, by time."""
         lines = [*self.lines, (self.began, f"bounds are {self.busy:.1f} times as long: so busy was the machine")]
         lines += [(call.began, f"    agent: {call}") for call in self.calls]
         lines += [(seen.at, f"        slurmctld: {node_text(seen.node)}") for seen in self.seen]
         lines += [(at, f"        {job} starts") for at, job in self.jobs]
-        lines += [(at, f"    {where}: {text.strip()}") for at, where, text in self.told]
+        lines += [(at, f"    {where}: {text.strip()}") for at, where, text in self.reported]
         return "\n".join(f"{at - self.began:7.2f}  {text}" for at, text in sorted(lines))
 
 

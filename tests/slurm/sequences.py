@@ -48,9 +48,9 @@ class Ended:
     broken: list[Broken] = field(default_factory=list)
 
     def __str__(self) -> str:
-        told = "\n".join(f"  {b.promise}\n    {b.at - self.record.began:.2f}: {b.how}" for b in self.broken)
+        reported = "\n".join(f"  {b.promise}\n    {b.at - self.record.began:.2f}: {b.how}" for b in self.broken)
         alone = f"python -m tests.slurm.sequences {shlex.quote(self.seed)}"
-        return f"seed {self.seed} (alone: {alone}): {len(self.broken)} broken promises\n{told}\n{self.record.story()}"
+        return f"seed {self.seed} (alone: {alone}): {len(self.broken)} broken promises\n{reported}\n{self.record.text()}"
 
 
 @contextmanager
@@ -93,7 +93,7 @@ def _rest(ward: Ward) -> None:
 
     def settled() -> bool:
         now = ward.now()
-        if now is None or time.time() < began + min(ward.record.look, 5) + 2:
+        if now is None or time.time() < began + min(ward.record.reconcile_seconds, 5) + 2:
             return False
         due = any(status(ward.record, fault, time.time()) == "due" for fault in ward.record.faults)
         return not due or "DRAIN" in now.states or "DOWN" in now.states
@@ -103,10 +103,10 @@ def _rest(ward: Ward) -> None:
     ward.hear(why=True)
 
 
-def one(ward: Ward, seed: str, script: Callable[[Ward, random.Random], None], look: float = 2.0) -> Ended:
+def one(ward: Ward, seed: str, script: Callable[[Ward, random.Random], None], reconcile_seconds: float = 2.0) -> Ended:
     """One sequence on one node, and its judgement."""
     chance = random.Random(seed)
-    ward.start(look)
+    ward.start(reconcile_seconds)
     try:
         script(ward, chance)
         _rest(ward)

@@ -40,7 +40,7 @@ def agents(cluster: Cluster, tmp_path: Path) -> Iterator[Make]:
             "bin_dir": str(cluster.bin),
             "node_name": name,
             "deadline_seconds": 2,
-            "look_seconds": 1,
+            "reconcile_seconds": 1,
         }
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
@@ -136,7 +136,7 @@ def test_a_persons_resume_is_seen_at_once_on_sigusr1(agents: Make, cluster: Clus
     """As `fairlead resume` and `fairlead hold` send it: until then our prolog would refuse jobs on a node in service."""
     agent = agents(agent={"interval_seconds": 600})
     agent.write_document(
-        slurm={"conf": "/etc/slurm/slurm.conf", "bin_dir": str(cluster.bin), "node_name": "n1", "look_seconds": 600},
+        slurm={"conf": "/etc/slurm/slurm.conf", "bin_dir": str(cluster.bin), "node_name": "n1", "reconcile_seconds": 600},
         agent={"interval_seconds": 600},
         policy={"budget_percent": 100},
     )
@@ -152,7 +152,7 @@ def test_a_persons_resume_is_seen_at_once_on_sigusr1(agents: Make, cluster: Clus
 def test_what_comes_after_a_persons_resume_drains_again(agents: Make, cluster: Cluster) -> None:
     """The resume is not noticed yet: the new record must not be taken for part of what was acknowledged."""
     agent = agents(agent={"interval_seconds": 0.5}, policy={"budget_percent": 100})
-    slurm = {"conf": "/etc/slurm/slurm.conf", "bin_dir": str(cluster.bin), "node_name": "n1", "look_seconds": 600}
+    slurm = {"conf": "/etc/slurm/slurm.conf", "bin_dir": str(cluster.bin), "node_name": "n1", "reconcile_seconds": 600}
     agent.write_document(slurm=slurm, policy={"budget_percent": 100})
     agent.start()
     agent.kernel(xid79())
@@ -308,7 +308,7 @@ def test_the_prologs_refusal_is_lifted(cluster: Cluster, tmp_path: Path) -> None
     """Slurm marks the node for our prolog. n1: a job comes between the admin's resume and our noticing. n2: the site refuses
     jobs while there is no agent (`on_stale`); the agent comes after the mark."""
     prolog = Path(__file__).resolve().parents[2] / "slurm/prolog"
-    conf = {"conf": "/etc/slurm/slurm.conf", "look_seconds": 600}
+    conf = {"conf": "/etc/slurm/slurm.conf", "reconcile_seconds": 600}
     made: list[Agent] = []
 
     def agent_of(own: Cluster, name: str) -> Agent:
@@ -321,7 +321,7 @@ def test_the_prologs_refusal_is_lifted(cluster: Cluster, tmp_path: Path) -> None
         made.append(agent)
         return agent
 
-    def held(own: Cluster, job: int) -> None:
+    def wait_for_limit(own: Cluster, job: int) -> None:
         """Requeued and held, not lost."""
         deadline = time.monotonic() + 90
         while "held" not in (told := own.scontrol("-o", "show", "job", str(job))):
@@ -340,7 +340,7 @@ def test_the_prologs_refusal_is_lifted(cluster: Cluster, tmp_path: Path) -> None
             own.wait_idle()
             jobs = [own.submit("#!/bin/sh\ntrue\n", f"-w{name}") for name in ("n1", "n2")]
             for job in jobs:
-                held(own, job)
+                wait_for_limit(own, job)
             second = agent_of(own, "n2")
             deadline = time.monotonic() + 90
             while client.node("n2").reason != "Prolog error":

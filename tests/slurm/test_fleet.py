@@ -33,7 +33,7 @@ def start(cluster: Cluster, tmp_path: Path) -> Iterator[Callable[..., Agent]]:
     made: list[Agent] = []
 
     def make(**policy: Any) -> Agent:
-        slurm = {"conf": "/etc/slurm/slurm.conf", "bin_dir": str(cluster.bin), "node_name": "n1", "look_seconds": 1}
+        slurm = {"conf": "/etc/slurm/slurm.conf", "bin_dir": str(cluster.bin), "node_name": "n1", "reconcile_seconds": 1}
         agent = Agent(tmp_path, MACHINES / "hgx-h100", slurm=slurm, policy={"budget_percent": 100, **policy})
         made.append(agent)
         return agent.start()

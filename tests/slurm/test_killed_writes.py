@@ -34,7 +34,7 @@ def death(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[kern
 def drained_by(cluster: Cluster, folder: Path, death: tuple[kernel.Death, dict[str, str]], count: int) -> bool:
     """One agent that dies after ``count`` changes, and the next one; whether the first did die."""
     folder.mkdir()
-    slurm = {"conf": "/etc/slurm/slurm.conf", "bin_dir": str(cluster.bin), "node_name": "n1", "look_seconds": 1}
+    slurm = {"conf": "/etc/slurm/slurm.conf", "bin_dir": str(cluster.bin), "node_name": "n1", "reconcile_seconds": 1}
     agent = Agent(folder, MACHINES / "hgx-h100", slurm=slurm, policy={"budget_percent": 100})
     agent.environment = death[1]
     agent.start()

@@ -65,7 +65,7 @@ class Scene:
     def drain(self, check: str = "xid") -> Outcome:
         return finish(self.protocol.drain(check, WHY)).outcome
 
-    def look(self, *, refused: bool = False) -> Outcome:
+    def reconcile(self, *, refused: bool = False) -> Outcome:
         return finish(self.protocol.reconcile(prolog_refused=refused)).outcome
 
     def undrain(self) -> None:
@@ -117,7 +117,7 @@ def saved_and_killed(s: Scene) -> None:
 
 def settled_then_lifted(s: Scene) -> None:
     s.wait(30)
-    assert s.look() is Outcome.DRAINED
+    assert s.reconcile() is Outcome.DRAINED
     s.undrain()
     s.restart()
 
@@ -134,7 +134,7 @@ def killed_later(s: Scene) -> None:
     s.ctld.away = True
     s.wait(600)
     with pytest.raises(SlurmUnavailable):
-        s.look()
+        s.reconcile()
     s.ctld.away = False
     s.ctld.booted = s.ctld.clock
 
@@ -151,20 +151,20 @@ def gone_and_asked_for_by_command(s: Scene) -> None:
 
 def put_over_and_lifted(s: Scene) -> None:
     s.ctld.update("n1", reason="ann: riser swap")
-    assert s.look() is Outcome.FOREIGN
+    assert s.reconcile() is Outcome.FOREIGN
     s.undrain()
 
 
 def put_over_and_lost(s: Scene) -> None:
     s.ctld.update("n1", reason="ann: riser swap")
-    assert s.look() is Outcome.FOREIGN
+    assert s.reconcile() is Outcome.FOREIGN
     s.killed()
 
 
 def put_over_for_long(s: Scene) -> None:
     for _ in range(2):
         s.ctld.update("n1", reason="ann: riser swap")
-        assert s.look() is Outcome.FOREIGN
+        assert s.reconcile() is Outcome.FOREIGN
         s.wait(30)
     s.restart()
     s.undrain()
@@ -173,13 +173,13 @@ def put_over_for_long(s: Scene) -> None:
 def lost_then_drained_by_a_person(s: Scene) -> None:
     s.killed()
     s.ctld.update("n1", "DRAIN", "ann: riser swap")
-    assert s.look() is Outcome.FOREIGN
+    assert s.reconcile() is Outcome.FOREIGN
     s.undrain()
 
 
 def emptied_next_day(s: Scene) -> None:
     s.wait(86400)
-    assert s.look() is Outcome.DRAINED
+    assert s.reconcile() is Outcome.DRAINED
     s.wait(20)
     s.emptied()
 
@@ -217,7 +217,7 @@ def emptied_and_reconfigured_at_once(s: Scene) -> None:
 def newer_drain_survives_a_reconfiguration(s: Scene) -> None:
     s.ctld.update("n2", "DRAIN", "ann: a newer one")
     s.wait(30)
-    assert s.look() is Outcome.DRAINED
+    assert s.reconcile() is Outcome.DRAINED
     s.undrain()
     s.reconfigure()
 
@@ -225,7 +225,7 @@ def newer_drain_survives_a_reconfiguration(s: Scene) -> None:
 def newer_drain_survives(s: Scene) -> None:
     s.ctld.update("n2", "DRAIN", "ann: a newer one")
     s.wait(30)
-    assert s.look() is Outcome.DRAINED
+    assert s.reconcile() is Outcome.DRAINED
     s.undrain()
     s.restart()
 
@@ -256,27 +256,27 @@ def seen_waiting_for_its_reboot(s: Scene) -> None:
     s.ctld.reboot("n1", next_state="RESUME")
     s.ctld.issue_reboots()
     s.protocol.state.boot_id = "boot 2"
-    assert s.look() is Outcome.DRAINED
+    assert s.reconcile() is Outcome.DRAINED
     s.ctld.register("n1", booted=True)
 
 
 def rebooted_then_resumed_by_a_person(s: Scene) -> None:
     s.reboot()
-    assert s.look() is Outcome.DRAINED
+    assert s.reconcile() is Outcome.DRAINED
     s.wait(30)
     s.undrain()
 
 
 def power_cycled_with_the_drain_then_resumed(s: Scene) -> None:
     s.protocol.state.boot_id = "boot 2"
-    assert s.look() is Outcome.DRAINED
+    assert s.reconcile() is Outcome.DRAINED
     s.undrain()
 
 
 def an_admins_words_and_a_reboot(s: Scene) -> None:
     """ASAP lifts the admin's own drain too: they have not resumed the node."""
     s.ctld.update("n1", reason="ann: reboot it")
-    assert s.look() is Outcome.FOREIGN
+    assert s.reconcile() is Outcome.FOREIGN
     s.reboot(next_state="RESUME")
 
 
@@ -284,7 +284,7 @@ def clocks_apart(s: Scene) -> None:
     """This node's clock is set two hours ahead, and slurmctld loses its state."""
     s.clock.jump += 7200
     s.wait(30)
-    assert s.look() is Outcome.DRAINED
+    assert s.reconcile() is Outcome.DRAINED
     s.wait(5)
     s.emptied()
 
@@ -332,7 +332,7 @@ TABLE: dict[str, tuple[Callable[[Scene], None], Outcome, int]] = {
 def test_lost_or_lifted(scene: Scene, row: str) -> None:
     happens, outcome, asked = TABLE[row]
     happens(scene)
-    assert scene.look() is outcome
+    assert scene.reconcile() is outcome
     assert scene.ctld.asked == asked
     entry = scene.entry()
     assert (entry is not None and entry.ours) == (outcome is Outcome.DRAINED)
@@ -368,7 +368,7 @@ def test_a_drain_by_hand_is_made_again_after_a_reconfiguration_that_leaves_it_op
     made = Scene(tmp_path)
     assert made.drain(MANUAL) is Outcome.DRAINED
     emptied_and_reconfigured_at_once(made)
-    assert made.look() is Outcome.DRAINED and made.ctld.node("n1").drained
+    assert made.reconcile() is Outcome.DRAINED and made.ctld.node("n1").drained
 
 
 def test_what_is_asked_where_a_drain_has_gone(scene: Scene) -> None:
@@ -378,18 +378,18 @@ def test_what_is_asked_where_a_drain_has_gone(scene: Scene) -> None:
     for name in ("node", "nodes", "began", "stamps"):
         real = getattr(scene.ctld, name)
         setattr(scene.ctld, name, lambda *a, n=name, r=real: (asked.append(n), r(*a))[1])
-    assert scene.look() is Outcome.LOST
+    assert scene.reconcile() is Outcome.LOST
     assert [name for name in asked if name != "nodes"] == ["node", "began", "stamps"]
 
 
 def test_the_next_drain_is_a_drain_like_any_other(scene: Scene) -> None:
     """And whoever lifts that one is heard."""
     scene.killed()
-    assert scene.look() is Outcome.LOST
+    assert scene.reconcile() is Outcome.LOST
     scene.wait(1)
     assert scene.drain() is Outcome.DRAINED
     scene.undrain()
-    assert scene.look() is Outcome.ACKNOWLEDGED
+    assert scene.reconcile() is Outcome.ACKNOWLEDGED
 
 
 def test_the_mark_of_our_prolog_on_a_node_whose_drain_was_lost(scene: Scene) -> None:
@@ -435,7 +435,7 @@ def test_a_begin_that_nobody_tells_leaves_the_question_open(scene: Scene) -> Non
     scene.ctld.away = False
     entry = scene.entry()
     assert entry is not None and entry.phase is Phase.DRAINED and entry.written
-    assert scene.look() is Outcome.LOST
+    assert scene.reconcile() is Outcome.LOST
 
 
 def test_a_drain_by_hand_is_made_again_by_whoever_looks(tmp_path: Path) -> None:
@@ -444,7 +444,7 @@ def test_a_drain_by_hand_is_made_again_by_whoever_looks(tmp_path: Path) -> None:
     first = scene.ctld.node("n1").reason
     scene.wait(1)
     scene.killed()
-    assert scene.look() is Outcome.DRAINED
+    assert scene.reconcile() is Outcome.DRAINED
     again = parse(scene.ctld.node("n1").reason)
     assert again is not None and again.text != first and (again.check, again.summary) == (MANUAL, WHY)
 
@@ -454,11 +454,11 @@ def test_a_drain_by_hand_is_kept_in_mind_while_a_hold_forbids_it(tmp_path: Path)
     scene.drain(MANUAL)
     scene.killed()
     scene.hold = "ann works here"
-    assert scene.look() is Outcome.BLOCKED
+    assert scene.reconcile() is Outcome.BLOCKED
     entry = scene.entry()
     assert entry is not None and entry.manual and not scene.ctld.node("n1").drained
     scene.hold = ""
-    assert scene.look() is Outcome.DRAINED and scene.ctld.node("n1").drained
+    assert scene.reconcile() is Outcome.DRAINED and scene.ctld.node("n1").drained
 
 
 def test_lost_between_the_write_and_its_reading_back(tmp_path: Path) -> None:
@@ -473,7 +473,7 @@ def test_lost_between_the_write_and_its_reading_back(tmp_path: Path) -> None:
 
 def test_the_courier_says_lost_and_not_acknowledged(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
-    courier = Courier(scene.protocol, look_seconds=30, clock=scene.clock.mono)
+    courier = Courier(scene.protocol, reconcile_seconds=30, clock=scene.clock.mono)
     courier.want(Want(kind="drain", check="xid", summary=WHY))
     for _ in courier.turn():
         pass

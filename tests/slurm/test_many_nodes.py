@@ -50,7 +50,7 @@ def test_64_nodes_at_once_end_within_the_drain_budget(many: Cluster, tmp_path: P
         standing = {n.name: n.reason for n in crowd.client.nodes() if n.drained}
         assert {name: crowd.couriers[name].take().reason for name in crowd.drained} == standing
         assert len(standing) == budget
-        for name in crowd.held:
+        for name in crowd.pending:
             limit = crowd.couriers[name].take().limit
             assert limit is not None and (limit.kind, limit.name) == (LimitKind.PARTITION, "main")
     seen = overshoot(log.read_text()[before:], budget)
@@ -70,12 +70,12 @@ def test_a_suspicion_holds_however_many_drain_at_once(
         crowd.go(replace(WANT, certain=False, job=job))
         crowd.settled(limit)
         assert {n.name for n in crowd.client.nodes() if n.drained} == crowd.drained
-        limits = [crowd.couriers[name].take().limit for name in crowd.held]
+        limits = [crowd.couriers[name].take().limit for name in crowd.pending]
         assert {each.kind for each in limits if each} == {kind}
 
 
 AWAY_SECONDS = 8.0
-RPCS_OF_A_LOOK = 2
+RPCS_OF_A_QUESTION = 2
 
 
 @pytest.mark.timeout(600)
@@ -91,7 +91,7 @@ def test_a_slurmctld_that_is_back_is_asked_by_its_agents_one_after_the_other(cou
     with running(Cluster("trixie", nodes=count, cores=4)) as cluster:
         names = cluster.node_names
         drained, bad = names[: count * 3 // 4], names[count * 3 // 4 : count * 7 // 8]
-        with Crowd(cluster, tmp_path, ROOMY, look_seconds=30, deadline_seconds=10) as crowd:
+        with Crowd(cluster, tmp_path, ROOMY, reconcile_seconds=30, deadline_seconds=10) as crowd:
             for name in drained:
                 crowd.couriers[name].want(WANT)
             crowd.until(lambda: crowd.drained == set(drained), "the first drains")
@@ -112,5 +112,5 @@ def test_a_slurmctld_that_is_back_is_asked_by_its_agents_one_after_the_other(cou
     seconds, asked = rate.seen[-1]
     second, ten = rate.worst(1.0), rate.worst(10.0)
     print(f"\n{count} nodes: {asked} RPCs in {seconds:.0f} s after the return, at most {second:.0f} a second, {ten:.0f} in ten")
-    assert lost == [] and asked >= len(drained) * RPCS_OF_A_LOOK
-    assert ten <= 2 * ASKS_PER_SECOND * RPCS_OF_A_LOOK and second <= 4 * ASKS_PER_SECOND * RPCS_OF_A_LOOK
+    assert lost == [] and asked >= len(drained) * RPCS_OF_A_QUESTION
+    assert ten <= 2 * ASKS_PER_SECOND * RPCS_OF_A_QUESTION and second <= 4 * ASKS_PER_SECOND * RPCS_OF_A_QUESTION

@@ -39,7 +39,7 @@ class Ward:
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         self.cluster = cluster
-        slurm = {"conf": "/etc/slurm/slurm.conf", "bin_dir": str(cluster.bin), "node_name": "n1", "look_seconds": 1}
+        slurm = {"conf": "/etc/slurm/slurm.conf", "bin_dir": str(cluster.bin), "node_name": "n1", "reconcile_seconds": 1}
         self.policy: dict[str, Any] = {"budget_percent": 100}
         self.slurm = slurm
         self.agent = Agent(folder, MACHINES / "hgx-h100")
@@ -87,20 +87,20 @@ class Ward:
         before = self.agent.sequence()
         self.agent.until(lambda: self.agent.sequence() > before + count, "later verdicts")
 
-    def noted(self, who: str = "") -> list[Entry]:
+    def audited(self, who: str = "") -> list[Entry]:
         return [e for e in self.trail.read() if who in ("", e.who)]
 
     def tells(self, *expected: tuple[str, ...]) -> None:
         """Wait until the trail says who did what, with what outcome where that is named too: the agent notes a thing after
         it has published it."""
 
-        def told() -> list[tuple[str, ...]]:
-            return [(e.who, e.what, e.outcome)[: len(expected[0])] for e in self.noted()]
+        def shown() -> list[tuple[str, ...]]:
+            return [(e.who, e.what, e.outcome)[: len(expected[0])] for e in self.audited()]
 
         try:
-            self.agent.until(lambda: told() == list(expected), "such a trail")
+            self.agent.until(lambda: shown() == list(expected), "such a trail")
         except AssertionError as e:
-            raise AssertionError(f"{told()}\n{e}") from None
+            raise AssertionError(f"{shown()}\n{e}") from None
 
 
 @pytest.fixture
@@ -116,16 +116,16 @@ def test_an_acknowledged_fault_does_not_drain_until_there_is_another(ward: Ward)
     ward.agent.start()
     ward.xid()
     reason = ward.drained()
-    told = ward.say("why", "n1")
-    assert "fairlead's own drain" in told and "next:     reboot the node" in told and ", 1 strike: " in told
+    shown = ward.say("why", "n1")
+    assert "fairlead's own drain" in shown and "next:     reboot the node" in shown and ", 1 strike: " in shown
     dry = ward.say("ack", f"xid/{PCI}", "--reason", "known", "--dry-run")
-    assert dry.startswith(f"would acknowledge xid/{PCI}: Xid 79") and ward.noted("ann") == []
+    assert dry.startswith(f"would acknowledge xid/{PCI}: Xid 79") and ward.audited("ann") == []
     assert "taken up" in ward.say("ack", "xid/00000000:1B:00.0", "--reason", "known, RMA 4711")
     ward.in_service()
     ward.more_sweeps()
     assert ward.agent.verdict().state is State.WARN and not ward.client.node("n1").drained
-    told = ward.say("why", "n1")
-    assert "known:    acknowledged" in told and "next:     nothing now" in told and "RMA 4711" in told
+    shown = ward.say("why", "n1")
+    assert "known:    acknowledged" in shown and "next:     nothing now" in shown and "RMA 4711" in shown
     listed = json.loads(ward.say("ack", "--list", "--json"))["acknowledged"]
     assert [(r["name"], r["who"], r["why"]) for r in listed] == [(f"xid/{PCI}", "ann", "known, RMA 4711")]
     ward.tells(
@@ -213,11 +213,11 @@ def test_held_it_does_not_drain_and_released_it_does(ward: Ward) -> None:
     ward.more_sweeps()
     assert not ward.client.node("n1").drained
     ward.agent.until(lambda: "hold:     ann" in ward.say("why", "n1"), "word of the hold")  # the agent looks every 2 s
-    told = ward.say("why", "n1")
-    assert "riser 2" in told and "`fairlead hold --release`" in told
+    shown = ward.say("why", "n1")
+    assert "riser 2" in shown and "`fairlead hold --release`" in shown
     ward.say("hold", "--release")
     ward.drained()
-    assert [(e.what, e.outcome) for e in ward.noted("ann")] == [("hold", "held"), ("hold --release", "released")]
+    assert [(e.what, e.outcome) for e in ward.audited("ann")] == [("hold", "held"), ("hold --release", "released")]
 
 
 def test_a_hold_ends_by_itself(ward: Ward) -> None:
@@ -233,25 +233,25 @@ def test_drained_by_an_admin(ward: Ward) -> None:
     ward.xid()
     ward.agent.until(lambda: "somebody else holds" in ward.agent.verdict().text, "word of the other drain")
     ward.agent.until(lambda: "a resume before that does not last" in ward.say("why", "n1"), "the drain in the status")
-    told = ward.say("why", "n1")
-    assert "riser swap by bob" in told and "not fairlead" in told and "next:     ask whoever drained it (root)" in told
+    shown = ward.say("why", "n1")
+    assert "riser swap by bob" in shown and "not fairlead" in shown and "next:     ask whoever drained it (root)" in shown
     ward.tells(("agent", "left alone"))
-    assert "riser swap by bob" in ward.noted()[0].detail
+    assert "riser swap by bob" in ward.audited()[0].detail
 
 
 def test_new_evidence_after_an_admins_resume_drains_whatever_happened_before(ward: Ward) -> None:
     """The fault is drained for, an admin puts their own words over it, closes it as repaired, and resumes the node under an
     agent that was restarted meanwhile. What came before the resume is known; another GPU that falls off the bus just after it
     is not, and it does not wait for the next look."""
-    ward.slurm["look_seconds"] = 60
+    ward.slurm["reconcile_seconds"] = 60
     ward.configure()
     ward.agent.start()
     ward.xid()
     ward.drained()
     ward.cluster.scontrol("update", "nodename=n1", "state=drain", "reason=riser swap by bob")
     ward.agent.process.send_signal(signal.SIGUSR1)  # type: ignore[union-attr]  # a look now, not in a minute
-    ward.agent.until(lambda: any(e.what == "drain given up" for e in ward.noted()), "word that the drain is somebody else's")
-    assert not any(e.what == "resumed" for e in ward.noted()), "nobody has resumed the node"
+    ward.agent.until(lambda: any(e.what == "drain given up" for e in ward.audited()), "word that the drain is somebody else's")
+    assert not any(e.what == "resumed" for e in ward.audited()), "nobody has resumed the node"
     ward.say("clear", "--all", "--reason", "reseated")
     ward.agent.end()
     ward.agent.start()
@@ -270,7 +270,7 @@ def test_new_evidence_after_an_admins_resume_drains_whatever_happened_before(war
 
 def test_a_new_fault_does_not_wait_after_an_admin_has_lifted_their_own_drain(ward: Ward) -> None:
     """The order of the first fault waits for a minute, since the node was somebody else's."""
-    ward.slurm["look_seconds"] = 60
+    ward.slurm["reconcile_seconds"] = 60
     ward.configure()
     ward.agent.start()
     ward.cluster.scontrol("update", "nodename=n1", "state=drain", "reason=riser swap by bob")
@@ -291,26 +291,26 @@ def test_the_agent_is_down(ward: Ward) -> None:
     left = ward.agent.verdict()
     assert "next:     the agent is down" in ward.say("why", "n1")  # though its verdict still counts
     (ward.agent.run_dir / "verdict").write_text(replace(left, expires=1).to_line())  # some minutes later
-    told = ward.say("why", "n1")
-    assert "next:     the agent is down" in told and "journalctl -u fairlead-agent" in told
+    shown = ward.say("why", "n1")
+    assert "next:     the agent is down" in shown and "journalctl -u fairlead-agent" in shown
     (ward.agent.run_dir / "verdict").unlink()
     assert "next:     the agent is down" in ward.say("why", "n1")
 
 
 def test_drain_and_resume_by_hand_are_noted(ward: Ward) -> None:
-    assert "would drain" in ward.say("drain", "--reason", "x", "--dry-run") and ward.noted() == []
+    assert "would drain" in ward.say("drain", "--reason", "x", "--dry-run") and ward.audited() == []
     assert json.loads(ward.say("drain", "--reason", "x", "--dry-run", "--json"))["node"] == "n1"
     ward.say("drain", "--reason", "new PSU", user="bob")
     assert ward.client.node("n1").drained
-    told = ward.say("why", "n1")
-    assert "drained by hand with `fairlead drain`" in told and "`fairlead resume`" in told
+    shown = ward.say("why", "n1")
+    assert "drained by hand with `fairlead drain`" in shown and "`fairlead resume`" in shown
     ward.say("resume")
     assert not ward.client.node("n1").drained
-    noted = [(e.who, e.what, e.why, e.outcome) for e in ward.noted()]
-    assert noted == [("bob", "drain", "new PSU", "drained"), ("ann", "resume", "", "resumed")]
+    audited = [(e.who, e.what, e.why, e.outcome) for e in ward.audited()]
+    assert audited == [("bob", "drain", "new PSU", "drained"), ("ann", "resume", "", "resumed")]
     ward.cluster.scontrol("update", "nodename=n1", "state=drain", "reason=riser swap by bob")
     ward.say("resume", "--reason", "mine?", code=75)
-    assert ward.noted()[-1].outcome == "foreign" and "riser swap" in ward.noted()[-1].detail
+    assert ward.audited()[-1].outcome == "foreign" and "riser swap" in ward.audited()[-1].detail
     assert "it would be refused: foreign" in ward.say("drain", "--reason", "x", "--dry-run")
     assert json.loads(ward.say("resume", "--dry-run", "--json"))["refused"].startswith("foreign: ")
 
@@ -349,7 +349,7 @@ def test_a_full_disk_stops_neither_a_hold_nor_a_resume(ward: Ward, full: Path) -
     assert not ward.client.node("n1").drained
     (full / "filler").unlink()
     assert "audit" not in ward.say("hold", "--reason", "again")
-    whats = [e.what for e in ward.noted("ann")]
+    whats = [e.what for e in ward.audited("ann")]
     assert whats == ["hold", "hold --release", "ack", "drain", "resume", "hold"]
     assert not (ward.agent.run_dir / "audit.jsonl").exists()  # moved over, in the order of time
 
@@ -367,4 +367,4 @@ def test_many_say_things_at_once(ward: Ward) -> None:
     ]
     assert [p.wait(timeout=150) for p in people] == [0, 0, 0]
     ward.in_service()
-    assert sorted(e.what for e in ward.noted()).count("ack") == 3
+    assert sorted(e.what for e in ward.audited()).count("ack") == 3

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.slurm.promises import _shows_held_by
+from tests.slurm.promises import _shows_drained_by
 
 ANN = "ann: riser swap #365229"
 
 
 @pytest.mark.parametrize(
-    ("said", "held"),
+    ("said", "drained"),
     [
         (f"n2@x@IDLE@x@{ANN}@x@root(0)@x@", False),  # the words of a drain that ann has lifted
         (f"n2@x@IDLE+DRAIN@x@{ANN}@x@root(0)@x@", True),
@@ -21,5 +21,5 @@ ANN = "ann: riser swap #365229"
         ("", False),
     ],
 )
-def test_whose_words_hold_the_node(said: str, held: bool) -> None:
-    assert _shows_held_by(ANN, said, "n2") is held
+def test_whose_words_hold_the_node(said: str, drained: bool) -> None:
+    assert _shows_drained_by(ANN, said, "n2") is drained

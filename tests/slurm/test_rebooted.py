@@ -42,7 +42,7 @@ class Site:
     def drained(self) -> None:
         assert finish(self.protocol.drain("xid", WHY)).outcome is Outcome.DRAINED
 
-    def look(self) -> Outcome:
+    def reconcile(self) -> Outcome:
         return finish(self.protocol.reconcile()).outcome
 
     def until(self, met: Callable[[NodeState], bool], what: str) -> NodeState:
@@ -68,7 +68,7 @@ class Site:
         self.cluster.stop_slurmd("n1")
         time.sleep(1.1)  # slurmd says its boot time in whole seconds
         self.new_agent("boot 2")
-        assert self.look() is Outcome.DRAINED  # before slurmd has registered nothing is decided
+        assert self.reconcile() is Outcome.DRAINED  # before slurmd has registered nothing is decided
         command = "mount --bind /run/lab-nodes/n1/run /run/fairlead; exec /usr/sbin/slurmd -b -N n1"
         self.cluster._exec(f"exec unshare --mount --propagation private /bin/sh -ec {shlex.quote(command)}")
         return self.registered()
@@ -117,33 +117,33 @@ def test_a_reboot_by_slurmctld_acknowledges_nothing(site: Site, words: tuple[str
         assert not back.drained, back
     print(f"\n{site.cluster.suite} reboot {' '.join(words)}: {'stays' if back.drained else 'lifted'}, reason {back.reason!r}")
     if not back.drained:
-        assert site.look() is Outcome.LOST
+        assert site.reconcile() is Outcome.LOST
         site.drained()  # the fault is still there
-        assert site.look() is Outcome.DRAINED
+        assert site.reconcile() is Outcome.DRAINED
     else:
-        assert site.look() is Outcome.DRAINED
+        assert site.reconcile() is Outcome.DRAINED
     site.lift()
-    assert site.look() is Outcome.ACKNOWLEDGED
+    assert site.reconcile() is Outcome.ACKNOWLEDGED
 
 
 def test_a_slurmctld_without_its_saved_state_acknowledges_nothing(site: Site) -> None:
     for how in ({"before": f"rm -rf {STATE}"}, {"options": ("-c",)}):
         site.drained()
         time.sleep(1.1)
-        assert site.look() is Outcome.DRAINED
+        assert site.reconcile() is Outcome.DRAINED
         site.restart(*how.get("options", ()), before=str(how.get("before", "true")))
         assert not site.client.node("n1").drained
         site.protocol.state.reconfigured = lambda: (
             True
         )  # as of a slurmd that was reconfigured some day: nothing more is asked then
         site.cluster.run(["/usr/bin/sdiag", "--reset"])
-        assert site.look() is Outcome.LOST, how
+        assert site.reconcile() is Outcome.LOST, how
         asked = {name: count for name, (count, _) in rpcs(site.cluster).items() if name in (*OURS, *OF_CONFIG)}
         print(f"\n{site.cluster.suite}: a drain that is gone, in a slurmctld that has begun since: {asked}")
         assert 0 < sum(asked.values()) <= 6, asked
         site.drained()
         site.lift()
-        assert site.look() is Outcome.ACKNOWLEDGED, how
+        assert site.reconcile() is Outcome.ACKNOWLEDGED, how
 
 
 @pytest.mark.slow
@@ -156,7 +156,7 @@ def test_a_slurmctld_with_an_old_state_acknowledges_nothing(site: Site) -> None:
     site.drained()
     site.restart(before=f"rm -rf {STATE}; mv /var/spool/slurm/old {STATE}")
     assert site.client.node("n2").drained and not site.client.node("n1").drained
-    assert site.look() is Outcome.LOST
+    assert site.reconcile() is Outcome.LOST
 
 
 XID, GONE = "xid/0000:1b:00.0#0d6a4f0e-5b1c-4f65-9a39-3f1f6f9b7c21:812", "gpu_count/#gpus=7"
@@ -192,14 +192,14 @@ def test_of_a_resume_beside_a_reconfiguration_only_the_past_counts(site: Site, w
 def test_a_restart_with_its_state_keeps_our_drain_and_a_resume_that_something_newer_proves(site: Site) -> None:
     site.drained()
     site.restart()
-    assert site.look() is Outcome.DRAINED
+    assert site.reconcile() is Outcome.DRAINED
     time.sleep(1.1)
     site.cluster.scontrol("update", "nodename=n2", "state=drain", "reason=ann: newer than ours")
     time.sleep(6)  # the time of a reading is told as up to 5 s earlier: the clocks of two machines may differ
-    assert site.look() is Outcome.DRAINED
+    assert site.reconcile() is Outcome.DRAINED
     site.lift()
     site.restart()
-    assert site.look() is Outcome.ACKNOWLEDGED
+    assert site.reconcile() is Outcome.ACKNOWLEDGED
 
 
 @pytest.mark.slow
@@ -208,4 +208,4 @@ def test_a_restart_right_after_a_resume_is_no_resume_where_nothing_tells(site: S
     site.drained()
     site.lift()
     site.restart()
-    assert site.look() is (Outcome.ACKNOWLEDGED if site.cluster.suite == "trixie" else Outcome.LOST)
+    assert site.reconcile() is (Outcome.ACKNOWLEDGED if site.cluster.suite == "trixie" else Outcome.LOST)

@@ -44,7 +44,7 @@ def couriers(cluster: Cluster, tmp_path: Path) -> Iterator[Callable[..., Courier
         client = Asked(conf="/etc/slurm/slurm.conf", bin_dir=str(cluster.bin))
         drain = drain_of(client, tmp_path, node, rules or Rules(budget_percent=100))
         drain = DrainProtocol(NodeDrainState(client, drain.ledger, node, drain.state.rules, **more))  # type: ignore[arg-type]
-        made.append(Courier(drain, look_seconds=600))
+        made.append(Courier(drain, reconcile_seconds=600))
         made[-1].start()
         return made[-1]
 

@@ -27,7 +27,7 @@ REFUSING = tuple(f"n{i}" for i in range(1, 9))
 LATER = "BeginTime"
 #: A job with priority 0 is held. The scheduler writes JobHeldAdmin over the reason when it meets the job before the requeue has
 #: written its own: seen on 22.05 (a job on two nodes) and on 24.11 (a part of a heterogeneous job), on a busy machine.
-HELD = {"launch_failed_requeued_held", "JobHeldAdmin"}
+WAIT_REASONS = {"launch_failed_requeued_held", "JobHeldAdmin"}
 
 
 @pytest.fixture(params=[False, True], ids=["hold", "nohold"])
@@ -81,7 +81,7 @@ def test_every_kind_of_job(refusing: Cluster, nohold: bool) -> None:
             # job before srun heard of its end. Which of the two it meets first decides the words too.
             assert run.returncode and "ran" not in run.stdout
             assert re.search(r"[Pp]rolog|revoked|expired|[Cc]ancel|complet|[Tt]erminated", run.stderr), run.stderr
-    again = {LATER} if nohold else HELD
+    again = {LATER} if nohold else WAIT_REASONS
 
     def back(job: int) -> bool:
         return [(r["JobState"], r["Restarts"], r["Reason"] in again) for r in jobs(up, job)] == [("PENDING", "1", True)]

@@ -24,7 +24,7 @@ FIRST = "bookworm"
 RANDOM = 5
 IN_A_BATCH = 10
 SEQUENCES = int(os.environ.get("FAIRLEAD_SEQUENCES", "200"))
-Place = tuple[Cluster, list[Ward]]
+Lab = tuple[Cluster, list[Ward]]
 
 
 def releases(items: Sequence[str]) -> list[object]:
@@ -33,7 +33,7 @@ def releases(items: Sequence[str]) -> list[object]:
 
 
 @pytest.fixture(scope="module", params=releases(list(SUITES)))
-def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
     if os.geteuid():
         pytest.skip("needs root: real Slurm runs in namespaces")
     with cluster_of_wards(request.param, NODES) as made:
@@ -49,8 +49,8 @@ def kept(ended: Sequence[Ended], capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_what_broke_once(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
-    cluster, wards = place
+def test_what_broke_once(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster, wards = lab
     kept(directed.alone(cluster, wards, list(directed.ALONE)), capsys)
 
 
@@ -66,23 +66,23 @@ def test_what_broke_once(place: Place, capsys: pytest.CaptureFixture[str]) -> No
     ],
     ids=lambda event: event.__name__,
 )
-def test_slurmctld_starts_anew(place: Place, event: moves.Event, capsys: pytest.CaptureFixture[str]) -> None:
+def test_slurmctld_starts_anew(lab: Lab, event: moves.Event, capsys: pytest.CaptureFixture[str]) -> None:
     """Drains that it lost come back and are nobody's resume; a person's resume that it did not lose counts."""
-    cluster, wards = place
+    cluster, wards = lab
     kept(directed.together(cluster, wards[: len(directed.BEFORE)], event), capsys)
 
 
 @pytest.mark.timeout(600)
-def test_a_few_at_random(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
-    cluster, wards = place
+def test_a_few_at_random(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster, wards = lab
     kept(sequences.batch(cluster, wards[:RANDOM], 0), capsys)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-def test_many_at_random(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+def test_many_at_random(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
     """Ten at once, each batch with events of slurmctld of its own."""
-    cluster, wards = place
+    cluster, wards = lab
     ended: list[Ended] = []
     for number in range(1, SEQUENCES // IN_A_BATCH + 1):
         ended += sequences.batch(cluster, wards[:IN_A_BATCH], number)
@@ -90,14 +90,14 @@ def test_many_at_random(place: Place, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.timeout(300)
-def test_six_calls_for_a_drain_and_six_for_a_resume(place: Place) -> None:
+def test_six_calls_for_a_drain_and_six_for_a_resume(lab: Lab) -> None:
     """And none while nothing changes."""
-    told = directed.counted(place[1][0])
+    told = directed.counted(lab[1][0])
     assert told["nothing wrong"] == 0 and 0 < told["drain"] <= 6 and 0 < told["resume"] <= 6, told
 
 
 @pytest.mark.timeout(300)
-def test_an_xid_of_no_gpu_is_shown_and_does_not_drain(place: Place) -> None:
-    story, verdicts, state = directed.no_gpu(place[1][0])
+def test_an_xid_of_no_gpu_is_shown_and_does_not_drain(lab: Lab) -> None:
+    story, verdicts, state = directed.no_gpu(lab[1][0])
     assert "0000:ff:00" in story and "DRAIN" not in state, story
     assert not any(verdict.startswith("drain") for verdict in verdicts), verdicts

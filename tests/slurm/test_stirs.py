@@ -20,7 +20,7 @@ from tests.slurm.test_agent import xid79
 from tests.slurm.wire import Wire
 
 pytestmark = pytest.mark.slurm
-LOOK_SECONDS = 3600.0  # and four times that where slurmd is watched
+RECONCILE_SECONDS = 3600.0  # and four times that where slurmd is watched
 
 
 class Watching(Agent):
@@ -28,7 +28,12 @@ class Watching(Agent):
 
     def __init__(self, folder: Path, cluster: Cluster, wire: Wire) -> None:
         self.cluster = cluster
-        slurm = {"conf": "/etc/slurm/slurm.conf", "bin_dir": str(wire.bin), "node_name": "n1", "look_seconds": LOOK_SECONDS}
+        slurm = {
+            "conf": "/etc/slurm/slurm.conf",
+            "bin_dir": str(wire.bin),
+            "node_name": "n1",
+            "reconcile_seconds": RECONCILE_SECONDS,
+        }
         super().__init__(folder, MACHINES / "hgx-h100", slurm=slurm, policy={"budget_percent": 100})
 
     def command(self) -> list[str]:
@@ -57,7 +62,7 @@ def test_a_persons_resume_is_noticed_when_slurmd_stirs(alone: Cluster, tmp_path:
         agent.until(lambda: "acknowledged" in agent.verdict().text, "acknowledgement")
         took = time.time() - began
         looks = sum("sinfo" in call.words for call in wire.read() if call.began < began)
-        print(f"\n{alone.suite}: noticed after {took:.1f} s; {looks} looks before, one in {4 * LOOK_SECONDS:g} s is due")
+        print(f"\n{alone.suite}: noticed after {took:.1f} s; {looks} looks before, one in {4 * RECONCILE_SECONDS:g} s is due")
         assert agent.verdict().state is State.WARN and not client_of(alone).node("n1").drained
     finally:
         agent.end()

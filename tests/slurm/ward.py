@@ -70,7 +70,7 @@ class Ward:
 
     # -- a sequence -------------------------------------------------------------------------------
 
-    def start(self, look: float = 2.0) -> None:
+    def start(self, reconcile_seconds: float = 2.0) -> None:
         """Everything as after an installation: node idle, agent new, hardware well."""
         self.wire.slow()
         for place in (self.dirs.run, self.dirs.var, self.dirs.etc, self.wire.calls):
@@ -81,10 +81,10 @@ class Ward:
         self._nvml({})
         self._boot_id()
         slurm = {"conf": "/etc/slurm/slurm.conf", "bin_dir": str(self.wire.bin), "node_name": self.node}
-        slurm |= {"look_seconds": look, "deadline_seconds": 6}  # type: ignore[dict-item]
+        slurm |= {"reconcile_seconds": reconcile_seconds, "deadline_seconds": 6}  # type: ignore[dict-item]
         self.agent.write_document(slurm=slurm, policy=POLICY)
         self._back_to_idle()
-        self.record = Record(self.node, time.time(), look)
+        self.record = Record(self.node, time.time(), reconcile_seconds)
         self.record.measure()
         self.begun: dict[str, float] = {}
         self.losing = False
@@ -177,12 +177,12 @@ class Ward:
         self.record.measure()
         try:
             verdict = self.agent.verdict()
-            self.record.told.append((time.time(), "verdict", f"{verdict.state.value} {verdict.text}"))
+            self.record.reported.append((time.time(), "verdict", f"{verdict.state.value} {verdict.text}"))
         except (OSError, ValueError):
             pass
         if why:
             at, (_, text) = time.time(), self.command("why", self.node)
-            self.record.told.append((at, "why", text))
+            self.record.reported.append((at, "why", text))
 
     # -- people -----------------------------------------------------------------------------------
 
@@ -190,9 +190,9 @@ class Ward:
         """A person does something; it is noted with the node as it was before, and with whether it was accepted."""
         before = self.now()
         began = time.time()
-        ok, told = run()
+        ok, reported = run()
         self.record.acts.append(Act(began, time.time(), what, words, ok, before))
-        self.tell(f"ann: {what} {words!r}: {'done' if ok else told.strip()}")
+        self.tell(f"ann: {what} {words!r}: {'done' if ok else reported.strip()}")
 
     def tell(self, text: str) -> None:
         self.record.tell(time.time(), text)

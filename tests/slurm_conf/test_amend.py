@@ -71,11 +71,11 @@ CHOSEN = [
 ]
 
 
-@pytest.mark.parametrize(("line", "becomes", "told"), CHOSEN)
-def test_what_the_site_chose_is_kept_added_to_or_told(line: str, becomes: str, told: str) -> None:
+@pytest.mark.parametrize(("line", "becomes", "reported"), CHOSEN)
+def test_what_the_site_chose_is_kept_added_to_or_told(line: str, becomes: str, reported: str) -> None:
     made = amended(f"{line}\n{BARE}")
     assert made.text.splitlines()[0] == becomes, made.text
-    assert told in "\n".join(made.notes) and bool(told) is bool(made.notes)
+    assert reported in "\n".join(made.notes) and bool(reported) is bool(made.notes)
     assert all(len(re.findall(rf"(?mi)^{key}\s*=", made.text)) <= 1 for key in FULL)
 
 
@@ -98,10 +98,10 @@ def test_the_command_prints_a_patch_and_writes_nothing(tmp_path: Path, capsys: p
     conf.write_text(f"Prolog=/site/prolog\n{BARE}")
     before = conf.stat()
     assert main(["doctor", "--diff", "--slurm-conf", str(conf)]) == 0
-    told = capsys.readouterr()
+    reported = capsys.readouterr()
     assert (conf.stat().st_mtime_ns, conf.stat().st_ino) == (before.st_mtime_ns, before.st_ino)
-    assert "note: Prolog: yours goes beside ours" in told.err
-    subprocess.run(["patch", "-s", str(conf)], input=told.out, text=True, check=True, cwd=tmp_path)
+    assert "note: Prolog: yours goes beside ours" in reported.err
+    subprocess.run(["patch", "-s", str(conf)], input=reported.out, text=True, check=True, cwd=tmp_path)
     assert main(["doctor", "--diff", "--slurm-conf", str(conf)]) == 0
     assert capsys.readouterr().out == ""
 

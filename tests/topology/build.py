@@ -88,21 +88,21 @@ def hgx(
     pci: list[PciDevice] = []
     nics = []
     cards = []
-    for i, place in enumerate(places):
+    for i, position in enumerate(places):
         bus = 0x10 + i * 8
         host = f"pci0000:{bus:02x}"
         root, up = f"0000:{bus:02x}:01.0", f"0000:{bus + 1:02x}:00.0"
         downs = (f"0000:{bus + 2:02x}:00.0", f"0000:{bus + 2:02x}:01.0")
         card, hca = f"0000:{bus + 3:02x}:00.0", f"0000:{bus + 4:02x}:00.0"
 
-        def device(address: str, path: tuple[str, ...], role: str, class_code: int, place: int = place) -> PciDevice:
+        def device(address: str, path: tuple[str, ...], role: str, class_code: int, position: int = position) -> PciDevice:
             return PciDevice(
                 address=address,
                 vendor=0x10DE,
                 device=0x2330,
                 class_code=class_code,
                 path=path,
-                numa=place,
+                numa=position,
                 link=link(),
                 bridge_role=role,
                 acs_capability=0x1F if role else None,

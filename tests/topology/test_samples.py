@@ -240,7 +240,7 @@ def matrix_of(path: Path) -> tuple[list[str], dict[tuple[str, str], str], dict[s
     """Device names, cells, and the NUMA affinity of each GPU (by its CPU list) of a matrix; rows may be missing."""
     lines = [line for line in path.read_text().splitlines() if line.strip()]
     names = re.findall(r"GPU\d+|NIC\d+|mlx5_\w+", lines[0].split("CPU Affinity")[0])
-    cells, places = {}, {}
+    cells, folders = {}, {}
     for line in lines[1:]:
         words = re.split(r"\t+|\s{2,}|(?<=\d) (?=\S)|\s+", line.strip())
         words = [w for w in words if w]
@@ -250,14 +250,14 @@ def matrix_of(path: Path) -> tuple[list[str], dict[tuple[str, str], str], dict[s
             cells[words[0], other] = cell
         rest = words[1 + len(names) :]
         if words[0].startswith("GPU"):
-            places[words[0]] = rest[0] if rest else ""
-    return names, cells, places
+            folders[words[0]] = rest[0] if rest else ""
+    return names, cells, folders
 
 
-def tree_for(names: list[str], cells: dict[tuple[str, str], str], places: dict[str, str]) -> tuple[Node, dict[str, str]]:
+def tree_for(names: list[str], cells: dict[tuple[str, str], str], folders: dict[str, str]) -> tuple[Node, dict[str, str]]:
     """The smallest machine that fits a matrix: devices PIX to each other share a switch, PXB a switch of switches, PHB a
     host bridge; NODE and the CPU list give the NUMA node. Also each device's address."""
-    numa_of = {text: i for i, text in enumerate(dict.fromkeys(places.values()))}
+    numa_of = {text: i for i, text in enumerate(dict.fromkeys(folders.values()))}
     links = re.compile(r"NV(\d+)")
 
     def cell(a: str, b: str) -> str:
@@ -274,10 +274,10 @@ def tree_for(names: list[str], cells: dict[tuple[str, str], str], places: dict[s
             found.append(group)
         return found
 
-    numa: dict[str, int] = {g: numa_of[p] for g, p in places.items()}
+    numa: dict[str, int] = {g: numa_of[p] for g, p in folders.items()}
     for name in names:
         if name not in numa:
-            near = [g for g in places if cell(name, g) in ("PIX", "PXB", "PHB", "NODE")]
+            near = [g for g in folders if cell(name, g) in ("PIX", "PXB", "PHB", "NODE")]
             numa[name] = numa[near[0]] if near else 99
     pci, cards, address = [], [], {}
     for h, host in enumerate(groups({"PIX", "PXB", "PHB"}, names)):
@@ -313,8 +313,8 @@ EXCEPTIONS = {
 @pytest.mark.parametrize("name", MATRICES)
 def test_every_matrix_can_be_a_machine(name: str) -> None:
     """A machine made to fit each published matrix gives that matrix again, cell by cell; differences are listed above."""
-    names, cells, places = matrix_of(file("topo_m", name))
-    node, address = tree_for(names, cells, places)
+    names, cells, folders = matrix_of(file("topo_m", name))
+    node, address = tree_for(names, cells, folders)
     classes = PathClasses(node)
     differ = []
     for (a, b), wanted in cells.items():
@@ -327,7 +327,7 @@ def test_every_matrix_can_be_a_machine(name: str) -> None:
 
 def test_the_matrix_of_gh200() -> None:
     """The one sample that has a tree: GPU cells by NVLink, CPU affinity and NUMA node (of those with CPUs) the same."""
-    names, cells, places = matrix_of(file("topo_m", "nrel_gh200_quad.txt"))
+    names, cells, folders = matrix_of(file("topo_m", "nrel_gh200_quad.txt"))
     node = node_of("s_gh200_quad_36numa")
     cards = accelerators(node)
     wired = tuple(
@@ -342,6 +342,6 @@ def test_the_matrix_of_gh200() -> None:
         words = shown[1 + i].split()
         ours = dict(zip(head, words[1:], strict=False))
         assert [ours[n] for n in names] == [cells[row, n] for n in names]
-        assert words[-2] == places[row]
+        assert words[-2] == folders[row]
         assert words[-1] == str(i)
     assert len(nearest_nics.candidates(node)) == 4

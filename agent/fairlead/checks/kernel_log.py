@@ -24,7 +24,7 @@ from fairlead.model.finding import Action, Finding, Level, Mode, Service
 from fairlead.model.hung_tasks import waiting_for_fuse
 from fairlead.model.unread import age_seconds, record_id, unread_log
 
-LOOKED_AT = 400
+RECORD_CHARACTERS = 400
 _WAYS_MAX = 200_000  # two repetitions without bound: some milliseconds for the worst record
 _REPEATS = ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT")
 _SINGLE = {"LITERAL", "NOT_LITERAL", "ANY", "IN", "CATEGORY"}
@@ -91,7 +91,7 @@ def _ways(tree: Any, regex: str) -> int:
             least, most, inner = argument
             if int(most) > 1 and (len(inner) != 1 or str(inner[0][0]) not in _SINGLE):
                 raise ValueError(f"regex {regex!r}: only single characters and classes may be repeated")
-            ways *= (min(int(most), LOOKED_AT) - min(int(least), LOOKED_AT) + 1) * _ways(inner, regex)
+            ways *= (min(int(most), RECORD_CHARACTERS) - min(int(least), RECORD_CHARACTERS) + 1) * _ways(inner, regex)
         elif name == "SUBPATTERN":
             ways *= _ways(argument[-1], regex)
         elif name == "BRANCH":
@@ -114,7 +114,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
             if r.text.startswith(start)
             and r.sequence not in left_out
             and age_seconds(r, node) <= pattern.seconds
-            and compiled.match(r.text[:LOOKED_AT])
+            and compiled.match(r.text[:RECORD_CHARACTERS])
         ]
         if len(found) >= pattern.count:
             yield _finding(pattern, found, node)

@@ -86,4 +86,4 @@ def report_now(args: argparse.Namespace, run: MaintenanceRun, *, tries: int = 1)
     listing = listed(controller, "the report has the nodes as the journal has them, not as they are now", tries=tries)
     if listing is None:
         return report(run)
-    return report(run, {w.node: now for w in run.works if (now := controller.standing(w, listing)) is not None})
+    return report(run, {w.node: now for w in run.works if (now := controller.service_of(w, listing)) is not None})

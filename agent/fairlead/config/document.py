@@ -26,6 +26,8 @@ from fairlead.policy import Rules
 
 SCHEMA = 1
 READABLE_SCHEMAS = (SCHEMA, SCHEMA - 1)  # a node reads n and n-1, so that agents and documents roll independently
+#: Keys of documents that 0.1.0 has written, by section, and what they are called since.
+_RENAMED = {"slurm": {"look_seconds": "reconcile_seconds"}}
 
 
 class AgentOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -56,7 +58,7 @@ class SlurmOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         Meta(description="pyslurm: through pyslurm where it was built for this node's Slurm, else scontrol."),
     ] = "scontrol"
     pyslurm_python: Annotated[str, Meta(description="The Python that has pyslurm; empty: fairlead's own.")] = ""
-    look_seconds: Annotated[
+    reconcile_seconds: Annotated[
         float,
         Meta(
             ge=1,
@@ -247,7 +249,7 @@ def decode_document(data: bytes, where: str, *, checks: bool = True) -> Document
     """
     raw = document_json.decode(data, where)
     try:
-        document = _document(raw, where, checks=checks or not raw.get("hash"))
+        document = _document(_with_new_names(raw), where, checks=checks or not raw.get("hash"))
     except ConfigError as e:
         short = document_json.short
         raise ConfigError(where, short(e.key, 100), short(e.reason), hint=e.hint) from None
@@ -258,6 +260,15 @@ def decode_document(data: bytes, where: str, *, checks: bool = True) -> Document
         )
         raise ConfigError(where, "hash", "does not match the content", hint=hint)
     return document
+
+
+def _with_new_names(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a document whose renamed keys have their new names. The document that is passed in is not changed."""
+    found = dict(data)
+    for section, names in _RENAMED.items():
+        if isinstance(table := found.get(section), dict):
+            found[section] = {names.get(key, key): value for key, value in table.items()}
+    return found
 
 
 def load_document(path: str, *, checks: bool = True) -> Document:

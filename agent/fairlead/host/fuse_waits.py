@@ -24,7 +24,7 @@ from fairlead.model.hung_tasks import is_of_fuse_itself, waits_for_server
 
 Sleep = tuple[str, str, int]  # folder of the task, its start, its context switches: one wait
 _TASKS_MAX = 1024  # asked for in one go
-_GIVEN_UP_SECONDS = 10.0
+_ABANDONED_SECONDS = 10.0
 _FUNCTION = r"(__)?(fuse_[a-z0-9_]+|request_wait_answer)"
 _STACK = ("sh", "-c", 'grep -sHE "$@"; :', "sh", rf"\] {_FUNCTION}[.+]", "--")
 
@@ -52,7 +52,7 @@ class FuseWaits:
 
     def _take(self) -> None:
         question = self._question
-        if question is None or (question.waiting_seconds() and time.monotonic() - self._asked_at < _GIVEN_UP_SECONDS):
+        if question is None or (question.waiting_seconds() and time.monotonic() - self._asked_at < _ABANDONED_SECONDS):
             return
         said = question.answer if isinstance(question.answer, str) else ""
         self.end()

@@ -55,7 +55,7 @@ class HostReader:
         )
         if self._probes is None:
             return self._recorded(files)
-        tasks = self._watch.look(clock.boottime())
+        tasks = self._watch.sweep(clock.boottime())
         now = clock_state.kernel_clock()
         self._probes.wait_once()
         spaces, units = self._probes.spaces(), self._probes.units()

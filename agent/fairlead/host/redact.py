@@ -12,7 +12,7 @@ _GUID = re.compile(r"\b[0-9a-f]{4}(?::[0-9a-f]{4}){3}\b", re.IGNORECASE)
 _ROUTE = re.compile(r"(?<=\t)[0-9A-F]{8}(?=\t)")
 _SERVER = re.compile(r"^(?://\S+|[^\s/]\S*:/\S*)(?= )", re.MULTILINE)
 _PERSONAL_MOUNT = re.compile(r"^\S+ (?:/home|/run/user|/root|/media)\S* .*\n|^\S+ \S+ fuse\S* .*\n", re.MULTILINE)
-_PERSONAL_PLACES = ("/home", "/run/user", "/root", "/media")
+_PERSONAL_FOLDERS = ("/home", "/run/user", "/root", "/media")
 _PERSONAL_UNIT = re.compile(r"user[@-]|session-|run-user|run-media|home-|media-|root-|app-|dev-disk")
 _HARDWARE = re.compile(r"NVRM|nvidia|nvswitch|SXid|pcieport|AER|mlx5|EDAC|mce|nvme|ACPI|DMAR|pci |Linux version")
 
@@ -57,7 +57,7 @@ class Redactor:
         for line in text.splitlines():
             fields, _, after = line.partition(" - ")
             path, rest = fields.split(" ")[4:5], after.split(" ")
-            if len(rest) < 3 or not path or path[0].startswith(_PERSONAL_PLACES) or rest[0].startswith("fuse"):
+            if len(rest) < 3 or not path or path[0].startswith(_PERSONAL_FOLDERS) or rest[0].startswith("fuse"):
                 continue
             rest[1] = "server:/export" if ":/" in rest[1] or rest[1].startswith("//") else rest[1]
             rest[2] = ",".join(o for o in rest[2].split(",") if "=" not in o or o.startswith(("errors=", "vers=")))

@@ -45,7 +45,7 @@ class Watch:
         self._fuse = FuseWaits(root)
         self._jobs = jobs_of(root)
 
-    def look(self, now: float, *, turn: int = TURN) -> Tasks | Missing:
+    def sweep(self, now: float, *, turn: int = TURN) -> Tasks | Missing:
         """The next ``turn`` processes by number, and all that slept before."""
         listed = self._root.list("/proc")
         if not isinstance(listed, tuple):

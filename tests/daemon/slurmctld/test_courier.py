@@ -93,7 +93,7 @@ def couriers(protocol: Callable[..., DrainProtocol]) -> Iterator[Callable[..., C
     made: list[Courier] = []
 
     def make(drain: DrainProtocol | None = None, **options: float) -> Courier:
-        made.append(Courier(drain or protocol(), **{"look_seconds": 600.0, **options}))
+        made.append(Courier(drain or protocol(), **{"reconcile_seconds": 600.0, **options}))
         made[-1].start()
         return made[-1]
 
@@ -257,15 +257,15 @@ def test_fairlead_drain_just_after_an_unnoticed_resume(ctld: Ctld, protocol: Cal
 
 
 def test_nothing_is_written_while_a_person_holds_the_node(ctld: Ctld, protocol: Callable[..., DrainProtocol]) -> None:
-    def held() -> str:
+    def pending_room() -> str:
         return "held by an admin"
 
-    assert finish(protocol(barred=held).drain("xid", "x")).outcome is Outcome.BLOCKED
+    assert finish(protocol(barred=pending_room).drain("xid", "x")).outcome is Outcome.BLOCKED
     assert protocol().ledger.load() is None
     finish(protocol().drain("xid", "x"))
-    assert finish(protocol(barred=held).resume()).outcome is Outcome.BLOCKED
+    assert finish(protocol(barred=pending_room).resume()).outcome is Outcome.BLOCKED
     assert ctld.node("n1").drained and ctld.calls.count("drain") == 1 and ctld.calls.count("resume") == 0
-    assert finish(protocol(barred=held).reconcile()).outcome is Outcome.DRAINED
+    assert finish(protocol(barred=pending_room).reconcile()).outcome is Outcome.DRAINED
 
 
 def test_a_hold_waits_for_what_is_under_way(ctld: Ctld, protocol: Callable[..., DrainProtocol], tmp_path: Path) -> None:
@@ -327,7 +327,7 @@ def test_a_drain_that_powering_down_lifted_is_not_acknowledged(
     ctld: Ctld, couriers: Callable[..., Courier], protocol: Callable[..., DrainProtocol], states: set[str]
 ) -> None:
     """slurmctld's power_save.c clears DRAIN. What is still wrong when the node is back drains it again."""
-    courier = couriers(look_seconds=0.1)
+    courier = couriers(reconcile_seconds=0.1)
     courier.want(XID)
     reason = until(courier, lambda s: s.drained).reason
     powered = f"{reason} : ResumeTimeout reached" if "DOWN" in states else ""

@@ -9,19 +9,19 @@ import pytest
 
 from fairlead.daemon.slurmctld.pace import ASKS_PER_SECOND, SPREAD_MAX_SECONDS, Pace
 
-RPCS_OF_A_LOOK = 2
+RPCS_OF_A_QUESTION = 2
 
 
-def crowd_known(place: int, nodes: int) -> int:
-    """What the agent of the node that was drained as number ``place`` knows of the others (``Fleet._look``)."""
-    return max(place, nodes // 10)
+def crowd_known(position: int, nodes: int) -> int:
+    """What the agent of the node that was drained as number ``position`` knows of the others (``Fleet._look``)."""
+    return max(position, nodes // 10)
 
 
-def looks_per_second(nodes: int, drained: int) -> float:
+def asks_per_second(nodes: int, drained: int) -> float:
     """In the worst second, when all agents with a drain are stirred in the same moment; the mean of five tries."""
     worst = []
     for _ in range(5):
-        paces = [Pace(None, lambda p=place: crowd_known(p, nodes)) for place in range(1, drained + 1)]  # type: ignore[misc]
+        paces = [Pace(None, lambda p=position: crowd_known(p, nodes)) for position in range(1, drained + 1)]  # type: ignore[misc]
         at = Counter(int(pace.stir(1000.0)) for pace in paces)
         assert sum(at.values()) == drained and max(at) <= 1000.0 + SPREAD_MAX_SECONDS
         worst.append(max(at.values()))
@@ -36,8 +36,8 @@ def test_agents_that_are_stirred_at_once_look_one_after_the_other(nodes: int, dr
     """20 a second is the aim. An agent knows how many were drained when it drained, so where all of 1,000 nodes are drained up to
     20 x (1 + ln 10) look in the first second; and it waits a minute at most, so of 10,000 drained nodes 170 a second look."""
     random.seed(27)
-    rate = looks_per_second(nodes, drained)
-    print(f"\n{nodes} nodes, {drained} drained: {rate:.0f} looks, {rate * RPCS_OF_A_LOOK:.0f} RPCs in the worst second")
+    rate = asks_per_second(nodes, drained)
+    print(f"\n{nodes} nodes, {drained} drained: {rate:.0f} looks, {rate * RPCS_OF_A_QUESTION:.0f} RPCs in the worst second")
     assert rate <= most
 
 
@@ -49,4 +49,4 @@ def test_a_standing_drain_is_looked_at_every_two_minutes_where_slurmd_is_watched
     pace.watched = True
     watched = sum(pace.ask_seconds(30.0) for _ in range(200)) / 200
     assert seen == pytest.approx(30, rel=0.05) and watched == pytest.approx(120, rel=0.05)
-    assert RPCS_OF_A_LOOK * 60 / watched <= 1.1 and ASKS_PER_SECOND == 20
+    assert RPCS_OF_A_QUESTION * 60 / watched <= 1.1 and ASKS_PER_SECOND == 20

@@ -177,7 +177,7 @@ def test_a_slurmd_with_much_to_do_asks_no_more_than_once_a_minute(tmp_path: Path
 MANY = [60, pytest.param(1000, marks=pytest.mark.slow)]
 
 
-def looks_per_second(site: Site) -> float:
+def asks_per_second(site: Site) -> float:
     """In the worst ten seconds, were there 1,000 nodes like these: fewer are too few to tell single seconds from chance."""
     tens = Counter(int(at / 10) for at in site.asked)
     return max(tens.values()) / 10 * 1000 / len(site.couriers)
@@ -192,7 +192,7 @@ def test_a_ping_of_all_nodes_does_not_make_all_agents_ask_at_once(tmp_path: Path
         courier.stirred(watched=True, stirred=True)
     site.run(60)
     assert len(set(site.asked)) > 30 and len(site.asked) >= nodes
-    assert looks_per_second(site) <= 3 * ASKS_PER_SECOND
+    assert asks_per_second(site) <= 3 * ASKS_PER_SECOND
 
 
 @pytest.mark.parametrize("nodes", MANY)
@@ -208,7 +208,7 @@ def test_a_slurmctld_that_is_back_is_not_asked_by_all_at_once(tmp_path: Path, no
     for courier in site.couriers:
         courier.stirred(watched=True, stirred=True)
     site.run(240)
-    rate = looks_per_second(site)
+    rate = asks_per_second(site)
     print(f"\n{nodes} nodes, away {away} s: {len(site.asked)} looks in 240 s, {rate:.0f} a second in the worst ten, of 1,000")
     assert rate <= 3 * ASKS_PER_SECOND
     assert {c.take().error for c in site.couriers} == {""}

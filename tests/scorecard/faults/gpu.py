@@ -6,7 +6,7 @@ docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt.
 
 from __future__ import annotations
 
-from tests.scorecard.entry import Anew, Call, Document, Elapse, Fault, File, Looks, Nvml
+from tests.scorecard.entry import Anew, Call, Document, Elapse, Fault, File, Nvml, Sweeps
 
 API = "NVML API reference (docs.nvidia.com/deploy/nvml-api)"
 MEMORY = "NVIDIA GPU memory error management guide (docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt)"
@@ -89,8 +89,8 @@ FAULTS = (
           "a kind of GPU without these counters, as its profile says", "driver 550.90.07 after a double bit error; " + MEMORY,
           fresh=True, says="cannot be read any more"),
     Fault("ecc-rate", "corrected ECC errors at 5,000 a second", "ecc", "warn",
-          (Nvml(5, "ecc.volatile_corrected", 1000), Anew(), Looks(1, thorough=True), Elapse(600), Nvml(5, "ecc.volatile_corrected", 3_001_000)),
-          (Nvml(5, "ecc.volatile_corrected", 3_000_000), Anew(), Looks(1, thorough=True), Elapse(600), Nvml(5, "ecc.volatile_corrected", 3_000_040)),
+          (Nvml(5, "ecc.volatile_corrected", 1000), Anew(), Sweeps(1, thorough=True), Elapse(600), Nvml(5, "ecc.volatile_corrected", 3_001_000)),
+          (Nvml(5, "ecc.volatile_corrected", 3_000_000), Anew(), Sweeps(1, thorough=True), Elapse(600), Nvml(5, "ecc.volatile_corrected", 3_000_040)),
           "as many in all, and forty new ones in ten minutes", "NVIDIA/NVSentinel issue 1748", says="too fast"),
     Fault("remap-pending", "row remapping is pending", "row_remap", "drain",
           (Nvml(0, "remap.uncorrected", 1), Nvml(0, "remap.pending", 1)),

@@ -5,7 +5,7 @@ Clock event reasons: nvml.h, nvmlClocksEventReason*; fabric: nvml.h, nvmlGpuFabr
 
 from __future__ import annotations
 
-from tests.scorecard.entry import Anew, Document, Fast, Fault, File, Looks, Nvml, Run
+from tests.scorecard.entry import Anew, Document, Fast, Fault, File, Nvml, Run, Sweeps
 
 API = "NVML API reference (docs.nvidia.com/deploy/nvml-api)"
 REASONS = "nvml.h, nvmlClocksEventReasons"
@@ -92,8 +92,8 @@ FAULTS = (
           f"{API}, nvmlDeviceGetMemoryInfo_v2", says="no process has it"),
     Fault("process-gone", "a GPU is held by a process that has ended", "gpu_leftovers", "drain",
           (Nvml(4, "processes.0.type", "C"), Nvml(4, "processes.0.pid", 4_000_000), Nvml(4, "processes.0.used_bytes", 1 << 30), Nvml(4, "processes.count", 1)),
-          (Nvml(4, "processes.0.type", "C"), Nvml(4, "processes.0.pid", 4_000_000), Nvml(4, "processes.0.used_bytes", 1 << 30), Nvml(4, "processes.count", 1), Looks(1), Nvml(4, "processes.count", 0)),
-          "one that the driver lets go of a moment later", f"{API}, nvmlDeviceGetComputeRunningProcesses", twin_told="have ended",
+          (Nvml(4, "processes.0.type", "C"), Nvml(4, "processes.0.pid", 4_000_000), Nvml(4, "processes.0.used_bytes", 1 << 30), Nvml(4, "processes.count", 1), Sweeps(1), Nvml(4, "processes.count", 0)),
+          "one that the driver lets go of a moment later", f"{API}, nvmlDeviceGetComputeRunningProcesses", twin_said="have ended",
           says="have ended"),
     Fault("driver-on-disk", "the driver was upgraded on disk, without a reboot", "driver_library", "drain",
           (Run(f"touch {LIBRARY}.580.95.05; ln -sfn libnvidia-ml.so.580.95.05 {LIBRARY}.1", f"ln -sfn libnvidia-ml.so.570.172.08 {LIBRARY}.1", about="library"),),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tests.lab.machines import read_nvml
 from tests.lab.trees import MACHINES
-from tests.scorecard.entry import Anew, Call, Document, Elapse, Fault, File, Kernel, Looks, Nvml
+from tests.scorecard.entry import Anew, Call, Document, Elapse, Fault, File, Kernel, Nvml, Sweeps
 from tests.scorecard.running import TREE
 
 API = "NVML API reference (docs.nvidia.com/deploy/nvml-api)"
@@ -26,17 +26,17 @@ def aer(kind: str, count: int) -> str:
 
 def grows(gpu: int, key: str, by: int, seconds: int = 600) -> tuple:
     """A counter that grows by so much in so much time."""
-    return (Nvml(gpu, key, 5), Anew(), Looks(1, thorough=True), Elapse(seconds), Nvml(gpu, key, 5 + by))
+    return (Nvml(gpu, key, 5), Anew(), Sweeps(1, thorough=True), Elapse(seconds), Nvml(gpu, key, 5 + by))
 
 
-def stands(gpu: int, key: str, at: int, seconds: int = 600) -> tuple:
+def unchanged(gpu: int, key: str, at: int, seconds: int = 600) -> tuple:
     """One that is high and stays so."""
-    return (Nvml(gpu, key, at), Anew(), Looks(1, thorough=True), Elapse(seconds), Nvml(gpu, key, at))
+    return (Nvml(gpu, key, at), Anew(), Sweeps(1, thorough=True), Elapse(seconds), Nvml(gpu, key, at))
 
 
 def aer_grows(gpu: int, kind: str, before: int, after: int) -> tuple:
     path = f"/sys/bus/pci/devices/{{gpu{gpu}}}/aer_dev_{kind}"
-    return (File(path, aer(kind, before)), Anew(), Looks(1, thorough=True), Elapse(600), File(path, aer(kind, after)))
+    return (File(path, aer(kind, before)), Anew(), Sweeps(1, thorough=True), Elapse(600), File(path, aer(kind, after)))
 
 
 OLD = (
@@ -56,14 +56,14 @@ FAULTS = (
           (Nvml(0, "mig_mode.current", 1), Nvml(0, "mig_mode.pending", 1), Nvml(0, "nvlink.3.active", 0)),
           "a GPU in MIG mode, where links may be trained off", LINKS, says="17 of 18 NVLinks"),
     Fault("nvlink-crc", "NVLink CRC errors at 2,000 a second", "nvlink", "drain", grows(2, "nvlink.4.crc_errors", 1_200_000),
-          stands(2, "nvlink.4.crc_errors", 1_200_000), "as many, from long ago", LIMITS, says="CRC errors"),
+          unchanged(2, "nvlink.4.crc_errors", 1_200_000), "as many, from long ago", LIMITS, says="CRC errors"),
     Fault("nvlink-recoveries", "an NVLink retrains again and again", "nvlink", "warn", grows(3, "nvlink.5.recovery_errors", 6),
-          stands(3, "nvlink.5.recovery_errors", 6), "six times in all, none lately", LIMITS, says="recoveries"),
+          unchanged(3, "nvlink.5.recovery_errors", 6), "six times in all, none lately", LIMITS, says="recoveries"),
     Fault("nvlink-dark", "the state of an NVLink was readable and is not", "nvlink", "unknown", (Nvml(4, "nvlink.6.active", UNKNOWN),),
           (Nvml(4, "nvlink.6.malformed_packets", NOT_SUPPORTED), Nvml(4, "nvlink.6.active", 1)),
           "a counter that NVLink 4 does not have", API, fresh=True, says="NVLink state"),
     Fault("pcie-replays", "PCIe replays at 200 a minute", "pcie_errors", "warn", grows(0, "pcie.replays", 2000),
-          stands(0, "pcie.replays", 2000), "as many, from the time when the link trained", LIMITS, says="PCIe replays"),
+          unchanged(0, "pcie.replays", 2000), "as many, from the time when the link trained", LIMITS, says="PCIe replays"),
     Fault("aer-correctable", "correctable AER errors at 12,000 an hour", "pcie_errors", "warn", aer_grows(1, "correctable", 3, 2003),
           aer_grows(1, "correctable", 2000, 2003), "as many in all, three of them new", AER, says="correctable PCIe errors"),
     Fault("aer-fatal", "a fatal AER error", "pcie_errors", "drain", aer_grows(2, "fatal", 0, 1), aer_grows(2, "fatal", 1, 1),
@@ -93,12 +93,12 @@ FAULTS = (
           (Call("delay", ("nvmlDeviceValidateInforom", 20, 7)), Anew()), "its flash takes 20 ms to read",
           f"{API}, NVML_ERROR_CORRUPTED_INFOROM", says="InfoROM"),
     Fault("board-swapped", "another board sits in the slot", "gpu_identity", "warn",
-          (Looks(1, thorough=True), Nvml(1, "serial", "1659999999999"), Nvml(1, "uuid", "GPU-11111111-2222-3333-4444-555555555555"), Elapse(300)),
-          (Looks(1, thorough=True), Nvml(1, "serial", GPUS[1]["serial"]), Elapse(300)), "the same board after a boot of the agent",
+          (Sweeps(1, thorough=True), Nvml(1, "serial", "1659999999999"), Nvml(1, "uuid", "GPU-11111111-2222-3333-4444-555555555555"), Elapse(300)),
+          (Sweeps(1, thorough=True), Nvml(1, "serial", GPUS[1]["serial"]), Elapse(300)), "the same board after a boot of the agent",
           f"{API}, nvmlDeviceGetSerial", fresh=True, says="another board"),
     Fault("boards-exchanged", "two boards have changed places", "gpu_identity", "warn",
-          (Looks(1, thorough=True), Nvml(2, "serial", GPUS[3]["serial"]), Nvml(3, "serial", GPUS[2]["serial"]), Elapse(300)),
-          (Looks(1, thorough=True), Nvml(2, "serial", GPUS[2]["serial"]), Nvml(3, "serial", GPUS[3]["serial"]), Elapse(300)),
+          (Sweeps(1, thorough=True), Nvml(2, "serial", GPUS[3]["serial"]), Nvml(3, "serial", GPUS[2]["serial"]), Elapse(300)),
+          (Sweeps(1, thorough=True), Nvml(2, "serial", GPUS[2]["serial"]), Nvml(3, "serial", GPUS[3]["serial"]), Elapse(300)),
           "they have not", f"{API}, nvmlDeviceGetSerial", fresh=True, says="moved"),
     Fault("sensor-dark", "a sensor that was readable is N/A", "gpu_readings", "unknown",
           (Nvml(2, "temperature.memory_celsius", UNKNOWN),),

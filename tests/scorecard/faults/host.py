@@ -6,7 +6,7 @@ Forms: Linux Documentation/ABI (sysfs-class-infiniband, sysfs-devices-edac, sysf
 from __future__ import annotations
 
 from tests.lab.hostfacts import MOUNTINFO
-from tests.scorecard.entry import Anew, Clock, Document, Elapse, Fast, Fault, File, Kernel, Looks, Run
+from tests.scorecard.entry import Anew, Clock, Document, Elapse, Fast, Fault, File, Kernel, Run, Sweeps
 
 IB = "Linux Documentation/ABI/stable/sysfs-class-infiniband"
 EDAC = "Linux Documentation/ABI/testing/sysfs-devices-edac"
@@ -33,7 +33,7 @@ def port(number: int, state: str = "4: ACTIVE", physical: str = "5: LinkUp", rat
 
 def counted(path: str, before: int, after: int, seconds: int = 600) -> tuple:
     """A counter in a file, before and after so much time."""
-    return (File(path, f"{before}\n"), Anew(), Looks(1, thorough=True), Elapse(seconds), File(path, f"{after}\n"))
+    return (File(path, f"{before}\n"), Anew(), Sweeps(1, thorough=True), Elapse(seconds), File(path, f"{after}\n"))
 
 
 def scratch(kib: int) -> Run:
@@ -118,7 +118,7 @@ FAULTS = (
           says="auto-restart"),
     Fault("clock-unset", "nothing sets the clock", "clock", "warn", (Clock(code=5, maximum=16_000_000),), (Clock(maximum=250_000),),
           "synchronised within 250 ms", "adjtimex(2)", says="nothing sets the clock"),
-    Fault("clock-jump", "the clock jumped by 90 seconds", "clock", "warn", (Fast(), Looks(8), Clock(step=90.0)), (Fast(), Looks(8), Clock(step=0.5)),
+    Fault("clock-jump", "the clock jumped by 90 seconds", "clock", "warn", (Fast(), Sweeps(8), Clock(step=90.0)), (Fast(), Sweeps(8), Clock(step=0.5)),
           "it was corrected by half a second", "clock_gettime(2)", says="jumped"),
     Fault("memory-lost", "a DIMM is gone", "cpu_memory", "drain", (File("/proc/meminfo", "MemTotal:       922746880 kB\nMemFree:        900000000 kB\nMemAvailable:   910000000 kB\n"),),
           (File("/proc/meminfo", "MemTotal:      2080374784 kB\nMemFree:        4000000 kB\nMemAvailable:   8000000 kB\n"),), "all of it is there, and in use",

@@ -61,7 +61,7 @@ class Requests:
         made = state
         for request in new:
             if isinstance(request, Clear):
-                request = _placed(request, history, boot_id)  # noqa: PLW2901
+                request = _dated(request, history, boot_id)  # noqa: PLW2901
                 history.forget(request.devices, everything=request.everything)
             made = apply(made, request)
         if new:
@@ -133,7 +133,7 @@ def _remove(paths: Iterable[str]) -> None:
             os.unlink(path)
 
 
-def _placed(request: Clear, history: History, boot_id: str) -> Clear:
+def _dated(request: Clear, history: History, boot_id: str) -> Clear:
     """Return the request as of the last record that the agent has read, where its author could not say how far the log was."""
     if request.sequence >= 0:
         return request

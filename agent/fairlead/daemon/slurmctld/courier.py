@@ -1,9 +1,9 @@
 """Carries the loop's orders to slurmctld in a thread of its own, so that the loop never waits for an RPC.
 
-An order stands until it is done or replaced. slurmctld away: tried again with a growing, jittered wait, for ever. While
-a drain of ours stands slurmctld is asked about it every ``look_seconds`` (two RPCs: somebody may have resumed the node, and then
-the prolog must not refuse); a node that is not drained costs slurmctld nothing. ``pace`` says when to ask sooner, and how seldom
-otherwise.
+An order counts until it is done or replaced. While slurmctld does not answer, the order is tried again for ever, with a growing
+random wait. While a drain of ours is set, slurmctld is asked about it every ``reconcile_seconds`` (two RPCs): somebody may have
+resumed the node, and then the prolog must not refuse. A node that is not drained costs slurmctld nothing. ``pace`` says when to
+ask sooner, and how seldom otherwise.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Courier:
         drain: DrainProtocol,
         *,
         splay_seconds: float = 0.0,
-        look_seconds: float = 30.0,
+        reconcile_seconds: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._drain = drain
         self._splay_seconds = splay_seconds
-        self._look_seconds = look_seconds
+        self._reconcile_seconds = reconcile_seconds
         self._clock = clock
         self._condition = threading.Condition()
         self._want = Want()
@@ -139,12 +139,12 @@ class Courier:
         self._pace.woken(now)
         return True
 
-    def change(self, drain: DrainProtocol, *, splay_seconds: float, look_seconds: float) -> None:
+    def change(self, drain: DrainProtocol, *, splay_seconds: float, reconcile_seconds: float) -> None:
         """Take up another drain protocol (a reloaded document)."""
         with self._condition:
             drain.limits.take_over(self._drain.limits)
             self._drain = drain
-            self._look_seconds = look_seconds
+            self._reconcile_seconds = reconcile_seconds
             self._splay_seconds = splay_seconds
 
     def refused(self) -> None:
@@ -292,12 +292,12 @@ class Courier:
         self._not_before = 0.0
         self._due = float("inf")
         if blocked or drained or result.outcome is Outcome.DRAINED:
-            self._due = now + self._pace.ask_seconds(self._look_seconds)
-            self._not_before = now + self._look_seconds * random.uniform(0.5, 1.0) if blocked else 0.0
+            self._due = now + self._pace.ask_seconds(self._reconcile_seconds)
+            self._not_before = now + self._reconcile_seconds * random.uniform(0.5, 1.0) if blocked else 0.0
         if blocked and not drained:
             self._due = float("inf")  # the order itself is tried again
         if entry is not None and not drained:  # taken by a person, or something sent may still arrive
-            self._due = now + (self._pace.ask_seconds(self._look_seconds) if taken else self._look_seconds)
+            self._due = now + (self._pace.ask_seconds(self._reconcile_seconds) if taken else self._reconcile_seconds)
         if self._asked:
             self._due = min(self._due, self._pace.unsettled(result, entry, now))
 
@@ -317,7 +317,7 @@ class Courier:
         """Note what this attempt saw of Slurm's mark for a job that our prolog refused."""
         if self._asked and self._refusal.pending and self._refusal.began <= began:
             settled = result.outcome in (Outcome.DRAINED, Outcome.RESUMED)
-            again = self._look_seconds * random.uniform(0.8, 1.2) if want.fit else float("inf")
+            again = self._reconcile_seconds * random.uniform(0.8, 1.2) if want.fit else float("inf")
             self._refusal.asked(now, marked=result.marked, settled=settled, again_seconds=again)
 
     def _log(self, result: Result, want: Want) -> None:

@@ -36,8 +36,8 @@ class SlurmLink:
         self.state = SlurmState()
         self._courier: Courier | None = None
         if root.is_live or slurm.conf:
-            splay, seconds = slurm.splay_seconds, slurm.look_seconds
-            self._courier = Courier(self._protocol(document), splay_seconds=splay, look_seconds=seconds)
+            splay, seconds = slurm.splay_seconds, slurm.reconcile_seconds
+            self._courier = Courier(self._protocol(document), splay_seconds=splay, reconcile_seconds=seconds)
             self.state = self._courier.take()
 
     def _protocol(self, document: Document) -> DrainProtocol:
@@ -63,8 +63,8 @@ class SlurmLink:
         """Take up a document."""
         if self._courier is not None:
             options = document.slurm
-            splay, seconds = options.splay_seconds, options.look_seconds
-            self._courier.change(self._protocol(document), splay_seconds=splay, look_seconds=seconds)
+            splay, seconds = options.splay_seconds, options.reconcile_seconds
+            self._courier.change(self._protocol(document), splay_seconds=splay, reconcile_seconds=seconds)
 
     def fileno(self) -> int:
         """Return the descriptor that becomes readable when there is news; -1 for none."""

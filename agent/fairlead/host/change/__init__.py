@@ -108,7 +108,7 @@ def _execute(
             if record and isinstance(e, RefusedError):
                 os.unlink(record)  # nothing was changed, so there is nothing to undo, and a later reset takes nothing away
             words = f"{e.strerror or e}" if isinstance(e, OSError) else str(e)
-            later = isinstance(e, apt_transaction.LaterError | reload.HeldError)
+            later = isinstance(e, apt_transaction.LaterError | reload.BusyError)
             if isinstance(change, Packages):
                 unmoved.add(change.setting)
             if isinstance(change, KernelValue | Nvml):

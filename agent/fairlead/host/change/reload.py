@@ -23,7 +23,7 @@ UNITS = ("nvidia-persistenced.service", "nvidia-fabricmanager.service", "nvidia-
 LET_GO_SECONDS = 20.0
 
 
-class HeldError(HostError):
+class BusyError(HostError):
     """A program holds a GPU: a reboot is what is left."""
 
 
@@ -31,7 +31,7 @@ def reload(change: ModuleReload, root: Root, run_dir: str = nvml_release.RUN_DIR
     """Take the modules out and put them in. Raises HeldError where a program holds a GPU, HostError."""
     release = root.value("/proc/sys/kernel/osrelease")
     if isinstance(release, str) and installed_packages.module_of(root, release) == "none":
-        raise HeldError(f"the running kernel {release} has no NVIDIA module", hint="reboot: what is installed is loaded then")
+        raise BusyError(f"the running kernel {release} has no NVIDIA module", hint="reboot: what is installed is loaded then")
     loaded = [m for m in MODULES if root.exists(f"/sys/module/{m}")]
     stopped: list[str] = []
     with nvml_release.asked(run_dir):
@@ -65,7 +65,7 @@ def _wait_free(root: Root, seconds: float = LET_GO_SECONDS) -> None:
     while users := users_of_gpus(root):
         if time.monotonic() > end:
             words = ", ".join(f"{name} ({pid})" for pid, name in users[:4])
-            raise HeldError(f"GPUs are held by {words}", hint="end it, or reboot: what is installed is loaded then")
+            raise BusyError(f"GPUs are held by {words}", hint="end it, or reboot: what is installed is loaded then")
         time.sleep(0.25)
 
 

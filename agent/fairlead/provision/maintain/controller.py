@@ -85,7 +85,7 @@ class Controller:
         jobs = self.client.jobs_on(work.slurm)
         return self._seen(work, self.client.node(work.slurm), len(jobs))
 
-    def standing(self, work: NodeWork, listing: Listing) -> NodeService | None:
+    def service_of(self, work: NodeWork, listing: Listing) -> NodeService | None:
         """Where the node of a run is now; None where slurmctld has no such node any more."""
         state = listing.nodes.get(work.slurm)
         if state is None:

@@ -224,7 +224,7 @@ def test_a_stop_leaves_nothing_that_goes_on(stage: Stage, disk: Disk, shell: str
         until(lambda: waits(process))
         process.send_signal(signal.SIGSTOP)
         try:
-            until(lambda: not looking(disk))
+            until(lambda: not waiting(disk))
             assert process.poll() is None
         finally:
             process.send_signal(signal.SIGCONT)
@@ -232,7 +232,7 @@ def test_a_stop_leaves_nothing_that_goes_on(stage: Stage, disk: Disk, shell: str
     assert process.returncode == 0 and "export CUDA_DEVICE_ORDER=PCI_BUS_ID\n" in out
 
 
-def looking(disk: Disk) -> list[str]:
+def waiting(disk: Disk) -> list[str]:
     """Processes that look for the user's folder: its name is among their words."""
     own, found = f"{disk.folder}/{NOBODY}".encode(), []
     for each in Path("/proc").glob("[0-9]*/cmdline"):
