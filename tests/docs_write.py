@@ -21,6 +21,7 @@ from fairlead.cli.explain import _parameters
 from fairlead.cli.machine_tree import recorded_nvml
 from fairlead.config.accept_options import AcceptOptions
 from fairlead.config.document import AgentOptions, HookOptions, JobEnvOptions, SlurmOptions
+from fairlead.config.partitions import Partition
 from fairlead.config.site import AnsibleOptions
 from fairlead.daemon.publishing.metrics import Metrics, MetricsInput
 from fairlead.host.gather import gather
@@ -136,6 +137,7 @@ The site's declaration, on the admin host. `fairlead config check` finds every m
 | `settings.NAME.KEY` ... | For the whole site: [settings](settings.md), [checks](checks.md), [policy](policy.md), and below. |
 | `classes.NAME.settings...` | The same for the nodes of a class. |
 | `nodes.NODE.settings...` | The same for one node. |
+| `partitions.NAME.KEY` | What [`fairlead slurm-config`](../how-to/slurm-config.md) writes for Slurm, below. |
 """
 
 
@@ -149,6 +151,14 @@ def options_page() -> str:
     out += [SITE_TOML, "## ansible", "", "How `provision`, `plan`, `maintain` and `fleet` reach the nodes.", ""]
     out += [row("key", "default", "meaning"), row("---", "---", "---")]
     out += [*(row(f"`ansible.{n}`", f"`{d or '-'}`", t) for n, d, t in _parameters(AnsibleOptions)), ""]
+    out += [
+        "## partitions",
+        "",
+        "Of Slurm, for `fairlead slurm-config partitions` and `all`. The nodes need not be fairlead's.",
+        "",
+    ]
+    out += [row("key", "default", "meaning"), row("---", "---", "---")]
+    out += [*(row(f"`partitions.NAME.{n}`", f"`{d or '-'}`", t) for n, d, t in _parameters(Partition)), ""]
     sections: dict[str, type[Struct]] = {
         "agent": AgentOptions,
         "slurm": SlurmOptions,

@@ -116,7 +116,12 @@ def main_page() -> str:
     for name, summary in COMMANDS.items():
         out += [".TP", f"\\fBfairlead {roff(name)}\\fR", f"{roff(summary)}; see \\fBfairlead\\-{roff(name)}\\fR(1)"]
     out += exit_codes()
-    out += [".TP", "\\fB0 1 2 3\\fR", "check: ok, warn, drain, unknown (the order of monitoring plugins)", ".SH FILES"]
+    out += [
+        ".TP",
+        "\\fB0 1 2 3\\fR",
+        "check, status: ok, warn, drain, unknown (the order of monitoring plugins); what is only observed is warn",
+        ".SH FILES",
+    ]
     for path, text in FILES:
         out += [".TP", f"\\fI{roff(path)}\\fR", roff(text)]
     return "\n".join(out) + "\n"
