@@ -1,10 +1,10 @@
-"""The job environment that the task prolog sets.
+"""Explain the job environment that the task prolog sets.
 
-  fairlead env explain             in a job: variable, value, where it comes from, why; what the user overrode
-  fairlead env explain --job ID    the same of a job's tasks on this node (one's own job, or as root)
-  fairlead env list                everything that may be set, what only a site decides, and what is never set
+  fairlead env explain             in a job: each variable with value, origin and reason, and what the user has set instead
+  fairlead env explain --job ID    the same for a job's tasks on this node (your own job, or as root)
+  fairlead env list                every variable that may be set, what only a site decides, and what is never set
 
-In a job, FAIRLEAD_PROFILE=off|minimal|PRESET and FAIRLEAD_SKIP=NAME,... steer it; --comment=fairlead:off turns it off.
+In a job, FAIRLEAD_PROFILE=off|minimal|PRESET and FAIRLEAD_SKIP=NAME,... control it; --comment=fairlead:off turns it off.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ CONF = "/etc/nccl.conf"
 
 
 def register(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=["explain", "list"], help="what to do, as said above")
-    parser.add_argument("--job", default="", metavar="ID", help="explain: a job's tasks on this node instead of this process")
+    parser.add_argument("what", choices=["explain", "list"], help="what to do (see above)")
+    parser.add_argument(
+        "--job", default="", metavar="ID", help="explain: show a job's tasks on this node instead of this process"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -42,8 +44,8 @@ def run(args: argparse.Namespace) -> ExitCode:
     tasks = of_job(args.job)
     if not tasks:
         raise InputMissing(
-            f"job {args.job}: no task on this node whose environment you may read",
-            hint=f"on a node of the job, as its user: srun --jobid={args.job} --overlap fairlead env explain",
+            f"job {args.job} has no task on this node whose environment you may read",
+            hint=f"run on a node of the job, as its user: srun --jobid={args.job} --overlap fairlead env explain",
         )
     explained = [{"job": args.job, "step": t.step, "rank": t.rank, "pid": t.pid, **_variables(t.environment)} for t in tasks]
     return _explain(explained, as_json=args.json)
@@ -58,7 +60,7 @@ def _list(as_json: bool) -> ExitCode:
         print_json({"set": rows, "site": SITE, "never": NEVER})
         return ExitCode.OK
     print(columns([(r["name"], r["when"], r["value"], r["what"]) for r in rows], head=("variable", "when", "value", "what")))
-    print("\nonly where the site says so (jobenv.extra, presets, fabric profiles):")
+    print("\nset only where the site says so (jobenv.extra, presets, fabric profiles):")
     print(columns([(f"  {name}", why) for name, why in SITE.items()]))
     print("\nnever set:")
     print(columns([(f"  {name}", why) for name, why in NEVER.items()]))
@@ -66,7 +68,7 @@ def _list(as_json: bool) -> ExitCode:
 
 
 def _known() -> tuple[VariableRow, ...]:
-    """Every row that this node's document knows of, with its reasons; of a document that cannot be read, the fixed ones."""
+    """Return every row that this node's document has, with its reason; the fixed rows where the document cannot be read."""
     from fairlead import config
 
     try:
@@ -91,7 +93,7 @@ def _text(path: str) -> str:
 
 
 def _variables(environment: dict[str, str]) -> dict[str, object]:
-    """What is said of one environment, by what is published on this node."""
+    """Return what is known of one environment, compared with what is published on this node."""
     profile = environment.get("FAIRLEAD_PROFILE") or "full"
     table = TABLE
     if profile not in ("full", "minimal", "off"):
@@ -128,9 +130,9 @@ def _print(each: dict[str, object]) -> None:
         rank = f", rank {each['rank']}" if each["rank"] != "" else ""
         print(f"Job {job}, step {each['step']}{rank} (pid {each['pid']}):\n")
     if not job:
-        print("Not in a job: what a job would get when its user has not set it.\n")
+        print("This is not a job. A job would get these values, unless its user sets others.\n")
     elif not each["set"]:
-        print(f"Job {job}: fairlead set nothing here (turned off, or no task prolog).\n")
+        print(f"Job {job}: fairlead has set nothing here (it is turned off, or there is no task prolog).\n")
     variables = each["variables"]
     for v in variables if isinstance(variables, list) else ():
         print(f"{v['name']}={v['now'] or '(' + v['rule'] + ')'}")
