@@ -154,7 +154,7 @@ def _profiles(args: argparse.Namespace) -> ExitCode:
     if args.file:
         profiles = [p for p in profiles if p.name == args.file]
         if not profiles:
-            raise InputMissing(f"there is no profile {args.file!r}", hint=f"known: {', '.join(config.profile_names())}")
+            raise InputMissing(f"profile {args.file!r}: no such profile", hint=f"known: {', '.join(config.profile_names())}")
     if args.json:
         print_json(profiles)
     else:

@@ -40,7 +40,7 @@ def tree(values: Values) -> dict[str, Any]:
 
 
 def dotted(path: Path) -> str:
-    """Return a path as a key of a document, such as ``policy.budget``."""
+    """Return a path as a key of a document is written: its parts with dots between them."""
     return ".".join(path)
 
 

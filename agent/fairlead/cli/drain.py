@@ -1,4 +1,4 @@
-"""Drain this node with a reason that fairlead owns. Only `fairlead resume` lifts this drain; the agent never does.
+"""Drain this node with a reason that fairlead owns. Of fairlead, only `fairlead resume` lifts this drain; the agent never does.
 
 A drain of somebody else is left alone.
 """
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     if args.dry_run:
         return dry(drain, f"would drain with: {args.reason}", as_json=args.json)
     with audited(*drain.ledger.folders, "drain", why=args.reason) as note:
-        drain.limits.refresh()  # reads which switch or block the node is in: each has a budget
+        drain.limits.refresh()  # reads the topology: switches and blocks have budgets of their own
         with drain.ledger.locked():
             result = finish(drain.drain(MANUAL, args.reason))
         if result.outcome is Outcome.CONTESTED:  # meanwhile other nodes over the same limit undo their drains

@@ -29,7 +29,10 @@ def register(parser: argparse.ArgumentParser) -> None:
     add("--lldp", help="topology: the output of `lldpctl -f json` on a node, as NODE.json, or a folder of such files")
     add("--cliques", help="topology: NVLink domains from `clush -w NODES nvidia-smi -q`, or from machine trees (NAME=TREE)")
     parser.add_argument(
-        "--kind", choices=["tree", "block"], default="", help="make a tree of switches from the fabric, or a block of each unit"
+        "--kind",
+        choices=["tree", "block"],
+        default="",
+        help="make a tree of switches from the fabric, or a block of each scalable unit (default: tree)",
     )
     parser.add_argument(
         "--format", choices=["conf", "yaml"], default="conf", help="yaml: write topology.yaml, for Slurm 25.05 and newer"
