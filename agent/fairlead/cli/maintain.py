@@ -79,7 +79,10 @@ def register(parser: argparse.ArgumentParser) -> None:
         help="begin no node before BEGIN, and none that would not be done by END: 2h, 2026-11-22T22:00/8h",
     )
     parser.add_argument(
-        "--max-wait", default="", metavar="SPAN", help="resume a node untouched that is still busy after so long: 90m, 2d (never)"
+        "--max-wait",
+        default="",
+        metavar="SPAN",
+        help="give up a node whose jobs still run after so long: 90m, 2d (default: wait for ever)",
     )
     parser.add_argument(
         "--reboot-wait", default="", metavar="SPAN", help="a node that is not back after so long has failed (30m)"
@@ -108,7 +111,11 @@ def register(parser: argparse.ArgumentParser) -> None:
         help="go on with a run that was killed or stopped (the newest); limits on this command line replace the run's",
     )
     what.add_argument(
-        "--abort", nargs="?", const="", metavar="RUN", help="end a run: resume nodes that wait, verify nodes in progress"
+        "--abort",
+        nargs="?",
+        const="",
+        metavar="RUN",
+        help="end a run: lift the drain of nodes that wait, verify nodes in progress",
     )
     what.add_argument("--list", action="store_true", help="list the runs in the journal")
     what.add_argument("--show", nargs="?", const="", metavar="RUN", help="show a run's nodes and their steps (the newest run)")
@@ -212,7 +219,7 @@ def _go_on(args: argparse.Namespace, name: str) -> ExitCode:
     if changed:
         plan = replanned(found.plan, changed, len(found.works), lambda: controller_of(args).listing().availability)
         found = journal.replan(found, plan)
-    listing = listed(controller_of(args), "which drains of other maintenance stand is not known")
+    listing = listed(controller_of(args), "it is not known which nodes other maintenance runs have drained")
     if listing is not None:
         name_unknown_drains(journal, listing, args.journal)
     return _drive(args, journal, found)
@@ -315,7 +322,7 @@ def _stopping(maintenance: Maintenance) -> Iterator[None]:
 def _list(args: argparse.Namespace) -> ExitCode:
     journal = journal_of(args, write=False)
     runs = journal.runs()
-    listing = listed(controller_of(args), "which drains of other maintenance stand is not known")
+    listing = listed(controller_of(args), "it is not known which nodes other maintenance runs have drained")
     if listing is not None:
         name_unknown_drains(journal, listing, args.journal)
     if args.json:
