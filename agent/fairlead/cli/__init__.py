@@ -82,13 +82,13 @@ class Parser(argparse.ArgumentParser):
         sys.exit(ExitCode.USAGE)
 
     def _hint(self, message: str) -> str:
-        """Return what to write instead, "" where the message says it."""
+        """Return what to write instead; "" where there is no better word, or where the message says it already."""
         options = {name: action for action in self._actions for name in action.option_strings}
         kind, _, rest = message.partition(": ")
         if kind == "unrecognized arguments":
             import difflib
 
-            word = rest.split()[0]
+            word = next(iter(rest.split()), "")
             if word.endswith(".toml") and "--site" in options:
                 return f"--site {word}"
             like = difflib.get_close_matches(word.partition("=")[0], options, n=1) if word.startswith("-") else []

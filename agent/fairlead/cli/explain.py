@@ -56,7 +56,7 @@ def _list() -> dict[str, Any]:
     rows += [("setting", n, s.disruption.value, s.summary) for n, s in settings.load().items()]
     names = [{"kind": k, "name": n, "summary": s} for k, n, _, s in rows]
     lines = [line for k, n, word, s in rows for line in (f"{k} {n} ({word})", *wrap(s, "    ", "    "))]
-    head = "In brackets: the mode of a check, or what a change of a setting needs of the node."
+    head = "In brackets: a check's mode, or what a setting's change needs of the node."
     return {"names": names, "text": "\n".join([head, "", *lines])}
 
 

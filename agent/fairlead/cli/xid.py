@@ -131,7 +131,7 @@ class _LogFile:
     def end(self, found: int) -> None:
         """Raise DataError where lines were not understood, or where the file was not a kernel log at all."""
         if not self._lines:
-            raise DataError(f"{self._name}is empty, so nobody knows what the kernel said", hint=_LOGS)
+            raise DataError(f"{self._name} is empty, so nobody knows what the kernel said", hint=_LOGS)
         if self._hidden:
             many = f"{self._hidden} lines hold" if self._hidden > 1 else "1 line holds"
             raise DataError(
