@@ -21,6 +21,7 @@ from fairlead.cli.explain import _parameters
 from fairlead.cli.machine_tree import recorded_nvml
 from fairlead.config.accept_options import AcceptOptions
 from fairlead.config.document import AgentOptions, HookOptions, JobEnvOptions, SlurmOptions
+from fairlead.config.partitions import Partition
 from fairlead.config.site import AnsibleOptions
 from fairlead.daemon.publishing.metrics import Metrics, MetricsInput
 from fairlead.errors import ExitCode
@@ -62,7 +63,12 @@ def man_page() -> str:
             label = ", ".join(action.option_strings) or str(action.metavar or action.dest).upper()
             value = "" if action.nargs == 0 or not action.option_strings else f" {(action.metavar or action.dest).upper()}"
             out += [".TP", f"\\fB{roff(label)}\\fR{roff(value)}", roff(action.help or "") or "\\&"]
-    out += [".SH EXIT STATUS", ".TP", "\\fB0 1 2 3\\fR", "check: ok, warn, drain, unknown (the order of monitoring plugins)"]
+    out += [
+        ".SH EXIT STATUS",
+        ".TP",
+        "\\fB0 1 2 3\\fR",
+        "check, status: ok, warn, drain, unknown (the order of monitoring plugins); what is only observed is warn",
+    ]
     for code in ExitCode:
         if code >= 64:
             out += [".TP", f"\\fB{code.value}\\fR", code.name.lower().replace("_", " ")]
@@ -221,6 +227,7 @@ The site's declaration, on the admin host. `fairlead config check` finds every m
 | `settings.NAME.KEY` ... | For the whole site: [settings](settings.md), [checks](checks.md), [policy](policy.md), and below. |
 | `classes.NAME.settings...` | The same for the nodes of a class. |
 | `nodes.NODE.settings...` | The same for one node. |
+| `partitions.NAME.KEY` | What [`fairlead slurm-config`](../how-to/slurm-config.md) writes for Slurm, below. |
 """
 
 
@@ -234,6 +241,14 @@ def options_page() -> str:
     out += [SITE_TOML, "## ansible", "", "These keys say how `provision`, `plan`, `maintain` and `fleet` reach the nodes.", ""]
     out += [row("key", "default", "meaning"), row("---", "---", "---")]
     out += [*(row(f"`ansible.{n}`", f"`{d or '-'}`", t) for n, d, t in _parameters(AnsibleOptions)), ""]
+    out += [
+        "## partitions",
+        "",
+        "Of Slurm, for `fairlead slurm-config partitions` and `all`. The nodes need not be fairlead's.",
+        "",
+    ]
+    out += [row("key", "default", "meaning"), row("---", "---", "---")]
+    out += [*(row(f"`partitions.NAME.{n}`", f"`{d or '-'}`", t) for n, d, t in _parameters(Partition)), ""]
     sections: dict[str, type[Struct]] = {
         "agent": AgentOptions,
         "slurm": SlurmOptions,

@@ -1,6 +1,6 @@
-"""Where playbooks/, templates/ and slurm/ are: in a wheel below the package, in a checkout beside agent/.
+"""Finds playbooks/, templates/ and slurm/: in a wheel they are below the package, in a checkout beside agent/.
 
-Nobody else asks. (In an editable install the wheel's copies would go stale; the checkout's are used instead.)
+No other module looks for them. In an editable install the wheel's copies would be out of date, so the checkout's are used.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _ROOT = _PACKAGE / "_data" if (_PACKAGE / "_data").is_dir() else _PACKAGE.parent
 
 
 def directory(name: str) -> Path:
-    """The folder ``playbooks``, ``templates`` or ``slurm``. Raises InputMissing for a broken installation."""
+    """Return the folder ``playbooks``, ``templates`` or ``slurm``. Raises InputMissing for a broken installation."""
     path = _ROOT / name
     if name not in {"playbooks", "templates", "slurm"} or not path.is_dir():
         raise InputMissing(f"{path}: missing from this installation", hint="reinstall fairlead")
@@ -22,5 +22,5 @@ def directory(name: str) -> Path:
 
 
 def profile_directory() -> Path:
-    """The folder of hardware profiles (TOML)."""
+    """Return the folder of hardware profiles (TOML)."""
     return _PACKAGE / "profiles"

@@ -21,7 +21,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """Exit codes of all commands but hooks. 0-3 are ``fairlead check`` in the order of Nagios plugins
+    """Lists the exit codes of all commands but hooks. 0-3 are ``fairlead check`` in the order of Nagios plugins
     (https://nagios-plugins.org/doc/guidelines.html, "Plugin Return Codes"); 64-78 are BSD sysexits.h."""
 
     OK = 0
@@ -40,7 +40,7 @@ class ExitCode(IntEnum):
 
 
 def next_step(error: OSError) -> str:
-    """What to do about a file that cannot be written, by errno(3); "" where the message says all that is known."""
+    """Say what to do about a file that cannot be written, by errno(3); "" where the message says everything that is known."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "make room there"
     if error.errno == errno.EROFS:
@@ -49,7 +49,7 @@ def next_step(error: OSError) -> str:
 
 
 class FairleadError(Exception):
-    """Something an operator can act on. ``str()`` is one line that joins the chain of causes."""
+    """Is raised for something that an operator can act on. ``str()`` is one line that joins the chain of causes."""
 
     exit_code = ExitCode.BUG
 
@@ -110,7 +110,7 @@ class NeedsRoot(FairleadError):
 
 
 class ConfigError(FairleadError):
-    """A configuration value is wrong. ``file`` and ``key`` (dotted path) say where."""
+    """Is raised for a configuration value that is wrong. ``file`` and ``key`` (dotted path) say where."""
 
     exit_code = ExitCode.CONFIG
 

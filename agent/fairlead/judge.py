@@ -1,8 +1,14 @@
-"""Judges a node and its past by every enabled check and every declared setting: facts in, findings out."""
+"""Judges a node and its past by every enabled check and every declared setting: facts in, findings out.
+
+``decide_at_once`` says what the findings of one reading come to, for who has no agent's memory.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
+
+from msgspec.structs import replace
 
 from fairlead import checks, settings
 from fairlead.config import Document
@@ -12,7 +18,7 @@ from fairlead.model.facts import Node
 from fairlead.model.finding import Finding, Level
 from fairlead.model.host_facts import Wanted
 from fairlead.model.setting import drift
-from fairlead.policy import CheckPolicy
+from fairlead.policy import CheckPolicy, Decision, Now, PolicyState, decide
 
 
 def reads(document: Document) -> tuple[str, ...]:
@@ -98,3 +104,19 @@ def policies_of(document: Document) -> dict[str, CheckPolicy]:
     found = {n: CheckPolicy.of(loaded[n], params) for n, params in document.checks.items() if params.enabled}
     found |= {f"setting.{n}": CheckPolicy.of_setting(want.mode) for n, want in document.settings.items() if want.managed}
     return found
+
+
+def decide_at_once(document: Document, node: Node, findings: Iterable[Finding], only: Collection[str] | None = None) -> Decision:
+    """Decide what the findings of one reading come to in the agent, once it has confirmed them.
+
+    The agent's own policy decides, so that a look at a node never says another thing than its agent: an observed check drains
+    nothing, and boot grace holds. What only the agent knows is left out: acknowledgements, a hold, the budgets, a running apply.
+    What needs history is left out too, because one reading cannot judge it. ``only``: as in ``judge``.
+    """
+    at_once = {"confirm": 1, "confirm_after_job": 0, "confirm_warn": 0, "confirm_of": 1}
+    policies = {n: replace(p, **at_once) for n, p in policies_of(document).items() if only is None or n in only}
+    boot_id = node.boot_id if isinstance(node.boot_id, str) else ""
+    up_seconds = node.uptime_seconds if isinstance(node.uptime_seconds, float) else math.inf
+    now = Now(boot_seconds=up_seconds, wall_seconds=0.0, boot_id=boot_id)
+    judged = [f for f in findings if not f.needs_history]
+    return decide(judged, policies, PolicyState(boot_id=boot_id), now, document.policy)

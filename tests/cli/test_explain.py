@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fairlead import config
+from fairlead import checks, config, settings
 from fairlead.cli import main
 from fairlead.xid.catalogue import ENTRIES
 from fairlead.xid.sxids import SXIDS
@@ -17,6 +17,11 @@ from fairlead.xid.sxids import SXIDS
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     assert main(["explain", *words]) == 0
     return capsys.readouterr().out
+
+
+def unwrapped(text: str) -> str:
+    """Return the words of a text, one blank between any two."""
+    return " ".join(text.split())
 
 
 def document(folder: Path, **params: dict[str, str]) -> str:
@@ -62,13 +67,14 @@ def test_what_drivers_and_units_make_of_it(capsys: pytest.CaptureFixture[str]) -
     assert "Drivers 550.40.63 to below 555: ROBUST_CHANNEL_KEY_ROTATION_ERROR" in said(capsys, "xid", "144")
     text = said(capsys, "xid", "149")
     assert "NETIR_LINK_EVT/NETIR_LINK_DOWN" in text and "the peer was reset" in text
-    assert "0x2" in said(capsys, "xid", "154") and "PF FLR" in said(capsys, "xid", "154")
+    assert "0x2" in said(capsys, "xid", "154") and "PF FLR" in unwrapped(said(capsys, "xid", "154"))
     assert "Drivers 600 and newer: BAD_TSG" in said(capsys, "xid", "51")
 
 
 def test_the_site_s_own_choice(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = document(tmp_path, services={"94": "drain_now", "sxid 20034": "keep"}, actions={"94": "reset_gpu"})
-    assert f"this site  service drain_now, action reset_gpu ({path}, checks.xid)" in said(capsys, "xid", "94", "--document", path)
+    shown = unwrapped(said(capsys, "xid", "94", "--document", path))
+    assert f"this site service drain_now, action reset_gpu ({path}, checks.xid)" in shown
     assert json.loads(said(capsys, "xid", "94", "--document", path, "--json"))["site"] == {
         "document": path,
         "service": "drain_now",
@@ -113,3 +119,20 @@ def test_every_code_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
         for code in codes:
             text = said(capsys, kind, str(code))
             assert text.startswith(f"{'Xid' if kind == 'xid' else 'SXid'} {code}: ") and "  why" in text
+            assert wide(text) == []
+
+
+def wide(text: str) -> list[str]:
+    """Return the lines that are wider than a terminal, but for a word that is so by itself."""
+    return [line for line in text.splitlines() if len(line) > 80 and len(line.split()) > 2]
+
+
+@pytest.mark.parametrize("name", ["list", *checks.load(), *(f"setting.{name}" for name in settings.load())])
+def test_what_explains_a_check_or_a_setting_fits_a_terminal(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, name)
+    assert wide(text) == []
+    if name != "list":
+        words = json.loads(said(capsys, name, "--json"))
+        assert unwrapped(words["doc"]) in unwrapped(text), "no word is lost, and they keep their order"
+        assert all(f"\n  {each['name']} = " in text for each in words["parameters"])
+        assert " = None" not in text and " = True" not in text and " = False" not in text

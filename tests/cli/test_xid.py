@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 
 from fairlead.cli import main
 from fairlead.cli.xid import LINE_MAX
+from fairlead.cli.xid_text import REMEMBERED
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT.parent / "shared" / "data"
-KEYS = ["line", "kind", "code", "pci", "mig", "pid", "process", "action", "service", "caused_by", "blames", "text"]
+KEYS = ["line", "kind", "code", "pci", "mig", "pid", "process", "action", "service", "caused_by", "blames", "means", "text"]
 LOST = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python3, GPU has fallen off the bus."
 ARGV = [sys.executable, "-m", "fairlead", "xid", "decode"]
 ENV = {**{k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}, "PYTHONPATH": str(ROOT / "agent")}
@@ -48,25 +49,75 @@ def test_the_object_is_as_documented(tmp_path: Path, capsys: pytest.CaptureFixtu
         {**plain, "line": 4, "kind": "sxid", "code": 20034, "pci": "0000:06:00.0", "action": "check_fabric", "blames": "fabric"},
         {**plain, "line": 5, "kind": "bus_lost", "code": 79, "pci": "0000:4e:00.0", "action": "reboot_node", "blames": "gpu"},
     ]
-    expected[0]["text"] = "Graphics Exception: ESR 0x1=0x2"
-    expected[1] |= {"text": "Ch 00000008", "caused_by": 13}
-    expected[2] |= {"text": "Fatal, Link 30 LTSSM Fault Up", "service": "drain_now"}
-    expected[3] |= {"text": "GPU has fallen off the bus", "service": "drain_now"}
+    expected[0] |= {"text": "Graphics Exception: ESR 0x1=0x2", "means": "graphics engine exception"}
+    expected[1] |= {"text": "Ch 00000008", "caused_by": 13, "means": "channel removed after an earlier error"}
+    expected[2] |= {"text": "Fatal, Link 30 LTSSM Fault Up", "service": "drain_now", "means": "link training fault, fatal"}
+    expected[3] |= {"text": "GPU has fallen off the bus", "service": "drain_now", "means": "fallen off the bus"}
     found = decoded(log, capsys)
     assert found == expected
     assert [list(record) for record in found] == [KEYS] * 4
 
 
-def test_text_is_aligned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log = tmp_path / "log"
-    log.write_text(f"{LOST}\nNVRM: Xid (PCI:0001:3b:00 GPU-I:05 GPU-CI:01): 31, pid=5, name=a, Ch 00000008\n")
+LOG = (
+    LOST,
+    "NVRM: Xid (PCI:0001:3b:00 GPU-I:05 GPU-CI:01): 31, pid=5, name=a, Ch 00000008",
+    "NVRM: Xid (PCI:0001:3b:00 GPU-I:05): 45, pid=5, name=a, Ch 00000008",
+    "nvidia-nvswitch0: SXid (PCI:0000:06:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",
+    "NVRM: GPU 0000:4E:00.0: GPU has fallen off the bus.",
+    "NVRM: Xid (PCI:0000:3b:00): 94, pid=7194, name=python3, Contained: SM (0x1). RST: No, D-RST: No",
+)
+
+
+def printed(log: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
     assert main(["xid", "decode", str(log)]) == 0
-    head, *rows = capsys.readouterr().out.splitlines()
-    assert head.split() == KEYS
-    for row in rows:
-        assert [row[head.index(name) - 1] for name in KEYS[1:]] == [" "] * (len(KEYS) - 1)
-    assert rows[0][head.index("text") :] == "GPU has fallen off the bus."
-    assert rows[1].split()[3:6] == ["0001:3b:00.0", "5/1", "5"]
+    return capsys.readouterr().out.splitlines()
+
+
+def test_each_line_says_what_it_means_by_named_fields(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "log"
+    log.write_text("\n".join(LOG) + "\n")
+    rows = printed(log, capsys)
+    assert rows[:5] == [
+        "line 1: Xid 79 on GPU 0000:3b:00.0, process 1234 (python3)",
+        "  means    fallen off the bus",
+        "  do       reboot_node; the node leaves service now (drain_now)",
+        "  blames   gpu",
+        "  log      GPU has fallen off the bus.",
+    ]
+    assert "line 2: Xid 31 on GPU 0001:3b:00.0, MIG instance 5/1, process 5 (a)" in rows
+    assert rows[rows.index("line 3: Xid 45 on GPU 0001:3b:00.0, MIG instance 5, process 5 (a)") + 4] == "  follows  Xid 31"
+    assert "line 4: SXid 20034 on NVSwitch 0000:06:00.0" in rows
+    assert "line 5: bus loss on GPU 0000:4e:00.0 (counts as Xid 79)" in rows
+    assert "           (drain_after_job)" in rows, "what is too wide goes on below its own column"
+
+
+def test_a_line_that_says_the_same_again_names_the_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "log"
+    log.write_text(f"{LOST}\n" * 400 + LOST.replace("off the bus", "away") + "\n")
+    rows = printed(log, capsys)
+    assert len(rows) == 5 + 399 + 2
+    assert rows[5] == "line 2: Xid 79 on GPU 0000:3b:00.0, process 1234 (python3): as line 1"
+    assert rows[-2:] == [
+        "line 401: Xid 79 on GPU 0000:3b:00.0, process 1234 (python3): as line 1",
+        "  log      GPU has fallen away.",
+    ]
+    assert len(decoded(log, capsys)) == 401, "JSON has each whole"
+
+
+def test_what_is_remembered_is_bounded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "log"
+    others = "".join(f"NVRM: Xid (PCI:0000:3b:00): {code}, pid=1, name=a, x\n" for code in range(10_000, 10_000 + REMEMBERED))
+    log.write_text(f"{LOST}\n{others}{LOST}\n")
+    assert "as line" not in "\n".join(printed(log, capsys)[-5:])
+
+
+def test_no_line_is_wider_than_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "log"
+    wide = "NVRM: Xid (PCI:0000:3b:00): 31, pid=5, name=" + "\\x1b" * 200 + "y" * 300 + ", " + "z" * 7000
+    log.write_text("\n".join([*LOG, wide]) + "\n")
+    rows = printed(log, capsys)
+    assert max(map(len, rows)) <= 80
+    assert " ".join(" ".join(rows).split()).endswith("... (--json has all)")
 
 
 def test_nothing_found_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -193,8 +244,8 @@ def test_any_bytes_decode(tmp_path: Path, capsys: pytest.CaptureFixture[str], co
     found = decoded(log, capsys, code)
     assert all(1 <= r["line"] <= content.count(b"\n") + 1 for r in found)
     assert main(["xid", "decode", str(log)]) == code
-    rows = capsys.readouterr().out.split("\n")
-    assert len(rows) - 1 == (len(found) + 1 if found else 0)  # nothing in a log breaks a row
+    heads = [int(row.split()[1].rstrip(":")) for row in capsys.readouterr().out.split("\n") if row.startswith("line ")]
+    assert heads == [r["line"] for r in found]  # nothing in a log makes a line of ours
 
 
 @pytest.mark.parametrize(

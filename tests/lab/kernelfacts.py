@@ -33,6 +33,9 @@ SYSCTLS = {
     "net/ipv4/tcp_rmem": "4096\t131072\t6291456",
     "net/ipv4/tcp_congestion_control": "cubic",
     "net/ipv4/tcp_available_congestion_control": "reno cubic",
+    "net/ipv4/neigh/default/gc_thresh1": 128,
+    "net/ipv4/neigh/default/gc_thresh2": 512,
+    "net/ipv4/neigh/default/gc_thresh3": 1024,
     "fs/nr_open": 1048576,
 }
 

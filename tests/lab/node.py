@@ -27,8 +27,9 @@ from typing import Any
 
 from tests.lab import bounds, box, linux, net
 
-#: Files of a tree's proc that a host must not have: they are its own kernel's business.
-_OWN_PROC = ("uptime", "mounts", "net/", "self/", "1/")
+#: Files of a tree's proc that a host must not have (they are its own kernel's business), or cannot have: the kernel shows the
+#: thresholds of the neighbour table in the first network namespace alone (net/core/neighbour.c, neigh_sysctl_register).
+_OWN_PROC = ("uptime", "mounts", "net/", "self/", "1/", "sys/net/ipv4/neigh/")
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ for its Slurm). Only its one file is used, unpacked: the package itself asks for
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.lab import roots
@@ -28,6 +29,11 @@ mount -t tmpfs tmpfs dev
 mknod dev/null c 1 3
 mknod dev/urandom c 1 9
 for minor in 0 1 2 3 4 5 6 7; do mknod "dev/nvidia$minor" c 240 "$minor"; done
+if [ -d mig/nvidia-caps ]; then
+  mount --bind mig proc/driver
+  mkdir dev/nvidia-caps
+  while read -r _ minor; do mknod "dev/nvidia-caps/nvidia-cap$minor" c 241 "$minor"; done <mig/nvidia-caps/mig-minors
+fi
 mkdir -p var/spool/slurmd
 chroot . chown -R slurm /etc/slurm
 shift 3
@@ -43,6 +49,23 @@ def detect(suite: str, content: Path, layer: Path, *argv: str, env: tuple[str, .
     done = subprocess.run([*command, "env", *env, "slurmd", *argv], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
+
+
+def divide(content: Path, gpus: Sequence[int], slots: Sequence[tuple[int, int]]) -> None:
+    """Divide these GPUs of the simulated library's input, each into instances: (row of its table of profiles, first memory slice)
+    of tests/lab/nvml/mig.c. Slurm finds the device files of instances in the driver's list of minor numbers."""
+    conf, minors = content / "etc/fairlead-sim/nvml.conf", content / "mig/nvidia-caps/mig-minors"
+    lines, listed, number = [], [], 1
+    for gpu in gpus:
+        lines.append(f"gpu.{gpu}.mig_mode.current=1\ngpu.{gpu}.mig_mode.pending=1\n")
+        for slot, (row, start) in enumerate(slots):
+            lines.append(f"gpu.{gpu}.mig.slot.{slot}={1 + row + (start << 5) + (1 << 9)}\n")
+            for name in (f"gpu{gpu}/gi{slot + 1}/access", f"gpu{gpu}/gi{slot + 1}/ci0/access"):
+                listed.append(f"{name} {number}\n")
+                number += 1
+    conf.write_text(conf.read_text() + "".join(lines))
+    minors.parent.mkdir(parents=True)
+    minors.write_text("".join(listed))
 
 
 def put_nvml(content: Path, suite: str, library: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from fairlead.provision import node_program, run_bundle, wheels
-from tests.provision.test_python import start
+from fairlead.provision.node_python import START
 
 AGENT = Path(__file__).resolve().parents[2] / "agent"
 REQUEST: dict[str, Any] = {
@@ -43,7 +43,7 @@ def run(*python: str, **request: Any) -> dict[str, Any]:
     """What the program answers, sent as the action plugin sends it."""
     sent, body = node_program.archive(), json.dumps({**REQUEST, **request}).encode()
     data = b"%d\n%s%d\n%s" % (len(sent), sent, len(body), body)
-    done = subprocess.run([*python, "-c", start()], input=data, capture_output=True, timeout=120, check=False)
+    done = subprocess.run([*python, "-c", START], input=data, capture_output=True, timeout=120, check=False)
     marked = [line for line in done.stdout.decode().splitlines() if line.startswith("FAIRLEAD-REPLY ")]
     assert done.returncode == 0 and len(marked) == 1, done
     return dict(json.loads(marked[0].removeprefix("FAIRLEAD-REPLY ")))

@@ -222,14 +222,15 @@ def test_8_errors_name_node_and_next_step_and_others_are_done(admin: Admin, tmp_
     admin.write_site(key=str(tmp_path / "none"))
     assert "none: cannot be read" in admin.run("provision", "--site", str(admin.site), code=66).stderr
     admin.write_site()
-    node(admin, "gpu3").run("mv /usr/bin/python3 /usr/bin/python3.away; rm -rf /opt/fairlead/current")
+    node(admin, "gpu3").run("mkdir /root/away; mv /usr/bin/python3* /root/away; rm -rf /opt/fairlead/current")
     node(admin, "gpu2").run(
         "chattr -i / 2>/dev/null; mv /etc/slurm/fairlead /etc/slurm/fairlead.away; echo x > /etc/slurm/fairlead"
     )
     results = admin.provision(code=69)
     assert states(results) == {"gpu1": "same", "gpu2": "failed", "gpu3": "failed"}
-    assert "python" in results["gpu3"]["hint"] and results["gpu2"]["message"].startswith("/etc/slurm/fairlead")
-    node(admin, "gpu3").run("mv /usr/bin/python3.away /usr/bin/python3")
+    assert "/usr/bin/python3 is not there; Debian: apt-get install python3" in results["gpu3"]["message"]
+    assert results["gpu2"]["message"].startswith("/etc/slurm/fairlead")
+    node(admin, "gpu3").run("mv /root/away/* /usr/bin; rmdir /root/away")
     node(admin, "gpu2").run("rm /etc/slurm/fairlead; mv /etc/slurm/fairlead.away /etc/slurm/fairlead")
     node(admin, "gpu3").run("systemctl stop ssh.socket ssh.service", check=False)
     results = admin.provision(code=68)

@@ -20,7 +20,7 @@ from tests.lab import roots
 from tests.lab.cluster import Cluster
 from tests.lab.machines import expand
 from tests.lab.nvml.library import build, write_conf
-from tests.lab.slurmd import detect, put_nvml
+from tests.lab.slurmd import detect, divide, put_nvml
 from tests.lab.trees import MACHINES
 from tests.topology.fabrics import rails
 
@@ -227,3 +227,95 @@ def test_slurmd_detects_the_cores_and_links_that_we_write(
     # The check is one: another socket's cores are noticed.
     (etc / "gres.conf").write_text(checked.replace("Cores=48-63", "Cores=64-79"))
     assert "mismatching Cores" in detect(suite, content, tmp_path / "layer", "-G", "-f", "/etc/slurm/slurm.conf", env=HWLOC)
+
+
+# -- a site: classes, MIG and partitions ---------------------------------------------------------------
+
+SITE = """
+schema = 1
+[classes.divided]
+nodes = "{divided}"
+profile = "hgx-h100"
+[classes.divided.settings.mig]
+geometry = ["3g.40gb", "2g.20gb", "1g.10gb", "1g.10gb"]
+by_gpu = {{ "0000:1b:00.0" = [] }}
+[classes.whole]
+nodes = "n[3-4]"
+profile = "hgx-h100"
+[partitions.small]
+classes = ["divided"]
+options = {{ MaxTime = 60, Default = true }}
+[partitions.all]
+classes = ["divided", "whole"]
+options = {{ MaxTime = "2-00:00:00", State = "UP" }}
+"""
+
+
+@pytest.mark.parametrize("suite", list(roots.SUITES))
+def test_slurmctld_reads_the_files_of_a_site(suite: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    site = tmp_path / "site.toml"
+    site.write_text(SITE.format(divided="n[1-2]"))
+    trees = [f"{name}={MACHINES / 'hgx-h100'}" for name in ("divided", "whole")]
+    with Cluster(suite, nodes=NODES) as cluster:
+        cluster.stop_slurmctld()
+        for number in range(1, NODES + 1):
+            cluster.stop_slurmd(f"n{number}")  # what it finds on this machine would take the place of the Gres that we wrote
+        etc = cluster.folder / "etc"
+        made(capsys, "all", "--site", str(site), *trees, "--write", str(etc))
+        # Nodes of one machine need a port each.
+        nodes = (etc / "nodes.conf").read_text()
+        for first, last, ports in ((1, 2, "6901-6902"), (3, 4, "6903-6904")):
+            more = f"NodeHostname=lab NodeAddr=127.0.0.1 Port=[{ports}] State=UNKNOWN"
+            nodes = re.sub(rf"(NodeName=n\[{first}-{last}\] .*)", rf"\1 {more}", nodes)
+        (etc / "nodes.conf").write_text(nodes)
+        conf = etc / "slurm.conf"
+        kept = [line for line in conf.read_text().splitlines() if not line.startswith(("NodeName=", "PartitionName="))]
+        conf.write_text("\n".join([*kept, "Include nodes.conf", "Include partitions.conf"]) + "\n")
+        cluster.start_slurmctld("-c")  # 24.11 and newer would take the Gres of the nodes from the saved state
+        deadline = time.monotonic() + 90
+        while "NodeName=n4" not in (shown := cluster.scontrol("-o", "show", "node", check=False)):
+            assert time.monotonic() < deadline, cluster.logs()
+            time.sleep(0.05)
+        divided, whole = (next(x for x in shown.splitlines() if x.startswith(f"NodeName={n} ")) for n in ("n1", "n3"))
+        assert "Gres=gpu:3g.40gb:7,gpu:2g.20gb:7,gpu:1g.10gb:14,gpu:h100:1 " in divided
+        assert "Gres=gpu:h100:8 " in whole and "CPUTot=112 " in whole
+        partitions = cluster.scontrol("-o", "show", "partition").splitlines()
+        small, everything = (next(x for x in partitions if x.startswith(f"PartitionName={n} ")) for n in ("small", "all"))
+        assert " Nodes=n[1-2] " in small and " Default=YES " in small and " MaxTime=01:00:00 " in small
+        assert " Nodes=n[1-4] " in everything and " Default=NO " in everything and " MaxTime=2-00:00:00 " in everything
+
+
+@pytest.mark.parametrize("suite", ["bookworm", "trixie"])
+def test_slurmd_finds_the_instances_that_the_site_declares(
+    suite: str, machine: Path, tmp_path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Seven GPUs are divided and one is whole: slurmd counts each type as our NodeName line does, and discards nothing. It makes
+    3g.39gb of 39936 MiB, as on a real A100 with 80 GB, where the profile is called 3g.40gb: --mig-type says so."""
+    host, content = socket.gethostname(), tmp_path / "content"
+    site = tmp_path / "site.toml"
+    site.write_text(SITE.format(divided=host).replace("hgx-h100", "hgx-a100").replace("0000:1b:00.0", "0000:07:00.0"))
+    shutil.copytree(machine / "tree", content / "tree", symlinks=True)
+    put_nvml(content, suite, build(Path(request.config.cache.mkdir("simulated-nvml"))))
+    write_conf(TREE, content / "etc/fairlead-sim/nvml.conf")
+    divide(content, range(1, 8), [(4, 0), (3, 4), (0, 6), (0, 7)])  # 3g.40gb, 2g.20gb and twice 1g.10gb; GPU 0 stays whole
+    etc = content / "etc/slurm"
+    etc.mkdir(parents=True)
+    own_key = "" if roots.SUITES[suite] == "22.05" else "AuthType=auth/slurm\nCredType=cred/slurm\n"  # no munged runs here
+    (etc / "slurm.key").write_bytes(os.urandom(1024))
+    (etc / "slurm.key").chmod(0o600)
+    words = ("--site", str(site), f"divided={TREE}", "--without", "n[3-4]")
+    (etc / "gres.conf").write_text(made(capsys, "gres", *words))
+    for renamed, found in (((), "3g.40gb"), (("--mig-type", "3g.40gb=3g.39gb"), "3g.39gb")):
+        line = made(capsys, "nodes", *words, *renamed).splitlines()[1]
+        (etc / "slurm.conf").write_text(
+            f"ClusterName=lab\nSlurmctldHost={host}\nSlurmUser=slurm\n{own_key}GresTypes=gpu\n"
+            f"SlurmdParameters=config_overrides\n{line}\nPartitionName=all Nodes={host}\n"
+        )
+        output = detect(suite, content, tmp_path / "layer", "-G", "-f", "/etc/slurm/slurm.conf", env=HWLOC)
+        types = re.findall(r"Gres Name=gpu Type=(\S+) Count=1 ", output)
+        counts = {kind: types.count(kind) for kind in types}
+        rest = {"2g.20gb": 7, "1g.10gb": 14, "a100": 1}
+        if found == "3g.40gb":
+            assert "Type:3g.40gb" in output and "Discarding the following config-only GPU" in output, output
+        else:
+            assert counts == {"3g.39gb": 7, **rest} and "Discarding" not in output and "mismatch" not in output, output

@@ -40,6 +40,7 @@ def test_one_object_in_full() -> None:
             service=Service.DRAIN_AFTER_JOB,
             caused_by=None,
             blames="gpu",
+            means="contained memory error",
             text="Contained: SM (0x1). RST: No, D-RST: No",
         )
     ]

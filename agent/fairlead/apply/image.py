@@ -1,4 +1,4 @@
-"""What an image leaves for the boot of the node that is made from it: a list of settings in a file of the image."""
+"""Keeps the list of settings that an image leaves for the boot of the node that is made from it, in a file of the image."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from fairlead.apply.report import Item
 from fairlead.host import change as changing
 from fairlead.host.root import Root
 
-LEFT = "/etc/fairlead/left-for-boot"  # a name a line, written by `apply --root IMAGE`
+LEFT = "/etc/fairlead/left-for-boot"  # one name per line, written by `apply --root IMAGE`
 
 
 def left_by_image(root: Root) -> frozenset[str]:
-    """The settings that the image of this node has left for its boot."""
+    """Return the settings that the image of this node has left for its boot."""
     text = root.read_text(LEFT)
     return frozenset(text.split()) if isinstance(text, str) else frozenset()
 

@@ -1,4 +1,4 @@
-"""What became of one setting, as an item of the report."""
+"""Reports what became of one setting, as an item of the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one run of apply says: a step for each change, an item for each setting, and the exit code."""
+"""Defines what one run of apply reports: a step for each change, an item for each setting, and the exit code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Phase = Literal["all", "boot"]
 
 
 class AppliedStep(Struct, frozen=True, kw_only=True):
-    """One change of the plan. done None: not tried (a dry run, or the node is busy)."""
+    """Describes one change of the plan. done None: it was not tried (a dry run, or the node is busy)."""
 
     target: str
     why: str
@@ -26,12 +26,12 @@ class AppliedStep(Struct, frozen=True, kw_only=True):
 
 
 class Item(Struct, frozen=True, kw_only=True):
-    """One declared setting after the run.
+    """Describes one declared setting after the run.
 
     state: same, changed, would_change, deferred (a busy node, or a reboot is needed), failed, refused (the node cannot take
-    the wanted value), absent (the node has no hardware for it), not_applicable (the same, and the profile says so), unreadable,
-    unmanaged, left (an image: for the boot of the node). persisted: yes, no, boot (applied
-    again at every boot), unknown. effective: yes, no, unknown (an image). pending: "", idle, drain, reboot, boot.
+    the wanted value), absent (the node has no hardware for it), not_applicable (the same, and the profile says so),
+    unreadable, unmanaged, left (an image leaves it for the boot of the node). persisted: yes, no, boot (applied again at every
+    boot), unknown. effective: yes, no, unknown (an image). pending: "", idle, drain, reboot, boot.
     """
 
     setting: str
@@ -45,7 +45,7 @@ class Item(Struct, frozen=True, kw_only=True):
 
 
 class ApplyReport(Struct, frozen=True, kw_only=True):
-    """What one run found and did. ``changed`` counts changes made (in a dry run: that would be made)."""
+    """Holds what one run found and did. ``changed``: how many changes were made; in a dry run, how many would be made."""
 
     schema: int = 1
     node: str
@@ -58,7 +58,7 @@ class ApplyReport(Struct, frozen=True, kw_only=True):
     changed: int
     failed: int
     items: tuple[Item, ...]
-    ports: tuple[Port, ...] = ()  # NCCL's, for the comparison of all nodes of a class
+    ports: tuple[Port, ...] = ()  # NCCL's ports, for the comparison of all nodes of a class
 
     @property
     def exit_code(self) -> ExitCode:

@@ -1,4 +1,4 @@
-"""Files of settings that the document no longer declares: each is removed, or made again as it was before fairlead."""
+"""Removes files of settings that the document no longer declares, or makes them again as they were before fairlead."""
 
 from __future__ import annotations
 

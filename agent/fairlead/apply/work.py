@@ -1,4 +1,4 @@
-"""The changes of one setting in a run of apply: which are planned, which may be made now, and what became of them."""
+"""Holds the changes of one setting in a run of apply: which are planned, which may be made now, and what became of them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def plan(
 
 
 class ApplyWork:
-    """The changes of one setting. ``planned``: all of them; ``todo``: those that may be made now; ``done``: their outcomes."""
+    """Holds the changes of one setting. ``planned``: all of them. ``todo``: those that may be made now. ``done``: their
+    outcomes."""
 
     def __init__(self, planned: tuple[AnyChange, ...], *, busy: bool, drained: bool) -> None:
         self._now = {"busy": busy, "drained": drained}
@@ -52,13 +53,13 @@ class ApplyWork:
 
     @property
     def stopped_a_unit(self) -> bool:
-        """Whether a unit was stopped that may have written the same values between the first reading and its end (irqbalance)."""
+        """Say whether a unit was stopped that may have written the same values before it ended (irqbalance)."""
         return any(isinstance(o.change, Unit) and o.done and not o.skipped for o in self.done)
 
     def add(
         self, moved: tuple[AnyChange, ...], make: Callable[[Sequence[AnyChange]], tuple[changing.ChangeOutcome, ...]]
     ) -> bool:
-        """Make the changes of a second plan, in place of earlier ones of the same targets. Returns whether there were any."""
+        """Add the changes of a second plan, in place of earlier ones of the same targets. Returns whether there were any."""
         again = tuple(c for c in moved if c.disruption.allowed(**self._now))
         targets = {changing.target(c) for c in again}
         self.planned = (*(c for c in self.planned if changing.target(c) not in targets), *again)

@@ -1,32 +1,42 @@
-"""Judge this node, or a machine tree, once.
+"""Judge this node, or a machine tree, once, by the policy that its agent has.
 
-Exit codes: 0 ok, 1 warn, 2 drain, 3 unknown. One look cannot judge rates and trends; such findings say needs_history.
-Nothing is changed and slurmctld is not asked.
+Exit codes: 0 ok, 1 warn, 2 drain, 3 unknown. 2 says that the agent drains the node
+for what is found, once it has confirmed it. What a check only observes is marked
+and comes to 1 at most, as in the agent's verdict. One look cannot judge rates and
+trends; such findings say needs_history and change no exit code. What only the agent
+knows changes none either: a hold, an acknowledgement, the drain budgets
+(`fairlead status` says those). Nothing is changed and slurmctld is not asked.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from fairlead import checks, settings
 from fairlead.cli import read_machine
 from fairlead.cli.output import print_json, state_word
+from fairlead.cli.same_findings import folded
 from fairlead.errors import ExitCode, UsageError
-from fairlead.model.finding import Finding, Level, as_data, worst
+from fairlead.model.finding import Finding, Level, Service, as_data
+
+if TYPE_CHECKING:
+    from fairlead.config import Document
+    from fairlead.policy import Decision
 
 SHOWN_PER_CHECK = 3
-NAMES_SHOWN = 4  # of checks that say the same
+_ORDER = (Level.DRAIN.word, Level.UNKNOWN.word, Level.WARN.word, Level.OK.word)
 
 
 def register(parser: argparse.ArgumentParser) -> None:
     read_machine.register(parser)
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="a check, or setting.NAME; may be repeated")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="every finding by itself, with its mode and what it counts as")
 
 
 def run(args: argparse.Namespace) -> ExitCode:
-    from fairlead.judge import judge
+    from fairlead.judge import decide_at_once, judge
 
     known = {*checks.load(), *(f"setting.{n}" for n in settings.load())}
     for name in args.only:
@@ -34,42 +44,56 @@ def run(args: argparse.Namespace) -> ExitCode:
             raise UsageError(f"--only {name}: no such check", hint=f"known: {', '.join(sorted(known))}")
     document = read_machine.document_for(args)
     node, past = read_machine.read_machine(args, document)
-    findings = sorted(judge(document, node, past, args.only or None), key=lambda f: (-_rank(f.level), f.check, f.device))
-    level = worst(tuple(f for f in findings if not f.needs_history))
+    found = judge(document, node, past, args.only or None)
+    decision = decide_at_once(document, node, found, args.only or None)
+    findings = _as_counted(document, found, decision)
     if args.json:
-        print_json({"node": node.name, "state": level.word, "findings": [as_data(f) for f in findings]})
-        return ExitCode(level)
-    print(f"{node.name}: {state_word(level.word)}" + (f" (profile {document.profile})" if document.profile else ""))
-    shown: dict[tuple[str, Level], int] = {}
-    for f, names in _joined(findings):
-        kind = (f.check, f.level)
+        print_json({"node": node.name, "state": decision.level.word, "findings": findings})
+        return ExitCode(decision.level)
+    print(f"{node.name}: {state_word(decision.level.word)}" + (f" (profile {document.profile})" if document.profile else ""))
+    _print_findings(findings)
+    if not document.profile:
+        print("  (no document and no --profile: what this machine should be is not known)")
+    return ExitCode(decision.level)
+
+
+def _as_counted(document: Document, found: Sequence[Finding], decision: Decision) -> list[dict[str, Any]]:
+    """Return the findings as JSON has them, what counts most first: with the mode of their check, what they count as in the
+    agent's verdict, and why that is less than their level."""
+    from fairlead.judge import policies_of
+    from fairlead.policy import identity
+
+    policies = policies_of(document)
+    why_less = dict(zip(map(identity, decision.suppressed), decision.why_suppressed, strict=True))
+    rows: list[dict[str, Any]] = []
+    for finding in found:
+        policy = policies.get(finding.check)
+        why = why_less.get(identity(finding), "")
+        if finding.needs_history:
+            counts, why = Level.OK, "one look cannot judge it"
+        elif finding.level is Level.DRAIN and finding.service is Service.KEEP:
+            counts, why = Level.WARN, "no reason for a drain"
+        else:
+            counts = Level.WARN if why else finding.level
+        mode = policy.mode.value if policy else ""
+        rows.append({**as_data(finding), "mode": mode, "counts_as": counts.word, "why": why})
+    return sorted(rows, key=lambda row: (_ORDER.index(str(row["counts_as"])), str(row["check"]), str(row["device"])))
+
+
+def _print_findings(findings: Sequence[dict[str, Any]]) -> None:
+    shown: dict[tuple[str, str], int] = {}
+    for same in folded(findings, also=("counts_as", "why")):
+        f = same.first
+        kind = (f["check"], f["counts_as"])
         shown[kind] = shown.get(kind, 0) + 1
         if shown[kind] > SHOWN_PER_CHECK:
             continue
-        device = f" {f.device}" if f.device and f.device not in f.summary else ""
-        print(f"  {state_word(f.level.word):7} {names}{device}: {f.summary}")
-        for line in f.evidence:
+        mark = f" ({f['why']})" if f["why"] and not f["needs_history"] else ""  # what needs history says so itself
+        print(f"  {state_word(f['counts_as']):7} {same.subject()}: {same.words()}{mark}")
+        for line in f["evidence"]:
             print(f"          {line}")
-        if f.action.value != "none":
-            print(f"          do: {f.action.value}")
+        if f["action"] != "none" and not f["summary"].endswith(f": {f['action']}"):
+            print(f"          do: {f['action']}")
     for (name, _), count in shown.items():
         if count > SHOWN_PER_CHECK:
             print(f"  ... and {count - SHOWN_PER_CHECK} more of {name} (--json has all)")
-    if not document.profile:
-        print("  (no document and no --profile: what this machine should be is not known)")
-    return ExitCode(level)
-
-
-def _joined(findings: list[Finding]) -> Iterator[tuple[Finding, str]]:
-    """What several checks say in the same words, of no device, is told once: each finding, and the names of its checks."""
-    same: dict[tuple[object, ...], list[Finding]] = {}
-    for f in findings:
-        same.setdefault((f.level, f.summary, f.evidence, (f.check, f.device) if f.device else ""), []).append(f)
-    for group in same.values():
-        names = list(dict.fromkeys(f.check for f in group))
-        more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-        yield group[0], ", ".join(names[:NAMES_SHOWN]) + more
-
-
-def _rank(level: Level) -> int:
-    return {Level.DRAIN: 3, Level.UNKNOWN: 2, Level.WARN: 1, Level.OK: 0}[level]

@@ -1,7 +1,8 @@
 """Check and show documents and sites.
 
 check FILE          is this document (.json) or site (.toml) right?
-show [FILE]         every value; with --site FILE --node NAME --origin: where each comes from
+show [FILE]         every value; --changed: only what differs from the defaults, and
+                    who says so; with --site FILE --node NAME: of a node of the site
 schema              JSON Schema of a node's document
 profiles            the hardware profiles that are carried along
 """
@@ -9,10 +10,10 @@ profiles            the hardware profiles that are carried along
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from fairlead import config
-from fairlead.cli.output import columns, print_json
+from fairlead.cli.output import print_json
+from fairlead.cli.value_text import value_text
 from fairlead.errors import ExitCode, InputMissing, UsageError
 
 
@@ -22,6 +23,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--site", default="", help="resolve --node from this site")
     parser.add_argument("--node", default="", help="the node to resolve")
     parser.add_argument("--origin", action="store_true", help="also print where each value comes from")
+    parser.add_argument("--changed", action="store_true", help="show: only what differs from the defaults, and who says so")
     parser.add_argument("--json", action="store_true")
 
 
@@ -30,11 +32,17 @@ def run(args: argparse.Namespace) -> ExitCode:
 
 
 def _resolve(site: config.Site, node: str) -> tuple[config.Document, dict[str, str]]:
+    from fairlead.config.site import layers_of
     from fairlead.provision.inventory import all_nodes, classes_of
 
     if node not in all_nodes(site):
         raise UsageError(f"{node}: not declared in {site.file}", hint="add it to a class there")
-    return config.resolve(site, node, classes_of(site, node))
+    classes = classes_of(site, node)
+    document, origins = config.resolve(site, node, classes)
+    for origin, layer in layers_of(site, node, classes)[0]:  # a setting may be declared by an empty table, which gives no value
+        declared = [name for name, table in layer.get("settings", {}).items() if not table]
+        origins |= {f"settings.{name}.managed": origin for name in declared}
+    return document, origins
 
 
 def _check(args: argparse.Namespace) -> ExitCode:
@@ -57,12 +65,6 @@ def _check(args: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
-def _flat(data: Any, prefix: str = "") -> list[tuple[str, Any]]:
-    if isinstance(data, dict) and data:
-        return [leaf for k, v in data.items() for leaf in _flat(v, f"{prefix}.{k}" if prefix else k)]
-    return [(prefix, data)]
-
-
 def _show(args: argparse.Namespace) -> ExitCode:
     origins: dict[str, str] = {}
     if args.site:
@@ -75,15 +77,18 @@ def _show(args: argparse.Namespace) -> ExitCode:
         raise UsageError(f"{args.file} is a site, not a node's document", hint=f"config show --site {args.file} --node NAME")
     else:
         document = config.load_document(args.file or "/etc/fairlead/node.json")
-    data = config.to_data(document)
+    from fairlead.cli import document_text as text
+
+    known = origins or text.origins_of(document)
+    values = text.changed(document, known) if args.changed else text.flat(config.to_data(document))
     if args.json:
-        print_json({"document": data, "origins": origins} if args.origin else data)
-        return ExitCode.OK
-    rows = []
-    for key, value in _flat(data):
-        row = [key, repr(value) if isinstance(value, str) else str(value)]
-        rows.append([*row, origins.get(key, "default")] if args.origin else row)
-    print(columns(rows))
+        data = text.tree(values) if args.changed else config.to_data(document)
+        shown = {text.dotted(path): text.origin(path, document, known) for path in values} if args.changed else origins
+        print_json({"document": data, "origins": shown} if args.origin or args.changed else data)
+    elif args.changed:
+        print("\n".join(text.changed_lines(document, values, known)))
+    else:
+        print("\n".join(text.all_lines(document, values, known if args.origin else None)))
     return ExitCode.OK
 
 
@@ -105,7 +110,7 @@ def _profiles(args: argparse.Namespace) -> ExitCode:
             print(f"{profile.name}: {profile.summary}")
             if args.file:
                 for v in profile.values:
-                    print(f"  {v.key} = {v.value}\n      why: {v.why}\n      source: {v.source}")
+                    print(f"  {v.key} = {value_text(v.value)}\n      why: {v.why}\n      source: {v.source}")
                 for r in profile.references:
                     print(f"  reference {r.measure} = {r.value:g} {r.unit}\n      why: {r.why}\n      source: {r.source}")
     return ExitCode.OK

@@ -12,12 +12,15 @@ from __future__ import annotations
 import argparse
 import importlib
 import re
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from fairlead import checks, settings
-from fairlead.cli.output import columns, print_json
+from fairlead.cli.output import print_json
+from fairlead.cli.value_text import value_text
+from fairlead.cli.wrapped_text import page, wrap
 from fairlead.errors import ExitCode, InputMissing
 
 
@@ -50,17 +53,32 @@ def _list() -> dict[str, Any]:
     rows = [("check", n, c.mode.value, c.summary) for n, c in checks.load().items()]
     rows += [("setting", n, s.disruption.value, s.summary) for n, s in settings.load().items()]
     names = [{"kind": k, "name": n, "summary": s} for k, n, _, s in rows]
-    return {"names": names, "text": columns(rows, head=("kind", "name", "mode/disruption", "summary"))}
+    lines = [line for k, n, word, s in rows for line in (f"{k} {n} ({word})", *wrap(s, "    ", "    "))]
+    head = "Of a check, its mode; of a setting, what a change needs of the node:"
+    return {"names": names, "text": "\n".join([head, "", *lines])}
 
 
-def _parameters(struct: type[msgspec.Struct]) -> list[tuple[str, str, str]]:
+def _in_pages(default: Any) -> str:
+    return "-" if default is None else str(default)
+
+
+def _parameters(struct: type[msgspec.Struct], written: Callable[[Any], str] = _in_pages) -> list[tuple[str, str, str]]:
+    """Return name, default and meaning of each parameter. ``written``: how a default is; as the reference pages have it."""
     schema = msgspec.json.schema(struct)
     body = schema["$defs"][struct.__name__] if "$defs" in schema else schema
     rows = []
     for name, spec in body.get("properties", {}).items():
-        default = spec.get("default", "required")
-        rows.append((name, "-" if default is None else str(default), spec.get("description", "")))
+        default = "required" if "default" not in spec else written(spec["default"])
+        rows.append((name, default, spec.get("description", "")))
     return rows
+
+
+def _table(struct: type[msgspec.Struct]) -> list[str]:
+    lines: list[str] = []
+    for name, default, meaning in _parameters(struct, value_text):
+        lines += wrap(f"{name} = {default}", "  ", "      ")
+        lines += wrap(meaning, "      ", "      ") if meaning else []
+    return lines
 
 
 def _named(name: str, prefer_setting: bool) -> dict[str, Any]:
@@ -70,11 +88,10 @@ def _named(name: str, prefer_setting: bool) -> dict[str, Any]:
         item = found[name]
         struct = getattr(item, "params", None) or item.want  # type: ignore[union-attr]
         doc = (importlib.import_module(f"fairlead.{kind}.{name}").__doc__ or "").strip()
-        rows = _parameters(struct)
-        table = columns([("  " + n, d, t) for n, d, t in rows], head=("  parameter", "default", "meaning"))
-        parameters = [{"name": n, "default": d, "description": t} for n, d, t in rows]
+        parameters = [{"name": n, "default": d, "description": t} for n, d, t in _parameters(struct)]
         kind_word = kind.removesuffix("s")
-        text = f"{kind_word} {name}: {item.summary}\n\n{doc}\n\n{table}"
+        head = wrap(f"{kind_word} {name}: {item.summary}", "", "  ")
+        text = "\n".join([*head, "", *page(doc), "", "Parameters, with their defaults:", "", *_table(struct)])
         return {"kind": kind_word, "name": name, "summary": item.summary, "doc": doc, "parameters": parameters, "text": text}
     known = ", ".join([*checks.load(), *settings.load()])
     raise InputMissing(f"{name!r} is neither a check nor a setting", hint=f"known: {known}; or `fairlead explain xid CODE`")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import textwrap
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fairlead.cli.output import columns
+from fairlead.cli.wrapped_text import fields, wrap
 from fairlead.errors import InputMissing, UsageError
 from fairlead.model.finding import Action, Service
 from fairlead.xid import elsewhere, nvlink5, nvlink5_rules, versions
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from fairlead.checks.xid import Params
 
 DOCUMENT = "/etc/fairlead/node.json"
-WIDTH = 100
+_OF_UNIT = {"action": "action", "why down": "reason", "look into": "look"}  # title and key
 
 
 def explain(kind: str, word: str, document: str = "") -> dict[str, Any]:
@@ -128,7 +127,6 @@ def _site(key: str, document: str) -> dict[str, str] | None:
 
 def _lines(data: dict[str, Any]) -> list[str]:
     head = "Xid" if data["kind"] == "xid" else "SXid"
-    lines = [f"{head} {data['code']}: {data['name']}", ""]
     shown = ("description", "action", "service", "blames", "weight", "why", "since", "note", "source")
     titles = {"description": "meaning", "since": "drivers from"}
     rows = [(titles.get(key, key), str(data[key])) for key in shown if data.get(key)]
@@ -136,35 +134,38 @@ def _lines(data: dict[str, Any]) -> list[str]:
         rows.insert(
             rows.index(("service", data["service"])) + 1, ("then", f"{Action.RESET_GPU.value}, what the finding asks for")
         )
-    own = ", ".join(f"{name} {value}" for name, value in (data["site"] or {}).items() if name != "document")
-    width = max(len(title) for title in (*(title for title, _ in rows), "this site" if own else "")) + 2
-    for title, value in rows:
-        wrapped = textwrap.wrap(value, WIDTH - width - 2) or [""]
-        lines += [f"  {title:{width}}{wrapped[0]}", *(f"  {'':{width}}{more}" for more in wrapped[1:])]
-    if own:
-        lines.append(f"  {'this site':{width}}{own} ({data['site']['document']}, checks.xid)")
+    if own := ", ".join(f"{name} {value}" for name, value in (data["site"] or {}).items() if name != "document"):
+        rows.append(("this site", f"{own} ({data['site']['document']}, checks.xid)"))
+    lines = [f"{head} {data['code']}: {data['name']}", "", *fields(rows)]
     for change in data.get("other_drivers", ()):
         lines += ["", f"Drivers {change['drivers']}: {change['name']}", ""]
-        lines.append(f"  {change['description']}: {change['action']}, {change['service']} ({change['source']})")
-        lines += [f"  {part}" for part in textwrap.wrap(change["why"], WIDTH - 2)]
-    lines += _tables(data)
-    return lines
+        lines += wrap(f"{change['description']}: {change['action']}, {change['service']} ({change['source']})", "  ", "  ")
+        lines += wrap(change["why"], "  ", "  ")
+    return lines + _tables(data)
 
 
 def _tables(data: dict[str, Any]) -> list[str]:
     lines: list[str] = []
     if "numbers" in data:
-        rows = [(f"  0x{row['number']:x}", row["action"], row["service"], row["words"]) for row in data["numbers"]]
-        lines += ["", "The action it changed to", "", columns(rows, head=("  number", "action", "service", "words"))]
+        lines += ["", "The action it changed to", ""]
+        lines += fields((f"0x{r['number']:x}", f"{r['action']}, {r['service']}: {r['words']}") for r in data["numbers"])
     if "units" in data:
-        keys = ("unit", "error_status", "severity", "action", "reason", "look")
-        units = [[("  " if key == "unit" else "") + (row[key] or "-") for key in keys] for row in data["units"]]
-        lines += ["", "Units (the line's own Fatal or Nonfatal says whether it drains)", ""]
-        lines.append(columns(units, head=("  unit", "status", "severity", "action", "why down", "look into")))
+        lines += ["", *wrap("Units, each with its error status (the line's own Fatal or Nonfatal says whether it drains)")]
+        for said, statuses in _units_that_say_the_same(data["units"]).items():
+            unit, severity, *rest = said
+            lines += ["", *wrap(f"{unit}, status {', '.join(statuses)}: {severity}", "  ", "    ")]
+            lines += fields([(title, value) for title, value in zip(_OF_UNIT, rest, strict=True) if value], "    ")
     if "others" in data:
         lines += ["", "What others do by default", ""]
-        for word in elsewhere.Reaction:
-            names = [row["system"] for row in data["others"] if row["does"] == word.value]
-            if names:
-                lines.append(f"  {word.value:8}{', '.join(names)}")
+        names = {w.value: [row["system"] for row in data["others"] if row["does"] == w.value] for w in elsewhere.Reaction}
+        lines += fields((word, ", ".join(systems)) for word, systems in names.items() if systems)
     return lines
+
+
+def _units_that_say_the_same(rows: list[dict[str, str]]) -> dict[tuple[str, ...], list[str]]:
+    """Return the error statuses of each unit by what NVIDIA's table says of them."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for row in rows:
+        said = (row["unit"], row["severity"], *(row[key] for key in _OF_UNIT.values()))
+        found.setdefault(said, []).append(row["error_status"])
+    return found

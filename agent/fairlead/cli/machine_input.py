@@ -29,7 +29,7 @@ def read(args: argparse.Namespace) -> list[SlurmNode]:
     sources = args.source or [args.root]
     found = {}
     for source in sources:
-        node = _read(source, args)
+        node = read_source(source, args)
         if node.name in found:
             raise DataError(f"{source}: there is already a node {node.name}", hint="name it: OTHER_NAME=TREE")
         if not is_name(node.name):
@@ -38,13 +38,14 @@ def read(args: argparse.Namespace) -> list[SlurmNode]:
     return [found[name] for name in in_order(found)]
 
 
-def _read(source: str, args: argparse.Namespace) -> SlurmNode:
+def read_source(source: str, args: argparse.Namespace) -> SlurmNode:
+    """Return the machine of one source: TREE, NAME=TREE or a published topology file."""
     name, named, path = source.partition("=")
     if not named or os.path.exists(source):
         name, path = "", source
     socket = Socket(args.socket)
     if os.path.isfile(path):
-        if args.what == "nodes":
+        if args.what in ("nodes", "all"):
             raise UsageError(f"{path}: a topology file does not say how much memory a node has", hint="name a machine tree")
         try:
             with open(path, encoding="utf-8") as f:

@@ -3,10 +3,13 @@
 gres [SOURCE...]    gres.conf: device files, nearest cores in Slurm's numbers, NVLinks
 nodes [SOURCE...]   the NodeName lines of slurm.conf, equal nodes in one
 topology            topology.conf or topology.yaml, from the fabric or from NVLink domains
+partitions          the PartitionName lines of slurm.conf, from --site
+all [SOURCE...]     nodes, gres and partitions of --site in one run: nodes.conf, gres.conf, partitions.conf
 
-A SOURCE is a machine tree, NAME=TREE, or a node's /run/fairlead/topology (gres only); without one it is this node. The
-text goes to stdout; --write puts it in place, whole or not at all, and only when it changed. A file that would name fewer
-nodes than the running one (or than --nodes) is refused.
+A SOURCE is a machine tree, NAME=TREE, or a node's /run/fairlead/topology (gres only); without one it is this node. With
+--site FILE every node of every class is described, by one tree for each class (CLASS=TREE, or a tree of one of its nodes),
+and by what the site declares of MIG. The text goes to stdout; --write puts it in place, whole or not at all, and only when
+it changed. A file that would name fewer nodes than the running one (or than --nodes) is refused.
 """
 
 from __future__ import annotations
@@ -17,17 +20,20 @@ import os
 import re
 import stat
 import sys
+from functools import cache
 from typing import Any
 
 import msgspec
 
-from fairlead.cli import fabric_input, machine_input
+from fairlead import config
+from fairlead.cli import fabric_input, machine_input, site_machines
 from fairlead.cli.input_files import text_if_there
 from fairlead.cli.output import print_json
-from fairlead.errors import DataError, ExitCode, HostError, UsageError
+from fairlead.errors import DataError, ExitCode, HostError, InputMissing, UsageError
 from fairlead.model.nodelist import fold
 from fairlead.slurm_config import running_conf
 from fairlead.slurm_config.gres_conf import render_gres, render_nodes
+from fairlead.slurm_config.partition_conf import partition_line
 from fairlead.slurm_config.slurm_node import Socket
 from fairlead.slurm_config.topology_conf import named_nodes, render_conf, render_yaml
 
@@ -35,6 +41,11 @@ HEAD = "# Made by `fairlead slurm-config {}`.\n"
 
 
 _SLURM_CONF = re.compile(r"^\s*(ClusterName|SlurmctldHost|ControlMachine)\s*=", re.IGNORECASE | re.MULTILINE)
+
+
+_TYPE = re.compile(r"[A-Za-z0-9_.]+")
+#: The files of `all`, in its folder.
+FILES = {"nodes": "nodes.conf", "gres": "gres.conf", "partitions": "partitions.conf"}
 
 
 class Made(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,9 +57,37 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]
 
 
+class MadeFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A part beside the file that it is for. path: "" where it is only shown. diff: to the running file."""
+
+    what: str
+    path: str
+    made: Made
+    text: str
+    notes: tuple[str, ...]
+    changed: bool
+    written: bool
+    diff: str
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        said = {"text": self.text, "nodes": fold(self.made.nodes), self.what: self.made.data, "notes": list(self.notes)}
+        of_file = {"file": self.path, "changed": self.changed, "written": self.written, "diff": self.diff}
+        return said | (of_file if self.path else {})
+
+    def show(self, *, asked_to_write: bool) -> None:
+        """Print the text, or what became of the file."""
+        sys.stdout.write(self.diff if self.path else self.text)
+        if asked_to_write:
+            print(f"{self.path}: {'written' if self.written else 'would be written' if self.changed else 'unchanged'}")
+        elif self.path and not self.diff:
+            print(f"{self.path}: no difference")
+
+
 def register(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=["gres", "nodes", "topology"])
-    parser.add_argument("source", nargs="*", help="gres, nodes: machine trees (default: this node)")
+    parser.add_argument("what", choices=["gres", "nodes", "topology", "partitions", "all"])
+    parser.add_argument("source", nargs="*", help="gres, nodes, all: machine trees (default: this node)")
+    parser.add_argument("--site", default="", metavar="FILE", help="a site.toml: its classes, partitions and MIG")
     parser.add_argument("--root", default="/", metavar="TREE", help="read a machine tree instead of this node")
     parser.add_argument(
         "--socket", choices=[s.value for s in Socket], default="package",
@@ -56,15 +95,19 @@ def register(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--type", default="", metavar="NAME", help="the GRES type (default: from the product's name, h100)")
     parser.add_argument(
+        "--mig-type", action="append", default=[], metavar="PROFILE=TYPE",
+        help="the GRES type of a MIG profile where slurmd calls it otherwise: 3g.40gb=3g.39gb",
+    )  # fmt: skip
+    parser.add_argument(
         "--autodetect", choices=["nvml", "nvidia", "rsmi"], default="",
         help="let slurmd detect the GPUs; what is written is then checked against it",
     )  # fmt: skip
     fabric_input.register(parser)
     parser.add_argument("--nodes", default="", metavar="LIST", help="the nodes that must be in the file")
     parser.add_argument("--slurm-conf", default="", metavar="FILE", help="take those from the NodeName lines of this slurm.conf")
-    parser.add_argument("--without", default="", metavar="LIST", help="these may be lost")
+    parser.add_argument("--without", default="", metavar="LIST", help="these may be lost; with --site: these are left out")
     parser.add_argument("--diff", default="", metavar="FILE", help="show the difference to the running file instead")
-    parser.add_argument("--write", default="", metavar="FILE", help="put it there, when it changed")
+    parser.add_argument("--write", default="", metavar="FILE", help="put it there, when it changed (all: a folder)")
     parser.add_argument("--dry-run", action="store_true", help="with --write: show the difference, write nothing")
     parser.add_argument("--json", action="store_true")
 
@@ -72,53 +115,121 @@ def register(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> ExitCode:
     if args.dry_run and not args.write:
         raise UsageError("--dry-run says what --write would do", hint="add --write FILE")
+    if args.what in ("partitions", "all") and not args.site:
+        raise UsageError(f"{args.what} comes from a site", hint="add --site FILE")
+    if args.what == "topology" and args.site:
+        raise UsageError("topology takes no --site", hint="--nodes LIST says which nodes must be in it")
+    args.of_site = config.load_site(args.site) if args.site else None
+    args.machines = cache(lambda: site_machines.read(args, args.of_site) if args.site else machine_input.read(args))
+    made = _each_file(args) if args.what == "all" else {args.what: _make(args)}
+    if args.json:
+        print_json({what: one.as_json for what, one in made.items()} if args.what == "all" else made[args.what].as_json)
+        return ExitCode.OK
+    for note in dict.fromkeys(note for one in made.values() for note in one.notes):
+        print(f"note: {note}", file=sys.stderr)
+    for one in made.values():
+        one.show(asked_to_write=bool(args.write))
+    return ExitCode.OK
+
+
+def _each_file(args: argparse.Namespace) -> dict[str, MadeFile]:
+    """Make each file of a site. None is written before all of them are made."""
+    folder = args.write or args.diff
+    if folder and not os.path.isdir(folder):
+        raise InputMissing(f"{folder}: no such folder", hint=f"make it first: {', '.join(FILES.values())} go there")
+    parts = [what for what in FILES if what != "partitions" or args.of_site.partitions]
+    made = {}
+    for dry_run in (True, False):
+        for what in parts:
+            paths = {key: os.path.join(folder, FILES[what]) for key in ("write", "diff") if getattr(args, key)}
+            each = argparse.Namespace(**{**vars(args), "what": what, **paths})
+            each.dry_run = bool(args.write) and (dry_run or args.dry_run)
+            if dry_run or args.write:
+                made[what] = _make(each)
+    return made
+
+
+def _make(args: argparse.Namespace) -> MadeFile:
+    """Make one file, and write it where that is asked for. Raise DataError where nodes or GPUs would be lost."""
     path = args.write or args.diff
     before = text_if_there(path, fabric_input.FILE_BYTES) if path else None
     if before and _SLURM_CONF.search(before):
         raise UsageError(f"{path} is a whole slurm.conf", hint="name a file of its own, which slurm.conf may include")
     wanted = fabric_input.wanted_nodes(args)
     running = _named(args.what, before, path) if before is not None else frozenset()
-    made = {"gres": _gres, "nodes": _nodes, "topology": _topology}[args.what](args, wanted, running)
+    made = {"gres": _gres, "nodes": _nodes, "topology": _topology, "partitions": _partitions}[args.what](args, wanted, running)
     text = HEAD.format(args.what) + made.text
     notes = made.notes + _losses(args, made, wanted, running, before) + _ignored(args)
-    diff = _diff(before, text, path) if path else ""
     write = bool(args.write and before != text and not args.dry_run)
     if write:
         _write(args.write, text)
-    if args.json:
-        result = {"text": text, "nodes": fold(made.nodes), args.what: made.data, "notes": list(notes)}
-        print_json(result | ({"file": path, "changed": before != text, "written": write, "diff": diff} if path else {}))
-        return ExitCode.OK
-    for note in notes:
-        print(f"note: {note}", file=sys.stderr)
-    if not path:
-        sys.stdout.write(text)
-        return ExitCode.OK
-    sys.stdout.write(diff)
-    if args.write:
-        print(f"{path}: {'unchanged' if before == text else 'written' if write else 'would be written'}")
-    elif not diff:
-        print(f"{path}: no difference")
-    return ExitCode.OK
+    return MadeFile(
+        what=args.what,
+        path=path,
+        made=made,
+        text=text,
+        notes=notes,
+        changed=before != text,
+        written=write,
+        diff=_diff(before, text, path) if path else "",
+    )
 
 
 def _gres(args: argparse.Namespace, _wanted: frozenset[str], _running: frozenset[str]) -> Made:
-    nodes = machine_input.read(args)
+    nodes = args.machines()
     text = render_gres(nodes, args.autodetect)
     named = frozenset(node.name for node in nodes if node.gpus)
-    without = [f"{node.name} has no GPU" for node in nodes if not node.gpus]
-    mig = [f"{node.name} is in MIG mode: left to AutoDetect=nvml" for node in nodes if any(g.mig for g in node.gpus)]
-    return Made(text=text, data=msgspec.to_builtins(nodes), nodes=named, notes=(*_notes(nodes), *without, *mig))
+    without = [node.name for node in nodes if not node.gpus]
+    mig = [node.name for node in nodes if any(g.mig for g in node.gpus)]
+    notes = [f"{fold(without)} has no GPU"] if without else []
+    notes += [f"{fold(mig)} is in MIG mode: left to AutoDetect=nvml"] if mig else []
+    return Made(text=text, data=msgspec.to_builtins(nodes), nodes=named, notes=(*_notes(nodes), *notes))
 
 
 def _nodes(args: argparse.Namespace, _wanted: frozenset[str], _running: frozenset[str]) -> Made:
-    nodes = machine_input.read(args)
+    nodes = args.machines()
     blind = [node.name for node in nodes if node.memory_mib is None]
     if blind:
         raise DataError(f"{blind[0]}: its memory is not known", hint="name its machine tree: `fairlead snapshot` writes one")
-    text, notes = render_nodes(nodes)
+    text, notes = render_nodes(nodes, _mig_names(args))
     named = frozenset(node.name for node in nodes)
     return Made(text=text, data=msgspec.to_builtins(nodes), nodes=named, notes=(*_notes(nodes), *notes))
+
+
+def _mig_names(args: argparse.Namespace) -> dict[str, str]:
+    found = {}
+    for word in args.mig_type:
+        profile, _, name = word.partition("=")
+        if not profile or not _TYPE.fullmatch(name):
+            raise UsageError(f"--mig-type {word}: not a profile and a type", hint="such as 3g.40gb=3g.39gb")
+        found[profile] = name
+    return found
+
+
+def _partitions(args: argparse.Namespace, _wanted: frozenset[str], _running: frozenset[str]) -> Made:
+    from fairlead.provision.inventory import members
+
+    by_class = members(args.of_site)
+    known = {node for nodes in by_class.values() for node in nodes}
+    left_out = fabric_input.expanded(args.without, "--without") if args.without else frozenset()
+    nodes = {
+        name: (frozenset(node for c in one.classes for node in by_class[c]) | _of_nodelist(args.site, name, one.nodes)) - left_out
+        for name, one in args.of_site.partitions.items()
+    }
+    empty = [name for name, found in nodes.items() if not found]
+    if empty:
+        raise DataError(f"partition {empty[0]}: no node is left in it", hint="mend the site, or --without")
+    text = "".join(partition_line(name, found, args.of_site.partitions[name].options) for name, found in nodes.items())
+    named = frozenset[str]().union(*nodes.values())
+    others = named - known
+    notes = [f"{fold(others)}: in a partition and in no class: its NodeName line is yours"] if others else []
+    in_none = known - named - left_out
+    notes += [f"{fold(in_none)}: in no partition"] if nodes and in_none else []
+    return Made(text=text, data={name: fold(found) for name, found in nodes.items()}, nodes=named, notes=tuple(notes))
+
+
+def _of_nodelist(path: str, name: str, nodelist: str) -> frozenset[str]:
+    return fabric_input.expanded(nodelist, f"{path}: partitions.{name}.nodes") if nodelist else frozenset()
 
 
 def _notes(nodes: list[Any]) -> tuple[str, ...]:
@@ -147,6 +258,8 @@ def _topology(args: argparse.Namespace, wanted: frozenset[str], running: frozens
 
 
 def _named(what: str, text: str, path: str) -> frozenset[str]:
+    if what == "partitions":
+        return frozenset()
     try:
         return named_nodes(text) if what == "topology" else running_conf.node_names(text)
     except ValueError as e:

@@ -15,6 +15,7 @@ from fairlead.cli import read_machine
 from fairlead.cli.machine_tree import machine, recorded_nvml
 from fairlead.cli.output import print_json
 from fairlead.errors import ExitCode, UsageError
+from fairlead.model.sysctl_files import proc_path
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +27,7 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> ExitCode:
     from fairlead.host.tree_snapshot import snapshot
+    from fairlead.settings import sysctl
 
     target = Path(args.target)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -34,6 +36,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     document = read_machine.document_for(args)
     raw = read_machine.live_nvml(document.agent.nvml_deadline_seconds)[0] if root.is_live else recorded_nvml(args.root)
     reads = [path for setting in settings.load().values() for path in setting.reads]
+    reads += [proc_path(key) for key in (*sysctl.RANGES, *sysctl.TRIPLES)]  # of profiles that this node does not have as well
     snapshot(root, raw, target, redact=args.redact, reads=(*reads, *judge.reads(document)))
     count = sum(len(files) for _, _, files in os.walk(target))
     if args.json:

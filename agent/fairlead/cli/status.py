@@ -8,11 +8,13 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 
 from fairlead.cli.output import age_text, print_json, state_word
+from fairlead.cli.same_findings import folded
 from fairlead.errors import DataError, ExitCode
 from fairlead.model.json_text import NOT_JSON
 from fairlead.model.verdict import State, Verdict, parse_line
@@ -76,6 +78,19 @@ def summary(run_dir: str) -> dict[str, Any]:
     }
 
 
+def _findings(status: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each thing that is found, as `check` tells it. What the agent holds back counts as a warning and says why;
+    what it holds back though the last sweep did not find it comes after these."""
+    held = {(f["check"], f["summary"]): f.get("why", "") for f in status.get("held", [])}
+    found = [{**f, "held": held.get((f["check"], f["summary"]), "")} for f in status.get("findings", [])]
+    for same in folded(found, also=("mode", "held")):
+        f = same.first
+        level, mark = ("warn", f" ({f['held']})") if f["held"] else (f.get("level", "?"), "")
+        yield f"  {state_word(level):7} {same.subject()} [{f.get('mode', '?')}]: {same.words()}{mark}"
+    for check, summary in [key for key in held if key not in {(f["check"], f["summary"]) for f in found}]:
+        yield f"  held    {check}: {summary} ({held[check, summary]})"
+
+
 def run(args: argparse.Namespace) -> ExitCode:
     data = summary(args.run_dir)
     code = ExitCode[data["state"].upper()]
@@ -89,10 +104,8 @@ def run(args: argparse.Namespace) -> ExitCode:
     print(f"{node}: {state_word(data['state'])}{age}{stale}")
     if data["text"]:
         print(f"  {data['text']}")
-    for f in status.get("findings", []):
-        print(f"  {state_word(f.get('level', '?')):7} {f['check']} [{f.get('mode', '?')}]: {f['summary']}")
-    for f in status.get("held", []):
-        print(f"  held    {f['check']}: {f['summary']} ({f.get('why', '')})")
+    for line in _findings(status):
+        print(line)
     if drain := status.get("drain"):
         print(f"  drained by fairlead: {drain.get('reason', '')}")
     if hold := status.get("hold"):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fairlead.cli.audit import from_data, line
 from fairlead.cli.output import age_text, state_word
+from fairlead.cli.same_findings import folded
 from fairlead.cli.time_options import local
 from fairlead.model.plain_text import aside, word
 from fairlead.policy.ownership import MAINTAIN, normalise, parse, strip_suffixes
@@ -220,21 +221,22 @@ def _acknowledged(status: Table) -> set[str]:
 def _findings(status: Table) -> Iterator[str]:
     known = _acknowledged(status)
     held = {(f["check"], f["summary"]): f.get("why", "") for f in status.get("held", [])}
-    for f in status.get("findings", []):
-        yield f"finding:  {f['check']}: {f['summary']}"
+    serials = {gpu.get("pci"): gpu.get("serial", "") for gpu in status.get("gpus", [])}
+    found = [
+        {
+            **f,
+            "held": held.get((f["check"], f["summary"]), ""),
+            "known": f.get("id") in known,
+            "serial": serials.get(f.get("device"), ""),
+        }
+        for f in status.get("findings", [])
+    ]
+    for same in folded(found, also=("mode", "raised", "held", "known", "serial")):
+        f = same.first
+        yield f"finding:  {', '.join(same.checks)}: {same.words()}"
         yield from (f"  evidence: {e}" for e in f.get("evidence", []))
         yield from _meaning(f)
-        mode = {"enforce": "may drain", "observe": "reported only, does not drain"}.get(f.get("mode", ""), "")
-        yield f"  rule:     level {f.get('level', '?')}, mode {f.get('mode', '?')}" + (f": {mode}" if mode else "")
-        why = held.get((f["check"], f["summary"]), "")
-        if why and why != "acknowledged":
-            yield f"  held:     {why}"
-        if f.get("id") in known:
-            yield "  known:    acknowledged: does not drain until there is new evidence (`fairlead ack --list`)"
-        elif f.get("action", "none") != "none":
-            raised = f.get("raised")
-            whose = aside(f"{raised['why']}; the check alone says {raised['from']}; ") if raised else _whose_word(f)
-            yield f"  do:       {aside(f['action'])} ({whose}`fairlead explain {word(f['check'], 'CHECK')}`)"
+        yield from _rule(f)
         yield from _device(f, status)
     if (proof := status.get("return")) and proof.get("outcome"):
         again = f"; tried again {local(proof['next_unix'])}" if proof.get("state") == "failed" and proof.get("next_unix") else ""
@@ -243,6 +245,20 @@ def _findings(status: Table) -> Iterator[str]:
         yield f"return:   the return command{ended}: {proof['outcome']}{said}{again}"
     if reboots := status.get("reboots"):
         yield f"reboots:  {len(reboots)} for faults: {', '.join(map(local, reboots[-4:]))}"
+
+
+def _rule(f: Table) -> Iterator[str]:
+    """Say by which rule it drains or does not, and what to do about it. held, known: as ``_findings`` adds them."""
+    mode = {"enforce": "may drain", "observe": "reported only, does not drain"}.get(f.get("mode", ""), "")
+    yield f"  rule:     level {f.get('level', '?')}, mode {f.get('mode', '?')}" + (f": {mode}" if mode else "")
+    if f["held"] and f["held"] != "acknowledged":
+        yield f"  held:     {f['held']}"
+    if f["known"]:
+        yield "  known:    acknowledged: does not drain until there is new evidence (`fairlead ack --list`)"
+    elif f.get("action", "none") != "none":
+        raised = f.get("raised")
+        whose = aside(f"{raised['why']}; the check alone says {raised['from']}; ") if raised else _whose_word(f)
+        yield f"  do:       {aside(f['action'])} ({whose}`fairlead explain {word(f['check'], 'CHECK')}`)"
 
 
 def _entry(finding: Table) -> XidEntry | None:

@@ -1,12 +1,16 @@
-"""Decode the Xid, SXid and "fallen off the bus" lines of a kernel log: what each means and what to do.
+"""Decode the Xid, SXid and "fallen off the bus" lines of a kernel log.
 
-fairlead xid decode FILE     a saved dmesg, journal (-o json too), syslog, /dev/kmsg or fabricmanager.log;
-                             - reads standard input as it comes: journalctl -k -f | fairlead xid decode - --json
+fairlead xid decode FILE     a saved dmesg, journal (-o json too), syslog, /dev/kmsg
+                             or fabricmanager.log;
+                             - reads standard input as it comes:
+                             journalctl -k -f | fairlead xid decode - --json
 
-Codes are read as the driver meant them that wrote the log: --driver, or what the log says where the driver loads. With
---json a line of 144 to 150 that fits NVIDIA's table has a key more, nvlink: unit, layout, part, error_status, reason,
-severity, look, effect. Process names are shown as the log has them, without what steers a terminal: this is the reader's own
-log. In what dmesg and journalctl print as text, a line break in a file's name begins a line that nothing tells from the kernel's;
+Codes are read as the driver meant them that wrote the log: --driver, or what the
+log says where the driver loads. With --json a line of 144 to 150 that fits NVIDIA's
+table has a key more, nvlink: unit, layout, part, error_status, reason, severity,
+look, effect. Process names are shown as the log has them, without what steers a
+terminal: this is the reader's own log. In what dmesg and journalctl print as text,
+a line break in a file's name begins a line that nothing tells from the kernel's;
 /dev/kmsg and journalctl -o json keep it apart.
 """
 
@@ -24,8 +28,9 @@ from typing import BinaryIO
 
 import msgspec
 
+from fairlead.cli.xid_text import LEGEND, RecordLines
 from fairlead.errors import DataError, ExitCode, HostError, InputMissing, UsageError
-from fairlead.xid.decode import Decoded, decode
+from fairlead.xid.decode import decode
 from fairlead.xid.log_file import Messages
 from fairlead.xid.versions import parse_version
 
@@ -36,12 +41,11 @@ _WORTH = re.compile(
 )
 _HEAD_LINES = 1000  # at the beginning of a file, in which a kernel log shows that it is one
 _LOGS = "a kernel log is what dmesg, journalctl -k, /dev/kmsg or a syslog file gives"
-_HEAD = ("line", "kind", "code", "pci", "mig", "pid", "process", "action", "service", "caused_by", "blames", "text")
-_WIDTHS = (6, 8, 5, 12, 4, 7, 15, 15, 15, 9, 11, 0)  # fixed, so that a line is printed when it is read
 
 
 def register(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=["decode"], help="decode: one row (or object) per recognised line")
+    parser.epilog = f"What is printed of each line:\n{LEGEND}"
+    parser.add_argument("what", choices=["decode"], help="decode: what each recognised line says, means and asks for")
     parser.add_argument("file", metavar="FILE", help="a kernel log; - for standard input")
     parser.add_argument(
         "--driver", metavar="VERSION", default="", help="the driver that wrote the log, such as 570.172.08; default: what it says"
@@ -70,15 +74,15 @@ def _open(path: str) -> BinaryIO:
 
 
 def _print_all(source: BinaryIO, name: str, driver: str, *, as_json: bool) -> ExitCode:
-    """Prints each record as it is read. Raises DataError at the end where "none" would say more than is known."""
+    """Print each record as it is read. Raises DataError at the end where "none" would say more than is known."""
     live = not _is_regular(source)
     found = 0
     log = _LogFile(source, name)
+    text = RecordLines()
     for record in decode(log.texts(), driver):
-        if not found and not as_json:
-            _print_line(_row(_HEAD))
         found += 1
-        _print_line(json.dumps(msgspec.to_builtins(record)) if as_json else _row(_cells(record)), flush=live)
+        for line in [json.dumps(msgspec.to_builtins(record))] if as_json else text.lines(record):
+            _print_line(line, flush=live)
     log.end(found)
     if not found and not as_json:
         print(f"{name}: no Xid, SXid or bus loss in it", file=sys.stderr)
@@ -152,23 +156,6 @@ def _read_part(source: BinaryIO, name: str) -> bytes:
             if e.errno != errno.EPIPE:  # from /dev/kmsg: the ring buffer has overrun the reader, who goes on with what is left
                 raise HostError(f"{name}: {e.strerror or e}") from None
             print(f"{name}: records were lost to a ring buffer overrun", file=sys.stderr)
-
-
-def _cells(record: Decoded) -> tuple[str, ...]:
-    mig = "-" if record.mig is None else str(record.mig.gi) if record.mig.ci is None else f"{record.mig.gi}/{record.mig.ci}"
-    values = {**msgspec.to_builtins(record), "mig": mig}
-    return tuple("-" if values[key] in (None, "") else str(values[key]) for key in _HEAD)
-
-
-def _row(cells: tuple[str, ...]) -> str:
-    return "  ".join(_plain(cell).ljust(width) for cell, width in zip(cells, _WIDTHS, strict=True)).rstrip()
-
-
-def _plain(text: str) -> str:
-    """The text without what steers a terminal: a process name can hold any byte."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def _print_line(text: str, *, flush: bool = False) -> None:

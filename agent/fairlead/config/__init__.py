@@ -46,7 +46,7 @@ _FABRIC = ("fabric_layer", "fabric_names", "load_fabric")
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = "accept" if name == "AcceptOptions" else "fabric" if name in _FABRIC else "site"
+    module = "accept_options" if name == "AcceptOptions" else "fabric" if name in _FABRIC else "site"
     return getattr(importlib.import_module(f"{__name__}.{module}"), name)
 
 

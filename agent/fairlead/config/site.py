@@ -11,6 +11,8 @@ fabric = "infiniband"               # what NCCL needs on this network
 [classes.h100.settings.nccl]
 [nodes.gpu017.checks.xid]           # one node
 mode = "observe"
+[partitions.gpu]                    # what `fairlead slurm-config` writes for Slurm
+classes = ["h100"]
 [ansible]
 user = "root"
 [accept]                            # how `fairlead accept` measures; [classes.h100.accept] for what differs
@@ -32,6 +34,7 @@ from fairlead.config.accept_options import AcceptOptions, accept_options
 from fairlead.config.document import SCHEMA, SECTION_NAMES, Document, config_error, resolve_layers
 from fairlead.config.driver_lock_file import lock_layer
 from fairlead.config.fabric import fabric_layer, load_fabric
+from fairlead.config.partitions import Partition, partitions_of
 from fairlead.errors import ConfigError, InputMissing
 from fairlead.model.profile import Profile
 
@@ -53,9 +56,10 @@ class AnsibleOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     python: Annotated[
         str,
         Meta(
-            pattern=r"^/[A-Za-z0-9_./+-]*\Z", description="Python 3.11 or newer on the nodes, which fairlead's own is made from."
+            pattern=r"^(/[A-Za-z0-9_./+-]*)?\Z",
+            description="Python 3.11 or newer on the nodes, which fairlead's own is made from; empty: one is looked for there.",
         ),
-    ] = "/usr/bin/python3"
+    ] = ""
     forks: Annotated[int, Meta(ge=1, le=1000, description="Nodes at a time.")] = 50
     hosts: Annotated[
         dict[str, Annotated[str, Meta(pattern=r"^[A-Za-z0-9:][A-Za-z0-9._:%-]*\Z")]],
@@ -82,6 +86,7 @@ class Site(Struct, frozen=True, kw_only=True):
     nodes: dict[str, dict[str, Any]]
     ansible: AnsibleOptions
     accept: AcceptOptions = AcceptOptions()
+    partitions: dict[str, Partition] = {}
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -150,7 +155,7 @@ def load_site(path: str) -> Site:
     generation = data.get("generation", 0)
     if not isinstance(generation, int) or generation < 0:
         raise ConfigError(path, "generation", "must be a whole number")
-    layer = _layer_of(data, path, "", ("schema", "generation", "classes", "nodes", "ansible", "accept"))
+    layer = _layer_of(data, path, "", ("schema", "generation", "classes", "nodes", "partitions", "ansible", "accept"))
     accept = _table(data, "accept", path)
     classes = []
     for name, table in _tables(data, "classes", path):
@@ -177,6 +182,7 @@ def load_site(path: str) -> Site:
         nodes=nodes,
         ansible=ansible,
         accept=accept_options(accept, {}, path),
+        partitions=partitions_of(dict(_tables(data, "partitions", path)), path, [c.name for c in classes]),
     )
 
 

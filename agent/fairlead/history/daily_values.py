@@ -1,7 +1,7 @@
-"""Counters of a board's life by the day, for trends that take weeks: they outlive boots, and a change of the driver.
+"""Keeps lifetime counters of GPU cards by the day, for trends that take weeks. They outlive boots and a change of the driver.
 
-One value a day and counter at most; of a run of equal values the first and the last are kept. Wall clock: a clock that is
-wrong for a while puts a few points in a wrong place, which a trend over weeks does not see.
+There is at most one value a day and counter. Of a run of equal values the first and the last are kept. Days are those of the
+wall clock. A clock that is wrong for a while puts a few points at a wrong day, which does not change a trend over weeks.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from fairlead.model.check import Daily
 
 DAY_SECONDS = 86400
 KEEP_DAYS = 400
-SERIES_MAX = 1000  # boards come and go
+SERIES_MAX = 1000  # GPU cards come and go
 
 
 class Days:
-    """By "device/name": (day since 1970, value), oldest first."""
+    """Holds by "device/name" the pairs (day since 1970, value), the oldest first."""
 
     def __init__(self) -> None:
         self._known: dict[str, list[tuple[int, float]]] = {}
 
     def add(self, unix_seconds: float, values: Iterable[tuple[str, str, float]]) -> bool:
-        """Remember (device, name, value); whether there is something to save."""
+        """Remember (device, name, value). Return whether there is something to save."""
         day = int(unix_seconds // DAY_SECONDS)
         news = False
         for device, name, value in values:
@@ -33,7 +33,8 @@ class Days:
             if known and known[-1] == (day, value):
                 continue
             news = True
-            known = [point for point in known if day - KEEP_DAYS <= point[0] < day]  # what is later was a wrong clock's
+            # a later day comes from a clock that was wrong
+            known = [point for point in known if day - KEEP_DAYS <= point[0] < day]
             if len(known) > 1 and known[-1][1] == known[-2][1] == value:
                 known.pop()
             self._known.pop(key, None)
@@ -43,7 +44,7 @@ class Days:
         return news
 
     def past(self, unix_seconds: float) -> tuple[Daily, ...]:
-        """All of it, oldest first per counter."""
+        """Return all values, the oldest first per counter."""
         today = int(unix_seconds // DAY_SECONDS)
         return tuple(
             Daily(device=device, name=name, days_ago=today - day, value=value)
@@ -53,7 +54,7 @@ class Days:
         )
 
     def merge(self, stored: bytes) -> None:
-        """Take in what was saved; what is here already is newer. Raises msgspec.DecodeError."""
+        """Take in what was saved earlier. Values that are in memory already are newer and stay. Raises msgspec.DecodeError."""
         earlier = msgspec.json.decode(stored, type=dict[str, list[tuple[int, float]]]) if stored else {}
         for key, known in earlier.items():
             here = self._known.get(key, [])

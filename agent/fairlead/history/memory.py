@@ -1,8 +1,8 @@
-"""What the agent remembers: the policy's state, kernel records of this boot, samples, and what happened.
+"""Remembers for the agent the policy's state, the kernel records of this boot, samples, and what happened.
 
-Losing it loses no safety: where its file (``store``) is damaged or nothing can be written, or the disk does not answer,
-everything goes on in memory, ``trouble`` says so, and what came in meanwhile is written later. Drains are in the ledger,
-not here.
+No safety is lost when it is lost. Where its file (``store``) is damaged, nothing can be written or the disk does not answer,
+everything goes on in memory, ``trouble`` says so, and what comes meanwhile is written later. Drains are in the ledger, not
+here.
 """
 
 from __future__ import annotations
@@ -28,29 +28,31 @@ from fairlead.xid import XidKind as Line
 from fairlead.xid import parse
 from fairlead.xid.meaning import meaning
 
-EVENTS_SPARE = 100  # so many more before they are pruned
-#: Lines that say the same of the same device are one kind; of each so many first and last are kept, so that a job that
-#: floods the log with its own faults cannot push another fault out. Kinds past a source's limit share one of that source:
-#: however many kinds one source makes, no record of another is lost for it. Sources are the faults of jobs' own that the driver
-#: reports (a program makes as many as it likes), its other reports, what each check tells apart by the first word of a kind, and
+EVENTS_SPARE = 100  # they are pruned when there are so many too many
+#: Lines that say the same of the same device are one kind. The first and the last few of each kind are kept, so that a job that
+#: floods the log with its own faults cannot push another fault out. Kinds past a source's limit become one kind of that source:
+#: however many kinds one source makes, no record of another source is lost. Sources are the jobs' own faults that the driver
+#: reports (a program can make any number of them), its other reports, what each check distinguishes by the first word of a kind,
+#: and
 #: the patterns of the site.
 FIRST_KEPT, LAST_KEPT = 5, 20
 KINDS_MAX = 100
-OTHER, OTHERS_MAX, OTHER_KINDS_MAX = "other", 50, 10  # records that only the site's patterns heed, by their first words
+OTHER, OTHERS_MAX, OTHER_KINDS_MAX = "other", 50, 10  # records that matter only to the site's patterns, by their first words
 _OTHER_CHARACTERS = 40
-_RUNNING = re.compile(r"\d{4,}")  # a number of a process, a sector, a time: no kind of its own
+_RUNNING = re.compile(r"\d{4,}")  # the number of a process, a sector or a time makes no kind of its own
 Source = str
-Kind = tuple[object, ...]  # its source, and what tells it from the source's other kinds
+Kind = tuple[object, ...]  # its source, and what distinguishes it from the source's other kinds
 
 
 class History:
-    """History of one boot. ``state_dir``: where the file lies, "" for none; records and samples of other boots are dropped."""
+    """Holds the history of one boot. ``state_dir``: the folder of its file, "" for none. Records and samples of other boots
+    are dropped."""
 
     def __init__(self, state_dir: str, boot_id: str, disk: Storage | None = None) -> None:
         self.boot_id = boot_id
-        self.overrun = 0  # records of this boot lost, by earlier runs of the agent too
+        self.overrun = 0  # lost records of this boot, also those of earlier runs of the agent
         self._overrun_seconds = 0.0
-        self._earlier: tuple[int, float] | None = None  # of it, by earlier runs, once that is known
+        self._earlier: tuple[int, float] | None = None  # the part of it that earlier runs lost, once that is known
         self._lost = 0
         self.log: Missing | None = None
         self._store = Store(state_dir, boot_id, disk or Direct())
@@ -58,7 +60,7 @@ class History:
         self._saved_state = b""
         self._records: dict[Key, KernelRecord] = {}
         self._kinds: dict[Kind, list[Key]] = {}
-        self._made: dict[Source, int] = {}  # kinds
+        self._made: dict[Source, int] = {}  # how many kinds each source has made
         self._events = 0
         self._series = Series()
         self._sampled_at = float("-inf")
@@ -72,7 +74,7 @@ class History:
     # -- in memory -------------------------------------------------------------------------------
 
     def past(self) -> Past:
-        """Everything a check may know of the past, as one value."""
+        """Return everything that a check may know of the past, as one value."""
         if self._past is None:
             self._past = Past(
                 available=True,
@@ -89,8 +91,9 @@ class History:
         return self._past
 
     def add_records(self, records: Iterable[KernelRecord], cursor: int | None = None) -> int:
-        """Remember kernel records; how many of them were new. ``cursor``: how far the log is read with them, saved as one
-        with them: records that made room are not read again after a crash, as news with an older number."""
+        """Remember kernel records and return how many of them were new. ``cursor``: how far the log was read with them. Both
+        are saved together. So records that were dropped to make room are not read again after a crash, when they would look
+        new and have an older number."""
         new: list[Key] = []
         dropped: list[Key] = []
         for record in records:
@@ -108,7 +111,7 @@ class History:
         return len(new)
 
     def _remember(self, key: Key, record: KernelRecord) -> list[Key]:
-        """Take in a record; those of its kind that make room."""
+        """Take in a record, and return the records of its kind that were dropped for it."""
         kind = _kind(record)
         source = str(kind[0])
         if kind not in self._kinds:
@@ -129,21 +132,24 @@ class History:
 
     def _row(self, record: KernelRecord) -> tuple[object, ...]:
         jobs, uids = (",".join(map(str, numbers)) for numbers in (record.jobs, record.uids))
-        jobs = jobs or ("," if record.attributed else "")  # no job, and not known: an older agent reads both alike
+        # "," means that no job was there, "" that it is not known. An older agent takes both for "not known"
+        jobs = jobs or ("," if record.attributed else "")
         return (self.boot_id, record.sequence, record.seconds, record.priority, record.text, jobs, uids)
 
     def add_samples(self, seconds: float, values: Iterable[tuple[str, str, float]]) -> None:
-        """Remember counters (device, name, value) at ``seconds`` of CLOCK_BOOTTIME; at most one a minute of each."""
+        """Remember counters (device, name, value) at ``seconds`` of CLOCK_BOOTTIME, at most one a minute of each."""
         if self._series.add(seconds, values):
             self._past = None
             self._sampled_at = seconds
 
     def samples_due(self, seconds: float) -> bool:
-        """Whether ``add_samples`` would remember anything: values of hundreds of counters are not even collected else."""
+        """Say whether ``add_samples`` would remember anything. If not, the values of hundreds of counters need not be
+        collected."""
         return not 0 <= seconds - self._sampled_at < SAMPLE_SECONDS
 
     def add_gpu_cards(self, gpu_cards: Mapping[str, str]) -> None:
-        """Remember which board sits where, once: one in another's place is for a person to say (`fairlead clear`)."""
+        """Remember once which card is at which address. When another card is in its place, a person has to say so (`fairlead
+        clear`)."""
         new = {slot: card for slot, card in gpu_cards.items() if slot not in self._gpu_cards}
         if new:
             self._gpu_cards |= new
@@ -151,7 +157,7 @@ class History:
             self._put("boards", msgspec.json.encode(self._gpu_cards))
 
     def add_daily(self, values: Iterable[tuple[str, str, float]]) -> None:
-        """Remember counters of a board's life, at most one value a day of each."""
+        """Remember lifetime counters of GPU cards, at most one value a day of each."""
         if self._days.add(time.time(), values):
             self._past = None
             self._put("days", self._days.saved())
@@ -164,14 +170,14 @@ class History:
             self._put("readable", msgspec.json.encode(sorted(self._readable)))
 
     def add_devices(self, names: frozenset[str]) -> None:
-        """Remember which devices this boot has had: what dies may vanish."""
+        """Remember which devices this boot has had, because a device that fails may vanish."""
         if not names <= self._devices:
             self._devices |= names
             self._past = None
             self._put(f"devices {self.boot_id}", msgspec.json.encode(sorted(self._devices)))
 
     def forget_readable(self, devices: Collection[str], *, everything: bool = False) -> None:
-        """What could be read of these devices earlier says nothing any more."""
+        """Forget what could be read of these devices earlier."""
         left = {n for n in self._readable if not (everything or n.partition("/")[0] in devices)}
         if left != self._readable:
             self._readable = left
@@ -179,7 +185,7 @@ class History:
             self._put("readable", msgspec.json.encode(sorted(left)))
 
     def forget(self, devices: Collection[str], *, everything: bool = False) -> None:
-        """These are repaired: neither what could be read of them nor which board sits there is known."""
+        """Forget, after a repair of these devices, what could be read of them and which card was there."""
         self.forget_readable(devices, everything=everything)
         boards = {s: b for s, b in self._gpu_cards.items() if not (everything or s in devices or b in devices)}
         if boards != self._gpu_cards:
@@ -188,9 +194,9 @@ class History:
             self._put("boards", msgspec.json.encode(boards))
 
     def set_log(self, log: Missing | None, lost: int, seconds: float = 0.0, cursor: int | None = None) -> None:
-        """How it is with the kernel log: why it cannot be read, and how many records this run of the agent has lost.
-        ``seconds``: now, by the node's own uptime. ``cursor``: how far the log is read; saved with
-        the loss, which so counts once."""
+        """Remember the state of the kernel log: why it cannot be read, and how many records this run of the agent has lost.
+        ``seconds``: now, by the node's own uptime. ``cursor``: how far the log was read. It is saved together with the loss,
+        so that the loss counts once."""
         if log != self.log:
             self.log, self._past = log, None
         if lost != self._lost:
@@ -207,7 +213,7 @@ class History:
     # -- on disk ---------------------------------------------------------------------------------
 
     def load_state(self) -> PolicyState:
-        """The policy's state as last saved; an empty one is a safe start."""
+        """Return the policy's state as last saved. An empty state is a safe start."""
         data = self._get("state")
         if data is None:
             return PolicyState()
@@ -220,7 +226,7 @@ class History:
         return state
 
     def save_state(self, state: PolicyState) -> None:
-        """Save the policy's state when it says something new (a mere count of clean sweeps does not)."""
+        """Save the policy's state when more than the number of clean sweeps has changed."""
         data = msgspec.json.encode(
             replace(state, clean_sweeps=min(state.clean_sweeps, 3), thorough_clean_sweeps=min(state.thorough_clean_sweeps, 3))
         )
@@ -229,7 +235,7 @@ class History:
             self._write((PUT, [("state", data)]))
 
     def cursor(self) -> int | None:
-        """The kernel log's sequence number up to which records were read in this boot."""
+        """Return the kernel log's sequence number up to which records were read in this boot."""
         data = self._get(f"cursor {self.boot_id}")
         return int(data) if data is not None and data.isdigit() else None
 
@@ -238,18 +244,18 @@ class History:
             self._put(f"cursor {self.boot_id}", str(cursor).encode())
 
     def event(self, event: str, text: str) -> None:
-        """Note what happened, for `fairlead why`."""
+        """Write down what happened, for `fairlead why`."""
         self._events += 1
         prune: list[Statement] = [(PRUNE, [()])] if self._events % EVENTS_SPARE == 0 else []
         self._write(("INSERT INTO event VALUES (?, ?, ?)", [(time.time(), event, text)]), *prune)
 
     def events(self, count: int = 20) -> list[dict[str, object]]:
-        """The last events, oldest first."""
+        """Return the last events, the oldest first."""
         rows = self._store.read("SELECT unix_seconds, event, text FROM event ORDER BY rowid DESC LIMIT ?", (count,))
         return [{"unix_seconds": row[0], "event": row[1], "text": row[2]} for row in reversed(rows)]
 
     def save_samples(self) -> None:
-        """Write what has gathered, and drop what is too old."""
+        """Write what has been collected, and drop what is too old."""
         unsaved = self._series.unsaved()
         if unsaved:
             oldest = unsaved[-1].seconds - KEEP_SECONDS
@@ -263,12 +269,12 @@ class History:
 
     @property
     def on_disk(self) -> bool:
-        """Whether what was committed last is in the file."""
+        """Say whether what was committed last is in the file."""
         return self._store.is_open
 
     @property
     def trouble(self) -> str:
-        """Why history is in memory only, or was lost; "" for nothing."""
+        """Say why the history is in memory only, or was lost; "" for neither."""
         return self._store.trouble or self._undecoded
 
     @property
@@ -276,12 +282,12 @@ class History:
         return self._store.path
 
     def heal(self) -> None:
-        """Take up the file again where that may work now."""
+        """Try the file again where that may work now."""
         if self._store.wants_open:
             self._open()
 
     def commit(self) -> None:
-        """Write what has been put, if it can be."""
+        """Write what is waiting to be written, if that works."""
         self._write()
 
     def close(self) -> None:
@@ -290,7 +296,7 @@ class History:
         self._store.close()
 
     def _open(self, *, first: bool = False) -> None:
-        """Take up what is stored, and store what has come in while there was no file."""
+        """Take in what the file has, and store what has come while there was no file."""
         stored = self._store.open(first=first)
         if stored is None:
             return
@@ -321,7 +327,8 @@ class History:
         self._store.write(*statements)
 
     def _merge(self, stored: dict[Key, KernelRecord], samples: list[Sample]) -> None:
-        together = {k: r for k, r in stored.items() if not begins_with_a_name(r.text)} | self._records  # of an older agent
+        # an older agent kept such records
+        together = {k: r for k, r in stored.items() if not begins_with_a_name(r.text)} | self._records
         self._records, self._kinds, self._made = {}, {}, {}
         for key, record in sorted(together.items(), key=lambda item: (item[0][1], item[0][0])):
             self._remember(key, record)
@@ -343,7 +350,7 @@ class History:
 
 
 def _kind(record: KernelRecord) -> Kind:
-    """What a record is one of many of. Nothing that a user chooses is in it."""
+    """Return the kind of a record. Nothing that a user chooses is in it."""
     text = record.text
     line = parse(text)
     if line is not None:
@@ -356,4 +363,5 @@ def _kind(record: KernelRecord) -> Kind:
         if check.kind is not None and text.startswith(check.wakes_on) and (said := check.kind(text)):
             return (f"{name} {said.partition(' ')[0]}", said)
     beginning = _RUNNING.sub("", text[: 2 * _OTHER_CHARACTERS])[:_OTHER_CHARACTERS]
-    return (f"{OTHER} {beginning[:NAME_MAX]}", beginning)  # the site's patterns: the kernel's own first words part them
+    # records of the site's patterns are distinguished by the kernel's own first words
+    return (f"{OTHER} {beginning[:NAME_MAX]}", beginning)

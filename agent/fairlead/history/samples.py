@@ -1,5 +1,5 @@
-"""Samples of counters in memory. Most counters never move: of a run of equal values the first and the last are kept,
-which says the same (see ``model.trend``) in a hundredth of the room."""
+"""Keeps samples of counters in memory. Most counters never change. Of a run of equal values the first and the last are kept,
+which says the same (see ``model.trend``) and takes a hundredth of the room."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from fairlead.model.check import Sample
 
 SAMPLE_SECONDS = 60.0  # one value per counter and minute at most, ...
 KEEP_SECONDS = 7200.0  # ... for two hours: twice the longest window of a check
-SAVE_SECONDS = 3000.0  # a run that goes on is stored again after so long, before its first sample is dropped there
+SAVE_SECONDS = 3000.0  # a run that goes on is stored again after so long, before its first sample is dropped from the file
 
 Key = tuple[str, str]  # device, name
 
 
 class Series:
-    """All series of one boot."""
+    """Holds all series of one boot."""
 
     def __init__(self) -> None:
         self._known: dict[Key, list[Sample]] = {}
@@ -26,7 +26,7 @@ class Series:
         return tuple(s for known in self._known.values() for s in known)
 
     def add(self, seconds: float, values: Iterable[tuple[str, str, float]]) -> bool:
-        """Remember (device, name, value) at ``seconds`` of CLOCK_BOOTTIME; whether any was new."""
+        """Remember (device, name, value) at ``seconds`` of CLOCK_BOOTTIME. Return whether any was new."""
         news = False
         for device, name, value in values:
             key = (device, name)
@@ -42,7 +42,7 @@ class Series:
         return news
 
     def _take(self, key: Key, sample: Sample) -> bool:
-        """Whether it only makes a run of equal samples longer."""
+        """Take in a sample. Return whether it only makes a run of equal samples longer."""
         known = self._known.setdefault(key, [])
         goes_on = len(known) > 1 and known[-1].value == known[-2].value == sample.value
         if goes_on:
@@ -50,11 +50,11 @@ class Series:
         else:
             known.append(sample)
         while len(known) > 1 and sample.seconds - known[1].seconds >= KEEP_SECONDS:
-            known.pop(0)  # the last one before the time that is kept says what the value was then
+            known.pop(0)  # the last sample before the time that is kept says what the value was then
         return goes_on
 
     def merge(self, stored: Iterable[Sample]) -> None:
-        """Take in what was stored earlier; what is here already stays."""
+        """Take in what was stored earlier. What is in memory already stays."""
         together = {(s.device, s.name, s.seconds): s for s in (*stored, *self.all())}
         self._known = {}
         for sample in sorted(together.values(), key=lambda s: s.seconds):
@@ -62,6 +62,6 @@ class Series:
             self._saved.setdefault((sample.device, sample.name), sample.seconds)
 
     def unsaved(self) -> list[Sample]:
-        """What is to be written to disk, once."""
+        """Return what has to be written to disk, each sample once."""
         taken, self._unsaved = self._unsaved, []
         return taken

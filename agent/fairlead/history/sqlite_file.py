@@ -1,7 +1,7 @@
-"""The file of the history: SQLite, WAL. Every use of it waits a bounded time (``disk``).
+"""Reads and writes the file of the history: SQLite, WAL. Every use of it waits for a limited time (``disk``).
 
-A damaged file is moved aside and a new one begun; where nothing can be written ``trouble`` says so, and it is tried again.
-Only root may read it: kernel records name processes.
+A damaged file is moved aside and a new one begun. Where nothing can be written, ``trouble`` says so, and writing is tried
+again. Only root may read the file, because kernel records name processes.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from fairlead.model.json_text import NOT_JSON
 
 FILE = "history.sqlite"
 SCHEMA = 2  # 2: a kernel record knows the jobs and users on its GPU
-RETRY_SECONDS = (1.0, 2.0, 4.0, 10.0)  # the first also after damage, which is moved aside, and while a disk does not answer
-BUSY_SECONDS = 0.3  # so long for another process that holds the file
+RETRY_SECONDS = (1.0, 2.0, 4.0, 10.0)  # the first also after a damaged file was moved aside, and while a disk does not answer
+BUSY_SECONDS = 0.3  # for so long SQLite waits for another process that has locked the file
 EVENTS_KEPT = 1000
 _TABLES = """
 CREATE TABLE IF NOT EXISTS kept (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
@@ -46,7 +46,8 @@ Statement = tuple[str, Sequence[tuple[object, ...]]]
 
 
 class Stored(Struct, frozen=True):
-    """What the file has of this boot, and which fields could be read in the machine's life. lost: kernel records, and when."""
+    """Holds what the file has of this boot, and which fields could be read in the machine's life. lost: how many kernel
+    records, and when."""
 
     records: dict[Key, KernelRecord]
     samples: list[Sample]
@@ -58,7 +59,8 @@ class Stored(Struct, frozen=True):
 
 
 class Store:
-    """``state_dir``: where the file lies, "" for none. ``trouble``: why nothing is written now, "" while all is."""
+    """Opens and writes the file. ``state_dir``: its folder, "" for none. ``trouble``: why nothing is written now, "" while
+    everything is."""
 
     def __init__(self, state_dir: str, boot_id: str, disk: Storage) -> None:
         self._folder = state_dir
@@ -76,11 +78,12 @@ class Store:
 
     @property
     def wants_open(self) -> bool:
-        """Closed, and worth a try now."""
+        """Say whether the file is closed and worth a try now."""
         return self._db is None and bool(self._folder) and time.monotonic() >= self._retry_at
 
     def open(self, *, first: bool = False) -> Stored | None:
-        """Open the file, make it where there is none; what it holds. None, with ``trouble``, when that does not work."""
+        """Open the file, or make it where there is none, and return what it holds. Return None, with ``trouble``, when that
+        does not work."""
         if not self._folder:
             return None
         wait = START_SECONDS if first else WAIT_SECONDS
@@ -101,7 +104,7 @@ class Store:
         return None
 
     def write(self, *statements: Statement, commit: bool = True) -> bool:
-        """Carry out statements, all in one transaction; whether that worked. What did not is for the caller to keep."""
+        """Carry out statements in one transaction. Return whether that worked. The caller keeps what was not written."""
 
         def act(db: sqlite3.Connection) -> None:
             for statement, rows in statements:
@@ -112,7 +115,7 @@ class Store:
         return self._guard(act)
 
     def read(self, statement: str, values: tuple[object, ...]) -> list[tuple[Any, ...]]:
-        """The rows; none where the file cannot be read."""
+        """Return the rows; none where the file cannot be read."""
         rows: list[tuple[Any, ...]] = []
         return rows if self._guard(lambda db: rows.extend(db.execute(statement, values).fetchall())) else []
 
@@ -140,7 +143,8 @@ class Store:
         self._failures = self._failures + 1 if known else 0
         self._retry_at = time.monotonic() + RETRY_SECONDS[min(max(0, self._failures - 1), len(RETRY_SECONDS) - 1)]
         db, self._db = self._db, None
-        if db is not None and not isinstance(error, TimeoutError):  # one that is late is closed when it comes back
+        # a file that is opened too late is closed when the call comes back
+        if db is not None and not isinstance(error, TimeoutError):
             with suppress(sqlite3.Error, OSError):
                 self._disk.do(db.close)
 
@@ -155,7 +159,7 @@ class Store:
             raise
 
     def _connect(self) -> sqlite3.Connection:
-        try:  # root's alone: records name processes; SQLite gives its -wal and -shm the mode of the file
+        try:  # for root only, because records name processes. SQLite gives its -wal and -shm the mode of the file
             for suffix in ("", "-wal", "-shm"):
                 with suppress(FileNotFoundError):
                     fd = os.open(self.path + suffix, os.O_RDWR | os.O_CLOEXEC | (0 if suffix else os.O_CREAT), 0o600)
@@ -186,7 +190,8 @@ class Store:
         db.execute("DELETE FROM record WHERE boot_id != ?", (self.boot_id,))
         for name in ("cursor", "began", "lost", "devices"):
             db.execute(f"DELETE FROM kept WHERE key LIKE '{name} %' AND key != ?", (f"{name} {self.boot_id}",))  # noqa: S608
-        began = f"{time.time() - boottime():.3f}".encode()  # for replay: kernel records count from the boot
+        # replay needs it, because the times of kernel records begin with the boot
+        began = f"{time.time() - boottime():.3f}".encode()
         db.execute("INSERT OR IGNORE INTO kept VALUES (?, ?)", (f"began {self.boot_id}", began))
         db.execute(PRUNE)
         records = {
@@ -219,7 +224,7 @@ class Store:
         kept = db.execute("SELECT value FROM kept WHERE key = ?", (f"lost {self.boot_id}",)).fetchone()
         lost = msgspec.json.decode(kept[0], type=tuple[int, float]) if kept else (0, 0.0)
         kept = db.execute("SELECT value FROM kept WHERE key = 'days'").fetchone()
-        Days().merge(kept[0] if kept else b"")  # damaged as a whole, or not at all
+        Days().merge(kept[0] if kept else b"")  # a value is damaged as a whole, or not at all
         db.commit()
         return Stored(records, samples, readable, boards, kept[0] if kept else b"", devices, lost)
 
@@ -230,5 +235,5 @@ class Store:
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """The job or user numbers of a stored record, "11,12"."""
+    """Return the job or user numbers of a stored record, "11,12"."""
     return tuple(int(number) for number in text.split(",") if number)

@@ -1,1 +1,2 @@
-"""The nouns: facts about a node, findings about what is wrong, a verdict on whether jobs may run there."""
+"""Defines what fairlead speaks of: facts about a node, findings about what is wrong, and a verdict on whether jobs may run
+there."""

@@ -1,4 +1,4 @@
-"""Changes: what has to be done to a node, as data. ``host.change`` executes them, shows them and can undo them."""
+"""Describes as data what has to be changed on a node. ``host.change`` executes changes, shows them and can undo them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-#: Debian Policy, 5.6.1 and 5.6.12, a little wider: no slash, and no dot in front.
+#: Debian Policy, 5.6.1 and 5.6.12. fairlead accepts a little more, but no slash, and no dot in front.
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+~:_-]*")
 
 
 class Disruption(StrEnum):
-    """What a change does to jobs: nothing; it needs a node where no job runs; one that no job can come to (drained); a reboot."""
+    """Names what a change does to jobs: nothing; it needs a node where no job runs; it needs a drained node; it needs a
+    reboot."""
 
     NONE = "none"
     IDLE = "idle"
@@ -20,14 +21,15 @@ class Disruption(StrEnum):
     REBOOT = "reboot"
 
     def allowed(self, *, busy: bool, drained: bool) -> bool:
-        """Whether a run may make such a change now. A reboot is never an apply run's to make."""
+        """Say whether a run may make such a change now. An apply run never reboots the node."""
         if self is Disruption.IDLE:
             return not busy
         return self is Disruption.NONE or (self is Disruption.DRAIN and drained and not busy)
 
 
 class Layer(StrEnum):
-    """persisted: a file for the next boot. effective: the running kernel or hardware. pending: needs a reboot."""
+    """Names where a value holds. persisted: in a file for the next boot. effective: in the running kernel or the hardware.
+    pending: only after a reboot."""
 
     PERSISTED = "persisted"
     EFFECTIVE = "effective"
@@ -42,7 +44,7 @@ class Change(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class File(Change, frozen=True, kw_only=True):
-    """A whole file of ours. ``content`` None removes it."""
+    """Describes a whole file that fairlead writes. ``content`` None removes the file."""
 
     path: str
     content: str | None
@@ -51,7 +53,7 @@ class File(Change, frozen=True, kw_only=True):
 
 
 class KernelValue(Change, frozen=True, kw_only=True):
-    """A value under /proc/sys or /sys: written, then read back."""
+    """Describes a value under /proc/sys or /sys. It is written, and then read back."""
 
     path: str
     value: str
@@ -59,7 +61,7 @@ class KernelValue(Change, frozen=True, kw_only=True):
 
 
 class PciBits(Change, frozen=True, kw_only=True):
-    """Bits of a 16 bit word in a device's config space: (word & ~mask) | value, then read back."""
+    """Describes bits of a 16 bit word in a device's config space: (word & ~mask) | value. It is written, and then read back."""
 
     address: str
     offset: int
@@ -70,7 +72,8 @@ class PciBits(Change, frozen=True, kw_only=True):
 
 
 class Unit(Change, frozen=True, kw_only=True):
-    """A systemd unit: reload the unit files, enable, start or restart. None leaves as it is."""
+    """Describes what to do with a systemd unit: reload the unit files, enable, start or restart it. None leaves a state as it
+    is."""
 
     name: str
     enabled: bool | None = None
@@ -80,14 +83,15 @@ class Unit(Change, frozen=True, kw_only=True):
 
 
 class Module(Change, frozen=True, kw_only=True):
-    """A kernel module that is to be loaded now (modprobe(8))."""
+    """Names a kernel module that is to be loaded now (modprobe(8))."""
 
     name: str
 
 
 class BootLoader(Change, frozen=True, kw_only=True):
-    """The boot loader's own configuration, made anew from its sources: ``update-grub``, or ``grubby`` for boot entries
-    (Boot Loader Specification) with ``words`` to add to the kernel command line and ``without`` (keys) to remove."""
+    """Describes a new configuration of the boot loader, made from its own sources: ``update-grub``, or ``grubby`` for boot
+    entries (Boot Loader Specification). ``words`` are added to the kernel command line, and the keys in ``without`` are
+    removed."""
 
     tool: str
     words: tuple[str, ...] = ()
@@ -95,13 +99,13 @@ class BootLoader(Change, frozen=True, kw_only=True):
 
 
 class Reboot(Change, frozen=True, kw_only=True):
-    """Nothing more to write: what is persisted takes effect with a reboot, which is not the apply run's to make."""
+    """Says that nothing more is to be written: what is persisted takes effect with a reboot, which an apply run does not make."""
 
     what: str  # "iommu=pt"
 
 
 class Nvml(Change, frozen=True, kw_only=True):
-    """A setting of one GPU by NVML, made in the NVML worker with a deadline.
+    """Describes a setting of one GPU by NVML. The NVML worker makes it, with a deadline.
 
     what and value: persistence, ecc_mode (0, 1); compute_mode (NVML_COMPUTEMODE_*); power_limit_milliwatts; locked_clocks,
     locked_memory_clocks ("1200-1500", in MHz; "off"); application_clocks (memory and graphics clock, "2619,1980"; "off": the
@@ -115,11 +119,13 @@ class Nvml(Change, frozen=True, kw_only=True):
 
 
 class Package(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One package file of a set: what apt and dpkg call it, and what its content must be. ``url``: where it was found.
-    ``installed_kib``: the room that it takes unpacked (Installed-Size, deb-control(5)). ``kept``: it belongs to the driver, so
-    exactly this version is wanted; otherwise it is only needed, and one that is there in a newer version will do.
+    """Describes one package file of a set: its name for apt and dpkg, and the hash of its content.
 
-    A name, a version or an architecture becomes part of a path: raises ValueError for what dpkg would take for none."""
+    ``url``: where the file was found. ``installed_kib``: the room that it takes unpacked (Installed-Size, deb-control(5)).
+    ``kept``: the package belongs to the driver, so exactly this version is wanted. Other packages are only needed, and a newer
+    version that is installed will do. The name, the version and the architecture become part of a path, so this raises
+    ValueError for what dpkg does not accept.
+    """
 
     name: str
     version: str
@@ -137,15 +143,18 @@ class Package(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def file(self) -> str:
-        """The name of its file, as apt's own cache has it (an epoch's colon is %3a)."""
+        """Return the name of its file as apt's own cache has it (an epoch's colon is %3a)."""
         return f"{self.name}_{self.version.replace(':', '%3a')}_{self.architecture}.deb"
 
 
 class Packages(Change, frozen=True, kw_only=True):
-    """Packages that move together, in one transaction of apt: all of ``install`` (exact files, by their hashes) and none of
-    ``remove``, or nothing. ``allowed``: the whole set, beyond which nothing may change. ``hold``: kept where they are by
-    apt-mark(8). ``mirror``: where a file is fetched that is not in the node's cache. ``before``: name and version now.
-    ``keep``: beginnings of the names (NAME_VERSION_) of files in the cache that belong to the former set: the way back."""
+    """Describes packages that change together, in one transaction of apt: all of ``install`` (exact files, by their hashes)
+    and none of ``remove``, or nothing.
+
+    ``allowed``: the whole set; nothing else may change. ``hold``: packages that apt-mark(8) keeps at their version.
+    ``mirror``: where a file is fetched from that is not in the node's cache. ``before``: name and version now. ``keep``:
+    beginnings of the names (NAME_VERSION_) of the former set's files in the cache, which are needed to go back.
+    """
 
     install: tuple[Package, ...]
     allowed: tuple[Package, ...]
@@ -157,8 +166,8 @@ class Packages(Change, frozen=True, kw_only=True):
 
 
 class ModuleReload(Change, frozen=True, kw_only=True):
-    """The NVIDIA kernel modules taken out and put in again, so that those of version ``version`` are loaded. NVML is let go
-    of for it; where another program holds a GPU, nothing is done and a reboot is left to make it effective."""
+    """Says that the NVIDIA kernel modules are taken out and put in again, so that version ``version`` is loaded. fairlead lets
+    go of NVML for that. Where another program holds a GPU, nothing is done, and the change takes effect with a reboot."""
 
     version: str
 

@@ -1,4 +1,4 @@
-"""What a check is: one module in ``checks/`` with a ``check = Check(...)``; its file name is its name."""
+"""Defines what a check is: one module in ``checks/`` with a ``check = Check(...)``. Its file name is its name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Sweeps = Annotated[int, Meta(ge=1, le=100)]
 
 
 class CheckParams(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Parameters that every check has. A check adds its own by subclassing."""
+    """Holds the parameters that every check has. A check adds its own by subclassing."""
 
     enabled: Annotated[bool, Meta(description="Run this check.")] = True
     mode: Annotated[Mode | None, Meta(description="observe or enforce; unset: the check's own default.")] = None
@@ -33,11 +33,11 @@ class CheckParams(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 class KernelRecord(Struct, frozen=True, kw_only=True):
-    """One record of the kernel log, facility kernel only. ``seconds`` is CLOCK_MONOTONIC since boot. Its beginning is the
-    kernel's own (``model.kernel_text``); what follows may hold names that users choose.
+    """Holds one record of the kernel log, of the facility kernel only. ``seconds`` is CLOCK_MONOTONIC since boot. The kernel
+    itself has chosen how the text begins (``model.kernel_text``); the rest may hold names that users choose.
 
-    jobs, uids: the jobs that were on the record's GPU at that moment, and their users; empty where that is not known, and where
-    there were none, which is known when it is ``attributed``.
+    jobs, uids: the jobs that were on the record's GPU at that time, and their users. They are empty where that is not known,
+    and also where there were none. ``attributed`` says that it is known.
     """
 
     sequence: int
@@ -51,7 +51,7 @@ class KernelRecord(Struct, frozen=True, kw_only=True):
 
 
 class Sample(Struct, frozen=True, kw_only=True):
-    """One value of one counter of one device at one moment (CLOCK_BOOTTIME seconds of ``boot_id``)."""
+    """Holds one value of one counter of one device at one time (CLOCK_BOOTTIME seconds of ``boot_id``)."""
 
     device: str  # GPU serial where known, else PCI address; or NIC name
     name: str
@@ -60,7 +60,7 @@ class Sample(Struct, frozen=True, kw_only=True):
 
 
 class Daily(Struct, frozen=True, kw_only=True):
-    """A counter of a board's life as it was some days ago (today: 0), over all boots."""
+    """Holds a lifetime counter of a GPU card as it was some days ago (today: 0), over all boots."""
 
     device: str
     name: str
@@ -69,13 +69,14 @@ class Daily(Struct, frozen=True, kw_only=True):
 
 
 class Past(Struct, frozen=True, kw_only=True):
-    """History as a value. Empty for a one-shot look: then a check says ``needs_history`` where it matters.
+    """Holds the history as a value. It is empty where a node is judged by one reading only; then a check says
+    ``needs_history`` where that matters.
 
-    ``records``: kernel records of this boot that are not acknowledged. ``samples``: oldest first.
-    ``readable``: ``device/field`` names that could be read earlier with the driver that is loaded. ``gpu_cards``: the board
-    (serial, else UUID) by PCI address, as first seen or first seen after a repair. ``daily``: by counter, oldest first.
-    ``devices``: block devices and memory controllers that were there at any time in this boot, by their names in /sys.
-    ``log``: why the kernel log cannot be read now, None when it can.
+    ``records``: kernel records of this boot that are not acknowledged. ``samples``: the oldest first. ``readable``:
+    ``device/field`` names that could be read earlier with the driver that is loaded. ``gpu_cards``: the GPU card (serial, else
+    UUID) by PCI address, as first seen, or as first seen after a repair. ``daily``: by counter, the oldest first. ``devices``:
+    block devices and memory controllers that were there at any time in this boot, by their names in /sys. ``log``: why the
+    kernel log cannot be read now; None when it can.
     """
 
     available: bool = False
@@ -85,28 +86,30 @@ class Past(Struct, frozen=True, kw_only=True):
     gpu_cards: Mapping[str, str] = {}
     devices: frozenset[str] = frozenset()
     daily: tuple[Daily, ...] = ()
-    overrun: int = 0  # kernel records of this boot lost to ring buffer overruns,
-    overrun_seconds: float = 0.0  # the last of them noticed at (CLOCK_BOOTTIME)
+    overrun: int = 0  # kernel records of this boot that the ring buffer has overwritten
+    overrun_seconds: float = 0.0  # when the last loss was noticed (CLOCK_BOOTTIME)
     log: Missing | None = None
 
 
 class Check(Struct, frozen=True, kw_only=True):
-    """What a check declares.
+    """Declares a check.
 
-    summary: one line for the docs table. params: its CheckParams class. judge: pure, yields findings; callers use ``findings``.
-    mode: its default. confirm/confirm_of: bad sweeps needed out of the last so many (1 of 1: at once).
-    recover: clean sweeps needed before it no longer counts. boot_grace_seconds: not judged earlier than that.
-    wakes_on: prefixes of kernel record text that run this check at once on the last known Node. kind: of a record that begins
-    so, what happened in one word and to what ("failed nvme0n1"); "" for a record that does not matter, which is not even
-    remembered (unset: all matter). Of each kind the first and the last few are remembered, so it must hold nothing that a user
-    chooses: no name of a process, no number that runs.
-    samples: extracts the counters to remember from a Node, as (device, name, value).
-    daily: the same for counters of a board's life, which are remembered by the day and over boots.
-    reads: files whose text the check needs in ``Node.texts``.
-    judges: whether it judges anything at all with these parameters (default: always); if not, nothing is read for it.
-    slow: its facts are read on thorough looks only (``Node.thorough``): between them it is not judged, its last findings
-    stand, and confirmation and recovery count thorough looks. wants: what its parameters want to be asked of the host.
-    reads_records: the kernel log records that its parameters declare, as prefixes (with ``wakes_on``).
+    summary: one line for the docs table. params: its CheckParams class. judge: a pure function that yields findings; callers
+    use ``findings``. mode: its default. confirm, confirm_of: how many of the last so many sweeps must be bad (1 of 1: at
+    once). recover: how many clean sweeps end a finding. boot_grace_seconds: for how long after a boot nothing is judged.
+
+    wakes_on: prefixes of kernel records; such a record runs the check at once on the last known Node. kind: for a record that
+    begins so, what happened in one word and to which device ("failed nvme0n1"); "" for a record that does not matter, which is
+    not remembered either. Where it is not set, every such record matters. The first and the last few records of each kind are
+    remembered, so a kind must hold nothing that a user chooses: no name of a process, no running number.
+
+    samples: returns the counters of a Node to remember, as (device, name, value). daily: the same for lifetime counters of a
+    GPU card, which are remembered by the day and over boots. reads: the files whose text the check needs in ``Node.texts``.
+    judges: whether the check judges anything with these parameters (default: always); if not, nothing is read for it.
+
+    slow: its facts are read on thorough sweeps only (``Node.thorough``). Between them the check is not judged and its last
+    findings stay; confirmation and recovery count thorough sweeps. wants: what the host has to be asked because of its
+    parameters. reads_records: the prefixes of kernel records that its parameters declare (with ``wakes_on``).
     """
 
     summary: str
@@ -129,13 +132,13 @@ class Check(Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The name of its file, which is that of the module with its ``judge``."""
+        """Return the name of its file, which is that of the module with its ``judge``."""
         return self.judge.__module__.rpartition(".")[2]
 
     def findings(self, node: Node, past: Past, params: Any) -> Iterator[Finding]:
-        """What it finds, under its name, with what an RMA needs where one is due."""
+        """Return what the check finds, under its name, and with what a vendor asks for where the action is an RMA."""
         return (with_rma_details(f, node) for f in named(self.name, self.judge(node, past, params)))
 
     def heeds(self, text: str) -> bool:
-        """Whether a record that begins as this check asks for matters to it."""
+        """Say whether a record that begins with one of its prefixes matters to the check."""
         return self.kind is None or self.kind(text) != ""

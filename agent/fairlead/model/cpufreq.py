@@ -1,6 +1,7 @@
-"""One attribute of every CPU's cpufreq folder: what the settings cpu_governor and energy_performance read and change alike.
+"""Reads and changes one attribute of every CPU's cpufreq folder, for the settings cpu_governor and energy_performance.
 
-Kernel documentation, admin-guide/pm/cpufreq.rst: an attribute, and beside it a file with the values that the driver offers.
+The kernel's documentation (admin-guide/pm/cpufreq.rst) describes each attribute, and a file beside it with the values that the
+driver offers.
 """
 
 from __future__ import annotations
@@ -14,20 +15,21 @@ from fairlead.model.facts import Missing, Node
 FOLDER = "/sys/devices/system/cpu/cpu{}/cpufreq/"
 
 
-class Observed(Struct, frozen=True):
-    """(CPU, value, values on offer) of each online CPU that has the attribute; ``without`` lists those that have none."""
+class ObservedCpufreq(Struct, frozen=True):
+    """Holds (CPU, value, values on offer) of each online CPU that has the attribute. ``without`` lists the CPUs that do not
+    have it."""
 
     cpus: tuple[tuple[int, str, tuple[str, ...]], ...]
     without: tuple[int, ...] = ()
 
 
 def reads(*names: str) -> tuple[str, ...]:
-    """The files ``names`` of all CPUs."""
+    """Return the paths of the files ``names`` of all CPUs."""
     return tuple(FOLDER.format("*") + name for name in names)
 
 
-def observe(node: Node, name: str, offers: str) -> Observed | Missing:
-    """The attribute ``name`` of every online CPU, with the values of the file ``offers``."""
+def observe(node: Node, name: str, offers: str) -> ObservedCpufreq | Missing:
+    """Return the attribute ``name`` of every online CPU, with the values that the file ``offers`` lists."""
     cpus: list[tuple[int, str, tuple[str, ...]]] = []
     without: list[int] = []
     for cpu in (c.id for c in node.cpus if c.online):
@@ -39,11 +41,12 @@ def observe(node: Node, name: str, offers: str) -> Observed | Missing:
             cpus.append((cpu, now.strip(), tuple(offered.split()) if isinstance(offered, str) else ()))
         else:
             without.append(cpu)
-    return Observed(tuple(cpus), tuple(without))
+    return ObservedCpufreq(tuple(cpus), tuple(without))
 
 
-def plan(setting: str, key: str, wanted: str, observed: Observed, *, name: str, words: str) -> tuple[KernelValue, ...]:
-    """``key``: of the declaration, and what the attribute is called where it offers others. ``words``: what it is called."""
+def plan(setting: str, key: str, wanted: str, observed: ObservedCpufreq, *, name: str, words: str) -> tuple[KernelValue, ...]:
+    """Return the changes that set the attribute. ``key``: the key of the declaration. ``words``: what people call the
+    attribute."""
     wrong = [(cpu, now, offered) for cpu, now, offered in observed.cpus if now != wanted]
     for cpu, _, offered in wrong:
         if offered and wanted not in offered and not wanted.isdecimal():
@@ -54,7 +57,7 @@ def plan(setting: str, key: str, wanted: str, observed: Observed, *, name: str, 
                 hint="declare one of these",
             )
     seen = "/".join(sorted({now for _, now, _ in wrong}))
-    # The same words for every CPU, so that 112 of them read as one finding.
+    # Every CPU gets the same words, so that 112 CPUs become one finding.
     why = f"{words} is {seen} on {len(wrong)} of {len(observed.cpus)} CPUs, wanted {wanted}"
     return tuple(
         KernelValue(setting=setting, why=why, path=FOLDER.format(cpu) + name, value=wanted, before=now) for cpu, now, _ in wrong

@@ -1,7 +1,7 @@
-"""CPU lists and masks as the kernel writes them (Documentation/admin-guide/cputopology.rst): "0-3,8", "ff,00000000".
+"""Reads and writes CPU lists and masks as the kernel does (Documentation/admin-guide/cputopology.rst): "0-3,8", "ff,00000000".
 
-A set of CPUs is a sorted tuple of numbers, or, where sets are joined and compared a lot, a "CPU set": one integer with bit N
-set for CPU N. The binding planner loads this file in an isolated Python for every step, so it imports nothing.
+A set of CPUs is a sorted tuple of numbers. Where sets are joined and compared often, it is a "CPU set": one integer with bit N
+set for CPU N. The binding planner loads this file in an isolated Python for every step, so this file imports nothing.
 """
 
 from __future__ import annotations

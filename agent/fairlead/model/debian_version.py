@@ -1,4 +1,4 @@
-"""Debian versions in their order. Source: deb-version(7), "Sorting algorithm"."""
+"""Orders Debian versions. Source: deb-version(7), "Sorting algorithm"."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ _PART = re.compile(r"(\D*)(\d*)")
 
 
 def key(version: str) -> tuple[object, ...]:
-    """Sorts as dpkg sorts: epoch, upstream version, revision; digits by value, letters before others, ~ before the end."""
+    """Return a sort key that orders as dpkg does: epoch, upstream version, revision; digits by value, letters before others, ~
+    before the end."""
     epoch, colon, rest = version.partition(":")
     if not colon:
         epoch, rest = "0", version

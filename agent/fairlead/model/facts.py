@@ -1,6 +1,6 @@
-"""Facts: what a node is, read at one moment. Plain frozen values; who reads them is none of their business.
+"""Holds facts: what a node is, read at one time. They are plain frozen values and do not know how they are read or used.
 
-A value is either there or :class:`Missing`. Units are in the names; PCI addresses are ``0000:1b:00.0``.
+A value is either there or :class:`Missing`. Units are in the names. PCI addresses are ``0000:1b:00.0``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from fairlead.model.missing import unreadable as unreadable  # noqa: PLC0414
 
 
 class Ecc(Struct, frozen=True, kw_only=True):
-    """ECC error counts (nvmlDeviceGetTotalEccErrors). Volatile: since the driver loaded; aggregate: lifetime."""
+    """Holds ECC error counts (nvmlDeviceGetTotalEccErrors). Volatile counts began when the driver loaded; aggregate counts are
+    of the GPU's lifetime."""
 
     mode_current: bool | Missing
     mode_pending: bool | Missing
@@ -32,7 +33,8 @@ class Ecc(Struct, frozen=True, kw_only=True):
 
 
 class RowRemap(Struct, frozen=True, kw_only=True):
-    """Row remapping (nvmlDeviceGetRemappedRows). ``histogram``: banks by spare rows left (max, high, partial, low, none)."""
+    """Holds row remapping (nvmlDeviceGetRemappedRows). ``histogram``: banks by spare rows left (max, high, partial, low,
+    none)."""
 
     corrected: int
     uncorrected: int
@@ -42,7 +44,7 @@ class RowRemap(Struct, frozen=True, kw_only=True):
 
 
 class PcieLink(Struct, frozen=True, kw_only=True):
-    """A PCIe link. Generation 1..6, width in lanes, replays counted since the driver loaded."""
+    """Describes a PCIe link: generation 1 to 6, width in lanes, replays counted since the driver loaded."""
 
     gen_current: int | Missing
     gen_max: int | Missing
@@ -58,7 +60,7 @@ class NvLink(Struct, frozen=True, kw_only=True):
     crc_errors: int | Missing = Missing(Why.UNREADABLE, "not read")
     replay_errors: int | Missing = Missing(Why.UNREADABLE, "not read")
     recovery_errors: int | Missing = Missing(Why.UNREADABLE, "not read")
-    # NVLink 5 counts these instead (NVML_FI_DEV_NVLINK_COUNT_*)
+    # NVLink 5 has these counters instead (NVML_FI_DEV_NVLINK_COUNT_*)
     malformed_packets: int | Missing = Missing(Why.UNREADABLE, "not read")
     receive_errors: int | Missing = Missing(Why.UNREADABLE, "not read")
     recoveries_failed: int | Missing = Missing(Why.UNREADABLE, "not read")
@@ -68,7 +70,7 @@ class NvLink(Struct, frozen=True, kw_only=True):
 
 
 class GpuProcess(Struct, frozen=True):
-    """A compute process on a GPU. No name: nothing that a user chose may reach a reason or a metric."""
+    """Describes a compute process on a GPU. It has no name: nothing that a user chose may reach a reason or a metric."""
 
     pid: int
     used_bytes: int
@@ -76,7 +78,7 @@ class GpuProcess(Struct, frozen=True):
 
 
 class Gpu(Struct, frozen=True, kw_only=True):
-    """One GPU. Its identity is ``pci`` and ``uuid``; ``index`` is for display only."""
+    """Describes one GPU. ``pci`` and ``uuid`` identify it; ``index`` is for display only."""
 
     pci: str
     index: int
@@ -105,7 +107,7 @@ class Gpu(Struct, frozen=True, kw_only=True):
     processes: tuple[GpuProcess, ...] | Missing
     retired: RetiredPages | Missing = Missing(Why.UNREADABLE, "not read")
     inforom_valid: bool | Missing = Missing(Why.UNREADABLE, "not read")  # nvmlDeviceValidateInforom
-    aer: AerCounts | Missing | None = None  # None: the kernel keeps no such counts of it
+    aer: AerCounts | Missing | None = None  # None: the kernel has no such counters for it
     port_aer: AerCounts | Missing | None = None  # of the port above the GPU
     load: GpuLoad = GpuLoad()
     details: GpuDetails = GpuDetails()
@@ -113,18 +115,18 @@ class Gpu(Struct, frozen=True, kw_only=True):
 
 
 class Driver(Struct, frozen=True, kw_only=True):
-    """The NVIDIA driver: what the kernel module says, what the library says."""
+    """Describes the NVIDIA driver: what the kernel module says, and what the library says."""
 
     module_version: str | Missing  # /sys/module/nvidia/version or /proc/driver/nvidia/version
     library_version: str | Missing  # nvmlSystemGetDriverVersion
     nvml_version: str | Missing
     cuda_version: int | Missing  # 12080 means 12.8
-    init_code: int = 0  # why NVML as a whole does not answer (nvmlReturn_t), 0 when it does or nobody knows
+    init_code: int = 0  # why NVML as a whole does not answer (nvmlReturn_t); 0 when it does, or when that is not known
     software: Software = Software()
 
 
 class StuckCall(Struct, frozen=True, kw_only=True):
-    """An NVML call that has not come back. ``process_state`` is the worker's state letter in /proc/PID/stat."""
+    """Describes an NVML call that has not come back. ``process_state`` is the worker's state letter in /proc/PID/stat."""
 
     call: str
     gpu: str  # PCI address, or "" for a call about the whole system
@@ -132,11 +134,11 @@ class StuckCall(Struct, frozen=True, kw_only=True):
     process_state: str  # "D" is uninterruptible sleep, "R"/"S" may come back, "X" the worker is gone
 
 
-CLASS_UNREADABLE = 0xFFFFFF  # no class that exists; 0 does: "unclassified", as the PIIX4 of an EC2 instance says
+CLASS_UNREADABLE = 0xFFFFFF  # no device has this class. Class 0 exists: "unclassified", as the PIIX4 of an EC2 instance says
 
 
 class PciDevice(Struct, frozen=True, kw_only=True):
-    """One PCI function. ``path``: addresses from the host bridge (``pci0000:15``) down to the device itself."""
+    """Describes one PCI function. ``path``: addresses from the host bridge (``pci0000:15``) down to the device itself."""
 
     address: str
     vendor: int  # 0: not readable
@@ -155,12 +157,12 @@ class PciDevice(Struct, frozen=True, kw_only=True):
     device_control: int | Missing | None = None  # PCI_EXP_DEVCTL of GPUs, adapters and NVMe drives; None: not read
     link_control: int | Missing | None = None  # PCI_EXP_LNKCTL of the same
     virtual_function: bool = False
-    local_cpus: tuple[int, ...] = ()  # read where the NUMA node is unknown; some firmware gives CPUs without a node
-    subsystem: int = 0  # subsystem vendor and device, 32 bit, of bridges whose vendor gives it a meaning; 0 not read
+    local_cpus: tuple[int, ...] = ()  # read where the NUMA node is unknown, because some firmware gives CPUs and no node
+    subsystem: int = 0  # subsystem vendor and device, 32 bit, of bridges whose vendor gives them a meaning; 0: not read
 
 
 class GpuLink(Struct, frozen=True, kw_only=True):
-    """Links of one kind between two GPUs that no NVML knows (AMD's xGMI), by their PCI addresses."""
+    """Describes links of one kind between two GPUs that NVML does not know (AMD's xGMI), by their PCI addresses."""
 
     a: str
     b: str
@@ -185,8 +187,8 @@ class Cpu(Struct, frozen=True, kw_only=True):
 
 
 class Gid(Struct, frozen=True):
-    """One entry of a RoCE port's GID table (sysfs-class-infiniband: gids/, gid_attrs/types/): an IPv6 address, in which an
-    IPv4 one is ``::ffff:a.b.c.d``. ``version``: RoCE 1 or 2."""
+    """Describes one entry of a RoCE port's GID table (sysfs-class-infiniband: gids/, gid_attrs/types/): an IPv6 address. An
+    IPv4 address is written ``::ffff:a.b.c.d``. ``version``: RoCE 1 or 2."""
 
     index: int
     text: str
@@ -194,7 +196,7 @@ class Gid(Struct, frozen=True):
 
 
 class Nic(Struct, frozen=True, kw_only=True):
-    """A network device: an RDMA device's port (``rdma`` set), or a plain interface."""
+    """Describes a network device: a port of an RDMA device (``rdma`` is set), or a plain interface."""
 
     name: str  # mlx5_0, or eth0
     pci: str  # "" when not on PCI
@@ -213,12 +215,12 @@ class Nic(Struct, frozen=True, kw_only=True):
 
 
 class Node(Struct, frozen=True, kw_only=True):
-    """Everything known about one node at one moment.
+    """Holds everything that is known about one node at one time.
 
-    ``thorough``: everything in it was read for it. Otherwise only what is judged at every look was; the rest is from the last
-    thorough look, and what NVML says of it (``host.nvml_device``) from that or from when metrics were last made.
-    ``texts`` holds the files that settings and checks declared in their ``reads``: content, ``None`` when there is
-    no such file, or Missing when it could not be read. Keys are absolute paths on the node.
+    ``thorough``: everything in it was read for this sweep. Otherwise only what is judged at every sweep was read; the rest is
+    from the last thorough sweep, and what NVML says of the rest (``host.nvml_device``) is from that sweep or from when metrics
+    were last written. ``texts`` holds the files that settings and checks declare in their ``reads``: the content, ``None``
+    when there is no such file, or Missing when it could not be read. Its keys are absolute paths on the node.
     """
 
     name: str
@@ -239,5 +241,5 @@ class Node(Struct, frozen=True, kw_only=True):
     nvml_released: bool = False  # the agent was asked to let go of NVML, and has
 
     def text(self, path: str) -> str | Missing | None:
-        """The content of a declared file; Missing when nobody asked for it to be read."""
+        """Return the content of a declared file, or Missing when nobody has asked for it to be read."""
         return self.texts.get(path, Missing(Why.UNREADABLE, f"{path} was not read"))

@@ -1,4 +1,4 @@
-"""Findings: what is wrong with a node, one line each, fit for `sinfo -R` and for a person at night."""
+"""Holds findings: what is wrong with a node, in one line each, for `sinfo -R` and for a person who is called at night."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from msgspec.structs import force_setattr, replace
 
 
 class Level(IntEnum):
-    """How bad. The order is that of exit codes; UNKNOWN ranks by its own rule (see ``worst``)."""
+    """Says how bad a finding is. The order is that of exit codes. UNKNOWN has its own rank (see ``worst``)."""
 
     OK = 0
     WARN = 1
@@ -23,12 +23,12 @@ class Level(IntEnum):
         return self.name.lower()
 
 
-#: The ``fault`` of a finding that tells of lost kernel records: a person may acknowledge it, though it drains nothing.
+#: The ``fault`` of a finding about lost kernel records. A person may acknowledge it, although it drains nothing.
 OVERRUN = "overrun"
 
 
 class Action(StrEnum):
-    """What to do next. The words are NVIDIA's (GPU debug guidelines, Xid catalogue) where NVIDIA has one."""
+    """Names what to do next, in NVIDIA's words (GPU debug guidelines, Xid catalogue) where NVIDIA has one."""
 
     NONE = "none"
     RESTART_APP = "restart_app"
@@ -43,7 +43,7 @@ class Action(StrEnum):
 
 
 class Service(StrEnum):
-    """When a node with this finding should leave service."""
+    """Says when a node with this finding should leave service."""
 
     KEEP = "keep"
     DRAIN_AFTER_JOB = "drain_after_job"
@@ -51,7 +51,7 @@ class Service(StrEnum):
 
 
 class Mode(StrEnum):
-    """observe: report only. enforce: may drain."""
+    """Names a check's mode. observe: it reports only. enforce: it may drain."""
 
     OBSERVE = "observe"
     ENFORCE = "enforce"
@@ -61,13 +61,13 @@ _BY_LEVEL: Any = None
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """One thing that is wrong. ``summary`` completes the sentence in `sinfo -R`; ``evidence`` is what was read.
+    """Describes one thing that is wrong. ``summary`` completes the sentence in `sinfo -R`; ``evidence`` is what was read.
 
     ``check``: whoever calls a check fills it in (``named``), so no check writes its own name. ``service``: where it is left
-    out, DRAIN takes the node out of service now, and any other level keeps it in service.
-    ``evidence_id`` names the evidence itself (a kernel record, a counter value): an acknowledgement covers it,
-    and only new evidence counts again. Neither holds a process name, a comment or other text of a user.
-    ``jobs``: those on the device when the newest evidence came; None where the check does not know.
+    out, DRAIN takes the node out of service now, and any other level keeps it in service. ``evidence_id`` names the evidence
+    itself (a kernel record, a counter value): an acknowledgement covers it, and only new evidence counts again. None of them
+    holds a process name, a comment or other text of a user. ``jobs``: the jobs on the device when the newest evidence came;
+    None where the check does not know.
     """
 
     check: str = ""
@@ -78,8 +78,9 @@ class Finding(Struct, frozen=True, kw_only=True):
     action: Action = Action.NONE
     service: Service = _BY_LEVEL
     evidence_id: str = ""
-    fault: str = ""  # which of its check's faults this is, such as an Xid's code: what "the same again" means
-    needs_history: bool = False  # one look is not enough to judge this
+    # which of its check's faults this is, such as an Xid's code. Two findings with one fault are the same fault again
+    fault: str = ""
+    needs_history: bool = False  # one reading is not enough to judge this
     jobs: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -88,12 +89,12 @@ class Finding(Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """What confirmation and strikes are counted by."""
+        """Return the key by which confirmations and strikes are counted."""
         return f"{self.check}/{self.device}"
 
 
 def named(check: str, findings: Iterable[Finding]) -> Iterator[Finding]:
-    """The findings of a check, under its name."""
+    """Return the findings of a check with its name filled in."""
     for finding in findings:
         yield replace(finding, check=check)
 
@@ -108,8 +109,8 @@ def with_action(
     evidence_id: str = "",
     fault: str = "",
 ) -> Finding:
-    """A finding whose summary ends with what to do next. ``service`` is that of a drain: any other level keeps the node in
-    service. Empty evidence is left out."""
+    """Return a finding whose summary ends with what to do next. ``service`` is that of a drain: any other level keeps the node
+    in service. Empty evidence is left out."""
     return Finding(
         level=level,
         device=device,
@@ -123,7 +124,7 @@ def with_action(
 
 
 def as_data(finding: Finding) -> dict[str, object]:
-    """A finding as `check --json` and status.json show it."""
+    """Return a finding as `check --json` and status.json show it."""
     return {
         "check": finding.check,
         "level": finding.level.word,
@@ -136,7 +137,7 @@ def as_data(finding: Finding) -> dict[str, object]:
 
 
 def worst(findings: tuple[Finding, ...]) -> Level:
-    """The level of a node by its findings: DRAIN before UNKNOWN before WARN before OK."""
+    """Return the level of a node by its findings: DRAIN before UNKNOWN before WARN before OK."""
     levels = {f.level for f in findings}
     for level in (Level.DRAIN, Level.UNKNOWN, Level.WARN):
         if level in levels:

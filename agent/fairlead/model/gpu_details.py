@@ -1,5 +1,5 @@
-"""Static facts of a GPU (part number, VBIOS, ...). No check looks at their values: ``checks.gpu_readings`` warns when one that
-used to be readable is unreadable, and ``model.rma`` shows those that a vendor asks for."""
+"""Holds static facts of a GPU (part number, VBIOS, ...). No check judges their values. ``checks.gpu_readings`` warns when one
+that used to be readable is unreadable, and ``model.rma`` shows those that a vendor asks for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fairlead.model.missing import Missing
 
 
 class GpuDetails(Struct, frozen=True, kw_only=True):
-    """By nvml.h: board, firmware and modes. memory_node: the NUMA node of NVML's nvmlDeviceGetMemoryAffinity."""
+    """Describes by nvml.h the card, the firmware and the modes. memory_node: the NUMA node of nvmlDeviceGetMemoryAffinity."""
 
     board_part_number: str | Missing = NOT_READ
     vbios_version: str | Missing = NOT_READ

@@ -1,6 +1,6 @@
-"""What a GPU does under load, and what else the driver's software is: facts beside ``Gpu`` and ``Driver``.
+"""Holds facts beside ``Gpu`` and ``Driver``: how a GPU behaves under load, and which driver software is there.
 
-Plain frozen values as in ``facts``; units in the names.
+They are plain frozen values as in ``facts``, with units in the names.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ REASONS = (
     (0x080, "hw_power_brake_slowdown"),
     (0x100, "display_clock_setting"),
 )
-#: From this utilisation on a GPU counts as loaded (nvmlDeviceGetUtilizationRates: share of time in which a kernel ran).
+#: From this utilisation on, a GPU counts as loaded (nvmlDeviceGetUtilizationRates: percent of time in which a kernel ran).
 LOAD_PERCENT = 50
 
 
 class GpuFabric(Struct, frozen=True, kw_only=True):
-    """A GPU's place in its NVLink fabric (nvmlDeviceGetGpuFabricInfoV, nvml.h nvmlGpuFabricInfo_v2_t).
+    """Says how a GPU is connected to its NVLink fabric (nvmlDeviceGetGpuFabricInfoV, nvml.h nvmlGpuFabricInfo_v2_t).
 
-    state: 0 not supported, 1 not started, 2 in progress, 3 completed. status: an nvmlReturn_t, meant once it is completed.
-    cluster: 32 hexadecimal digits. health: bit fields NVML_GPU_FABRIC_HEALTH_MASK_*; Missing where the driver has none.
+    state: 0 not supported, 1 not started, 2 in progress, 3 completed. status: an nvmlReturn_t, which counts once the state is
+    completed. cluster: 32 hexadecimal digits. health: bit fields NVML_GPU_FABRIC_HEALTH_MASK_*; Missing where the driver has
+    none.
     """
 
     state: int
@@ -42,9 +43,9 @@ class GpuFabric(Struct, frozen=True, kw_only=True):
 
 
 class ClockEvents(Struct, frozen=True, kw_only=True):
-    """The driver's own counters of how long clocks were held back, in seconds since it loaded.
+    """Holds the driver's own counters of how long clocks were slowed down, in seconds since it loaded.
 
-    NVML_FI_DEV_PERF_POLICY_* (74 to 79) and NVML_FI_DEV_CLOCKS_EVENT_REASON_* (from r575 on), both in nanoseconds.
+    NVML_FI_DEV_PERF_POLICY_* (74 to 79) and NVML_FI_DEV_CLOCKS_EVENT_REASON_* (from r575 on) are both in nanoseconds.
     """
 
     sw_power_cap_seconds: float | Missing = NOT_READ
@@ -57,12 +58,12 @@ class ClockEvents(Struct, frozen=True, kw_only=True):
 
 
 class LoadSeen(Struct, frozen=True, kw_only=True):
-    """Sums over the sweeps of one process, which grow from 0: how long a GPU was loaded, and what held its clocks meanwhile.
+    """Holds sums over the sweeps of one process, which grow from 0: how long a GPU was loaded, and what slowed its clocks
+    meanwhile.
 
-    busy_seconds: at ``LOAD_PERCENT`` or more (in MIG mode: not idle). reasons_seconds: of them, with each of ``REASONS`` in its
-    order.
-    brake_seconds: with the power brake, loaded or not. free_seconds: loaded without any reason; free_cycles: SM clock cycles
-    in them (mean clock = cycles / seconds).
+    busy_seconds: at ``LOAD_PERCENT`` or more (in MIG mode: not idle). reasons_seconds: seconds of these with each of
+    ``REASONS``, in its order. brake_seconds: with the power brake, loaded or not. free_seconds: loaded without any reason.
+    free_cycles: SM clock cycles in free_seconds (mean clock = cycles / seconds).
     """
 
     busy_seconds: float = 0.0
@@ -74,7 +75,7 @@ class LoadSeen(Struct, frozen=True, kw_only=True):
 
 
 class GpuLoad(Struct, frozen=True, kw_only=True):
-    """One GPU: limits, temperatures, fabric, and what was seen of its clocks.
+    """Holds limits, temperatures and fabric of one GPU, and what was seen of its clocks.
 
     margin_celsius: nvmlDeviceGetMarginTemperature (driver r570 and later): degrees to the nearest slowdown, below 0 past it.
     """
@@ -93,11 +94,10 @@ class GpuLoad(Struct, frozen=True, kw_only=True):
 
 
 class ProcessOwner(Struct, frozen=True, kw_only=True):
-    """Whom a process on a GPU belongs to, by its control group, which no user can choose (/proc/PID/cgroup).
+    """Says to whom a process on a GPU belongs, by its control group, which no user can choose (/proc/PID/cgroup).
 
-    job: the Slurm job; 0 for one that cannot be named (Slurm 26.05's SLUID without a record). unit: the systemd unit below
-    system.slice, or the outermost group. uid: of a login session.
-    gone: there is no such process, though NVML lists it.
+    job: the Slurm job; 0 for a job that cannot be named (Slurm 26.05's SLUID without a record). unit: the systemd unit below
+    system.slice, or the outermost group. uid: of a login session. gone: there is no such process, although NVML lists it.
     """
 
     job: int | None = None
@@ -107,11 +107,11 @@ class ProcessOwner(Struct, frozen=True, kw_only=True):
 
 
 class Software(Struct, frozen=True, kw_only=True):
-    """The driver's software on disk and in the kernel.
+    """Describes the driver's software on disk and in the kernel.
 
     library_file: the version that libnvidia-ml.so.1 leads to, which processes started from now on load; None: its name holds
-    no version. open_module: the open kernel modules. kernel: (major, minor). peermem: nvidia_peermem or nv_peer_mem is
-    loaded. imex_channels: devices in /dev/nvidia-caps-imex-channels.
+    no version. open_module: the open kernel modules are loaded. kernel: (major, minor). peermem: nvidia_peermem or nv_peer_mem
+    is loaded. imex_channels: devices in /dev/nvidia-caps-imex-channels.
     """
 
     library_file: str | Missing | None = NOT_READ

@@ -1,4 +1,4 @@
-"""What a GPU is set to: application clocks, the range of its power limit, MIG instances; settings observe it here."""
+"""Holds what a GPU is set to: application clocks, the range of its power limit, MIG instances. Settings observe it here."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from fairlead.model.missing import Missing
 
 
 class MigInstance(Struct, frozen=True):
-    """A GPU instance: its profile as `nvidia-smi mig -lgip` names it ("3g.40gb"), its first memory slice, how many compute
-    instances it holds (one that spans it is what Slurm and CUDA use)."""
+    """Describes a GPU instance: its profile as `nvidia-smi mig -lgip` names it ("3g.40gb"), its first memory slice, and how
+    many compute instances it holds. Slurm and CUDA use one compute instance that fills it."""
 
     profile: str
     start: int
@@ -18,10 +18,10 @@ class MigInstance(Struct, frozen=True):
 
 
 class GpuState(Struct, frozen=True, kw_only=True):
-    """Application clocks: nvmlDeviceGet(Default)ApplicationsClock; not on GPUs and drivers that have done away with them.
+    """Holds the application clocks (nvmlDeviceGet(Default)ApplicationsClock), which newer GPUs and drivers no longer have.
 
     power_minimum_watts: nvmlDeviceGetPowerManagementLimitConstraints. mig_instances: () while MIG is off. mig_profiles: the
-    names of the profiles that the GPU offers, () while MIG is off, since NVML tells them only then.
+    names of the profiles that the GPU offers; () while MIG is off, since NVML lists them only while it is on.
     """
 
     application_sm_hertz: int | Missing = NOT_READ

@@ -1,4 +1,4 @@
-"""What every GPU of a node says of one thing, for settings that are made GPU by GPU."""
+"""Collects the same values from every GPU of a node, for settings that are made GPU by GPU."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Values = dict[str, tuple[Any, ...]]
 
 
 def of_gpus(node: Node, what: str, *names: str) -> Values | Missing:
-    """PCI address -> the values of the facts ``names`` (dotted fields of ``Gpu``). ``what``: how a person calls them.
+    """Return by PCI address the values of the facts ``names`` (dotted fields of ``Gpu``). ``what``: how a person calls them.
 
-    A lost GPU is the concern of the check gpu_count. One that has no such thing, as the profile says (UNSUPPORTED), is left
-    out; one that does not answer makes the whole Missing.
+    The check gpu_count reports lost GPUs. A GPU that does not have these facts, as the profile says (UNSUPPORTED), is left
+    out. If one does not answer, the whole answer is Missing.
     """
     if isinstance(node.gpus, Missing):
         return node.gpus

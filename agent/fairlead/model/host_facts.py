@@ -1,7 +1,8 @@
-"""Facts about the host itself: ports, memory errors, disks, file systems, tasks, units, the clock. Read on thorough looks.
+"""Holds facts about the host itself: ports, memory errors, disks, file systems, tasks, units, the clock. They are read on
+thorough sweeps.
 
 A field of ``Host`` that is Missing could not be read at all; ``()`` means that there is none. Counters are as the kernel
-counts them: since the driver loaded, and some of them stop at their width (``PORT_COUNTER_BITS``).
+counts them: since the driver loaded. Some of them stop at their width (``PORT_COUNTER_BITS``).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from msgspec import Struct, field
 
 from fairlead.model.missing import Missing, unreadable
 
-#: Where a port's error counters stop: the fields of the InfiniBand PortCounters attribute (IBTA volume 1, PortCounters;
+#: Widths at which a port's error counters stop: the fields of the InfiniBand PortCounters attribute (IBTA volume 1;
 #: drivers/infiniband/core/sysfs.c, PORT_PMA_ATTR). The hw_counters of a driver are 64 bit wide.
 PORT_COUNTER_BITS = {
     "symbol_error": 16,
@@ -22,13 +23,13 @@ PORT_COUNTER_BITS = {
     "local_link_integrity_errors": 4,
     "excessive_buffer_overrun_errors": 4,
 }
-#: How the names of block devices begin behind which a job's user may stand: files, network and removable devices.
+#: Names of block devices that a job's user may provide begin so: files, network and removable devices.
 USERS_DEVICES = ("loop", "nbd", "rbd", "sr", "fd", "ram", "zram")
 NOT_READ = unreadable("not read")
 
 
 class RdmaPort(Struct, frozen=True, kw_only=True):
-    """What the errors of one RDMA port are judged by; its state and rate are in ``Node.nics``.
+    """Holds what the errors of one RDMA port are judged by. Its state and rate are in ``Node.nics``.
 
     width_lanes: 4 of "400 Gb/sec (4X NDR)". counters: of ``counters`` (``PORT_COUNTER_BITS``) and ``hw_counters``.
     carrier_downs: per interface of the adapter (/sys/class/net/NAME/carrier_down_count, Linux 4.16).
@@ -43,9 +44,9 @@ class RdmaPort(Struct, frozen=True, kw_only=True):
 
 
 class MemoryController(Struct, frozen=True, kw_only=True):
-    """One EDAC memory controller (/sys/devices/system/edac/mc/mcN): errors since the driver loaded.
+    """Describes one EDAC memory controller (/sys/devices/system/edac/mc/mcN), with errors since the driver loaded.
 
-    worst_dimm: the label of the DIMM with most corrected errors, "" where none is named.
+    worst_dimm: the label of the DIMM with the most corrected errors, "" where none is named.
     """
 
     name: str
@@ -55,7 +56,7 @@ class MemoryController(Struct, frozen=True, kw_only=True):
 
 
 class NvmeController(Struct, frozen=True, kw_only=True):
-    """One NVMe controller. ``state``: live, new, resetting, connecting, deleting, dead (drivers/nvme/host/sysfs.c)."""
+    """Describes one NVMe controller. ``state``: live, new, resetting, connecting, deleting, dead (drivers/nvme/host/sysfs.c)."""
 
     name: str
     pci: str
@@ -63,29 +64,32 @@ class NvmeController(Struct, frozen=True, kw_only=True):
 
 
 class MountPoint(Struct, frozen=True, kw_only=True):
-    """One mount as PID 1 sees it, no user's FUSE mount. ``read_only``: the file system itself, not only this view of it
-    (mountinfo, last field). ``device``: its major:minor, by which two mounts of one file system are known."""
+    """Describes one mount as PID 1 sees it, but no FUSE mount of a user. ``read_only``: the file system itself is, not only
+    this mount of it (mountinfo, last field). ``device``: its major:minor; two mounts with the same one are of the same file
+    system."""
 
     path: str
     device: str
     kind: str  # ext4, xfs, nfs4, tmpfs, ...
     source: str
     read_only: bool
-    flagged_read_only: bool = False  # this view of it
+    flagged_read_only: bool = False  # this mount of it
 
 
 class FsErrors(Struct, frozen=True, kw_only=True):
-    """Errors that a file system counts in its superblock (/sys/fs/ext4/DEVICE/errors_count; kept over mounts until fsck)."""
+    """Counts the errors that a file system keeps in its superblock (/sys/fs/ext4/DEVICE/errors_count), over mounts, until
+    fsck."""
 
     device: str
     errors: int | Missing
 
 
 class Space(Struct, frozen=True, kw_only=True):
-    """statfs of one declared mount, asked by a process of its own. ``waiting_seconds``: it has not answered for so long.
+    """Holds statfs of one declared mount, which a process of its own has asked for. ``waiting_seconds``: for how long it has
+    not answered.
 
-    failed: what it said instead of an answer, such as a stale file handle. Bytes available to users, as df counts them;
-    inodes 0 of 0 where the file system has none.
+    failed: the error that came instead of an answer, such as a stale file handle. Bytes are those available to users, as df
+    counts them. Inodes are 0 of 0 where the file system has none.
     """
 
     path: str
@@ -98,11 +102,12 @@ class Space(Struct, frozen=True, kw_only=True):
 
 
 class StuckTask(Struct, frozen=True, kw_only=True):
-    """A task in uninterruptible sleep ("D") that has not been scheduled for ``seconds``. No name: a user chose it.
+    """Describes a task in uninterruptible sleep ("D") that has not been scheduled for ``seconds``. It has no name, because a
+    user chose that.
 
-    job, step: of its cgroup, 0 and "" where it is none of Slurm's. killed: SIGKILL is pending: it cannot be killed.
-    kernel: a kernel thread. fuse: it waits for the server of a FUSE mount, which is a process, often of the same user, or for
-    another task of its user's that does. vfork: it waits for its child of vfork(2), and SIGKILL would end it.
+    job, step: of its cgroup; 0 and "" where that is none of Slurm's. killed: SIGKILL is pending, so the task cannot be killed.
+    kernel: it is a kernel thread. fuse: it waits for the server of a FUSE mount, which is a process, often of the same user,
+    or for another task of its user's that does. vfork: it waits for its child of vfork(2), and SIGKILL would end it.
     """
 
     pid: int
@@ -116,7 +121,8 @@ class StuckTask(Struct, frozen=True, kw_only=True):
 
 
 class Tasks(Struct, frozen=True, kw_only=True):
-    """``seen``: processes that this look went through, of ``total``; large machines are gone through in turns."""
+    """Holds the stuck tasks. ``seen``: how many processes this sweep went through, of ``total``. On a large machine each sweep
+    goes through a part of them."""
 
     total: int
     seen: int
@@ -124,7 +130,7 @@ class Tasks(Struct, frozen=True, kw_only=True):
 
 
 class UnitState(Struct, frozen=True, kw_only=True):
-    """A systemd unit that is loaded: LoadState, ActiveState, SubState."""
+    """Holds the state of a systemd unit that is loaded: LoadState, ActiveState, SubState."""
 
     name: str
     load: str
@@ -133,9 +139,9 @@ class UnitState(Struct, frozen=True, kw_only=True):
 
 
 class Clock(Struct, frozen=True, kw_only=True):
-    """The kernel's clock (adjtimex(2)). Errors in seconds; the kernel lets ``maximum_error_seconds`` grow by 500 ppm while
-    nobody sets the clock, and says unsynchronised at 16 s. offset_seconds: time of day minus CLOCK_BOOTTIME, which only
-    a step of the clock changes quickly."""
+    """Describes the kernel's clock (adjtimex(2)). Errors are in seconds. The kernel lets ``maximum_error_seconds`` grow by 500
+    ppm while nobody sets the clock, and says unsynchronised at 16 s. offset_seconds: time of day minus CLOCK_BOOTTIME, which
+    only a step of the clock changes quickly."""
 
     synchronised: bool
     maximum_error_seconds: float
@@ -144,7 +150,7 @@ class Clock(Struct, frozen=True, kw_only=True):
 
 
 class Host(Struct, frozen=True, kw_only=True):
-    """Everything about the host that its checks need. ``spaces`` and ``units`` hold what the document declares."""
+    """Holds everything about the host that its checks need. ``spaces`` and ``units`` hold what the document declares."""
 
     ports: tuple[RdmaPort, ...] | Missing = NOT_READ
     controllers: tuple[MemoryController, ...] | Missing = NOT_READ
@@ -152,7 +158,7 @@ class Host(Struct, frozen=True, kw_only=True):
     mounts: tuple[MountPoint, ...] | Missing = NOT_READ
     fs_errors: tuple[FsErrors, ...] | Missing = NOT_READ
     devices: frozenset[str] | Missing = NOT_READ  # the node's own block devices, with partitions, and memory controllers, by name
-    images: frozenset[str] = frozenset()  # ``USERS_DEVICES`` and what stands on nothing else, by name and by major:minor
+    images: frozenset[str] = frozenset()  # ``USERS_DEVICES`` and devices on top of only these, by name and by major:minor
     spaces: tuple[Space, ...] | Missing = ()
     tasks: Tasks | Missing = NOT_READ
     units: tuple[UnitState, ...] | Missing = ()
@@ -160,11 +166,11 @@ class Host(Struct, frozen=True, kw_only=True):
     memory_bytes: int | Missing = NOT_READ
     smt: str | Missing = NOT_READ  # /sys/devices/system/cpu/smt/control: on, off, forceoff, notsupported, notimplemented
     cpus_online: int | Missing = NOT_READ
-    hung_task_warnings: int | Missing = NOT_READ  # of how many more hung tasks the kernel tells; -1: of all
+    hung_task_warnings: int | Missing = NOT_READ  # how many more hung tasks the kernel will report; -1: all
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
-    """What has to be asked for by name: mounts to be probed, whether systemd is asked for its units."""
+    """Lists what has to be asked for by name: mounts that a process asks, and whether systemd is asked for its units."""
 
     mounts: tuple[str, ...] = ()
     units: bool = False

@@ -1,4 +1,4 @@
-"""What one node says is read apart from what all others say."""
+"""Reads what one node says so that its errors do not affect other nodes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ ODD = "what it said could not be read"
 
 
 def isolated(read: Callable[[], T], failed: Callable[[str], T]) -> T:
-    """What ``read`` gives; where it raises, whatever that is, what ``failed`` makes of it: the failure of this node, in one line.
+    """Return what ``read`` returns. Where ``read`` raises anything, return what ``failed`` makes of it: the failure of this
+    node, in one line.
 
-    Readers refuse by themselves what they know (NotAnAnswerError, DataError). This is for what nobody has thought of.
+    Readers refuse by themselves what they know (NotAnAnswerError, DataError). This is for errors that nobody has foreseen.
     """
     try:
         return read()

@@ -1,6 +1,7 @@
-"""What decoding raises for bytes that are no JSON: malformed, not UTF-8, or nested so deeply that nothing can hold it.
+"""Lists what decoding raises for bytes that are not JSON: malformed, not UTF-8, or nested too deeply to be held.
 
-msgspec.DecodeError alone is not enough: text that is not UTF-8 is a UnicodeError, and 100,000 brackets are a RecursionError.
+msgspec.DecodeError alone is not enough: text that is not UTF-8 raises a UnicodeError, and 100,000 brackets raise a
+RecursionError.
 """
 
 from __future__ import annotations

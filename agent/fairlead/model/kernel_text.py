@@ -1,15 +1,17 @@
-"""Which kernel records begin with a text that a user chooses. They are dropped before any check sees them.
+"""Finds kernel records that begin with a text that a user chooses. They are dropped before any check sees them.
 
-The kernel prints a task's name (``comm``, up to 15 bytes of any kind: include/linux/sched.h, TASK_COMM_LEN) at the beginning of
-some messages, and the name of the executable (up to 255 bytes) further on. A process that is called "EDAC MC0: 1 UE " and
-crashes therefore writes a record of facility kernel that begins like one of EDAC. ``NAME_FIRST`` lists the messages that begin
-so, with where the kernel prints them (read in Linux 6.1, with what 4.18 and newer ones print otherwise). Each form needs, right
-after at most 15 characters, what no message of a driver that fairlead reads has there. An Xid line ends with a task's name, but
-begins with more than 15 characters of its own: none is lost. Messages that begin with words of the kernel's own ("INFO: task
-NAME:PID blocked", "Out of memory: Killed process PID (NAME)") need no entry: a pattern must not look behind the name in them.
+The kernel prints a task's name (``comm``, up to 15 bytes of any kind: include/linux/sched.h, TASK_COMM_LEN) at the beginning
+of some messages, and the name of the executable (up to 255 bytes) further on. So a process that is called "EDAC MC0: 1 UE "
+and crashes writes a record of facility kernel that begins like one of EDAC. ``NAME_FIRST`` lists the messages that begin so,
+with the place in the kernel's source that prints them (read in Linux 6.1, with what 4.18 and newer versions print otherwise).
+Each form needs a text after at most 15 characters that no message of a driver that fairlead reads has there. An Xid line ends
+with a task's name, but it begins with more than 15 characters of its own, so no Xid is lost. Messages that begin with words of
+the kernel's own ("INFO: task NAME:PID blocked", "Out of memory: Killed process PID (NAME)") need no entry, but a pattern must
+not match text behind the name in them.
 
-Some drivers print by dev_printk() alone, and then /dev/kmsg names the device in a line of its own (" DEVICE=+pci:0000:1b:00.0";
-Documentation/ABI/testing/dev-kmsg). A record that begins like one of theirs (``BY_DEVICE``) and names no device is not theirs.
+Some drivers print with dev_printk() only. Then /dev/kmsg names the device in a line of its own (" DEVICE=+pci:0000:1b:00.0";
+Documentation/ABI/testing/dev-kmsg). A record that begins like one of these drivers' (``BY_DEVICE``) and names no device does
+not come from them.
 """
 
 from __future__ import annotations
@@ -20,14 +22,14 @@ from msgspec import Struct
 
 from fairlead.model.plain_text import printable
 
-NAME_MAX = 15  # bytes of a task's name; characters are never more
+NAME_MAX = 15  # bytes of a task's name, which never has more characters than bytes
 _LOG_PREFIX_MAX = 128  # of the netfilter log: NF_LOG_PREFIXLEN, include/net/netfilter/nf_log.h
 
 
 class Form(Struct, frozen=True):
-    """One message. after: what follows the name, as a regular expression. before: what stands before the name.
+    """Describes one message. after: what follows the name, as a regular expression. before: what comes before the name.
 
-    sample: a whole message, with {name} and, where the kernel prints it, {file}. source: where in the kernel.
+    sample: a whole message, with {name} and, where the kernel prints it, {file}. source: the place in the kernel's source.
     """
 
     after: str
@@ -36,7 +38,7 @@ class Form(Struct, frozen=True):
     before: str = ""
 
 
-_MODULE = r"(?:[a-z0-9_]{2,12}: )?"  # by pr_fmt(), which not every kernel has in the same places
+_MODULE = r"(?:[a-z0-9_]{2,12}: )?"  # pr_fmt() adds this, and not every kernel has it in the same files
 _XFS = r"XFS(?: \([^()\s]{1,32}\))?: "
 
 NAME_FIRST = (
@@ -113,7 +115,7 @@ NAME_FIRST = (
          "fs/xfs/kmem.c", before=_XFS),
 )  # fmt: skip
 
-#: The LOG targets of netfilter print a prefix of up to 127 characters first. Who has a network namespace of his own may set it;
+#: The LOG targets of netfilter print a prefix of up to 127 characters first. A user with a network namespace may set it;
 #: the kernel prints those of other namespaces where net.netfilter.nf_log_all_netns says so (net/netfilter/nf_log_syslog.c).
 _FIREWALL = re.compile(rf"(?s:.{{0,{_LOG_PREFIX_MAX}}}?)IN=(?s:.{{0,15}}?) OUT=(?s:.{{0,15}}?)(?:\s|\Z)")
 #: With kernel.print-fatal-signals the kernel prints the name of the executable first, and then the task's (kernel/signal.c,
@@ -127,7 +129,7 @@ _FORMS = re.compile(
     )
 )
 
-#: Beginnings of messages that are printed by dev_printk() alone, with the driver's and the device's name in front: NVMe
+#: Messages that only dev_printk() prints, after the names of driver and device, begin so: NVMe
 #: (drivers/nvme/host), AER and DPC of any PCI driver (drivers/pci/pcie), mlx5 (drivers/net/ethernet/mellanox/mlx5, with the
 #: interface's name by netdev_printk(), and drivers/infiniband/hw/mlx5 with the RDMA device's by ibdev_printk()).
 BY_DEVICE = re.compile(
@@ -143,8 +145,8 @@ _WHOLE_FRAGMENT, _CGROUP_FOLLOWS, _AFTER_A_CGROUP = "NVRM: ", "cpuset=", "mems_a
 
 
 def begins_with_a_name(text: str) -> bool:
-    """Whether a user may have chosen the beginning of a kernel record's text. The text is looked at as the checks see it too,
-    with blanks in place of control characters."""
+    """Say whether a user may have chosen the beginning of a kernel record's text. The text is also tested as the checks see
+    it, with blanks in place of control characters."""
     shown = printable(text)
     return _begins_with_a_name(text) or (shown != text and _begins_with_a_name(shown))
 
@@ -158,16 +160,17 @@ def _begins_with_a_name(text: str) -> bool:
 
 
 def is_whole(fragment: str) -> bool:
-    """Whether a record that the kernel calls a fragment of another is a whole line of the NVIDIA driver's."""
+    """Say whether a record that the kernel calls a fragment of another one is a whole line of the NVIDIA driver's."""
     return fragment.startswith(_WHOLE_FRAGMENT) and _AFTER_A_CGROUP not in fragment
 
 
 def name_follows(text: str) -> bool:
-    """Whether the kernel was about to print the name of a cgroup when another CPU printed: it comes as a fragment."""
+    """Say whether the kernel was about to print the name of a cgroup when another CPU printed. The name then comes as a
+    fragment."""
     return text.rstrip().endswith(_CGROUP_FOLLOWS)
 
 
 def lacks_its_device(text: str, device: str | None) -> bool:
-    """Whether a record begins like one that names its device, and names none. ``device``: what the kernel named with the record,
-    "" for nothing, None where the source does not hand that on (a FIFO, a saved log)."""
+    """Say whether a record begins like one that names its device, and names none. ``device``: what the kernel named with the
+    record; "" for nothing; None where the source does not report that (a FIFO, a saved log)."""
     return device == "" and BY_DEVICE.match(printable(text)) is not None

@@ -1,4 +1,4 @@
-"""What a GPU was seen doing within a window, from the sums that its facts carry (``LoadSeen``) and their samples."""
+"""Says what a GPU was seen doing within a window, from the sums in its facts (``LoadSeen``) and their samples."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _INDEX = {name: index for index, (_, name) in enumerate(REASONS)}
 
 
 def reason_seconds(seen: LoadSeen, reason: str) -> float:
-    """Loaded seconds with this reason of ``REASONS``."""
+    """Return the loaded seconds with this reason of ``REASONS``."""
     return seen.reasons_seconds[_INDEX[reason]]
 
 
 def is_busy(gpu: Gpu, percent: int = LOAD_PERCENT) -> bool:
-    """Whether it is loaded now: only then are sums worth remembering.
+    """Say whether a GPU is loaded now. Only then are its sums worth remembering.
 
-    In MIG mode NVML gives no utilisation of the whole GPU; there it is loaded while its clocks are not idle (nvml.h,
+    In MIG mode NVML gives no utilisation of the whole GPU. There it is loaded while its clocks are not idle (nvml.h,
     nvmlClocksEventReasonGpuIdle: "Nothing is running on the GPU and the clocks are dropping to Idle state").
     """
     if isinstance(gpu.utilization_percent, int):
@@ -34,7 +34,7 @@ def is_busy(gpu: Gpu, percent: int = LOAD_PERCENT) -> bool:
 
 
 class Window:
-    """One GPU over the last ``seconds`` before ``now`` (CLOCK_BOOTTIME)."""
+    """Describes one GPU over the last ``seconds`` before ``now`` (CLOCK_BOOTTIME)."""
 
     def __init__(self, past: Past, gpu: Gpu, now: float, seconds: float, least_seconds: float) -> None:
         self._series = series(past)
@@ -44,7 +44,7 @@ class Window:
         self._least = least_seconds
 
     def grown(self, name: str, value: float | Missing) -> float | None:
-        """By how much this sum has grown; None where there is no sample old enough, or no value."""
+        """Return by how much this sum has grown; None where no sample is old enough, or there is no value."""
         if isinstance(value, Missing):
             return None
         known = self._series.get((self._device, name), ())
@@ -53,7 +53,7 @@ class Window:
 
 
 def sums(gpu: Gpu, names: tuple[str, ...]) -> Iterator[tuple[str, str, float]]:
-    """Of ``BUSY`` and ``load.REASON`` those asked for, as samples."""
+    """Return as samples those of ``BUSY`` and ``load.REASON`` that are asked for."""
     seen, device = gpu.load.seen, device_of(gpu)
     for name in names:
         value = seen.busy_seconds if name == BUSY else reason_seconds(seen, name.removeprefix("load."))
@@ -61,7 +61,8 @@ def sums(gpu: Gpu, names: tuple[str, ...]) -> Iterator[tuple[str, str, float]]:
 
 
 def blind(gpu: Gpu) -> Iterator[Finding]:
-    """UNKNOWN where utilisation or the reasons cannot be read. In MIG mode the driver gives no utilisation of the whole GPU."""
+    """Return UNKNOWN where utilisation or the reasons cannot be read. In MIG mode the driver gives no utilisation of the whole
+    GPU."""
     mig = gpu.mig_current is True
     values = [gpu.throttle_reasons] if mig else [gpu.throttle_reasons, gpu.utilization_percent]
     missing = next((v for v in values if isinstance(v, Missing) and v.why.value == "unreadable"), None)

@@ -1,4 +1,4 @@
-"""A value that is not there, and why."""
+"""Describes a value that is not there, and why."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from msgspec import Struct
 
 
 class Why(StrEnum):
-    """Why a value is missing. Only the hardware profile may say UNSUPPORTED; all else is a finding."""
+    """Says why a value is missing. Only the hardware profile may say UNSUPPORTED; everything else is a finding."""
 
     UNSUPPORTED = "unsupported"
     UNREADABLE = "unreadable"
 
 
 class Missing(Struct, frozen=True):
-    """A value that is not there. ``detail`` says what was tried and what came back, in one line."""
+    """Stands for a value that is not there. ``detail`` says in one line what was tried and what came back."""
 
     why: Why
     detail: str = ""

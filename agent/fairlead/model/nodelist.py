@@ -1,7 +1,7 @@
-"""Slurm's nodelists, ``gpu[01-16,18],login``: from text to names, and from names to the shortest text.
+"""Reads and writes Slurm's nodelists, ``gpu[01-16,18],login``: from text to names, and from names to the shortest text.
 
-slurm.conf(5), NodeName: a numeric range must stand at the end of a name, so only the digits at the end are folded; zeros
-in front are kept.
+A numeric range must be at the end of a name (slurm.conf(5), NodeName), so only the digits at the end are folded. Leading zeros
+are kept.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Which PCI functions a setting means: GPUs, network adapters, NVMe drives. By PCI class, so before any driver has loaded.
+"""Says which PCI functions a setting applies to: GPUs, network adapters, NVMe drives. The PCI class decides, so no driver has
+to be loaded.
 
-And their Device Control words, which several settings each own some bits of: PCI Express Base Specification, Device Control
-Register; include/uapi/linux/pci_regs.h, PCI_EXP_DEVCTL.
+This file also has their Device Control words, of which several settings own some bits each: PCI Express Base Specification,
+Device Control Register; include/uapi/linux/pci_regs.h, PCI_EXP_DEVCTL.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ DEVICE_CONTROL = 0x08  # in the PCI Express capability
 
 
 class Controlled(Struct, frozen=True):
-    """A GPU, adapter or drive (``kind``) with its Device Control word ``control`` at ``offset`` of its config space. ``path``:
-    the addresses of the bridges above it, and its own."""
+    """Holds a GPU, adapter or drive (``kind``) with its Device Control word ``control`` at ``offset`` of its config space.
+    ``path``: the addresses of the bridges above it, and its own."""
 
     address: str
     kind: str
@@ -30,7 +31,7 @@ class Controlled(Struct, frozen=True):
     control: int
 
     def change(self, setting: str, what: str, *, mask: int, value: int, why: str) -> PciBits:
-        """The bits ``mask`` of the word to be ``value``; for an idle node."""
+        """Return the change that sets the bits ``mask`` of the word to ``value``. It needs an idle node."""
         return PciBits(setting=setting, why=why, disruption=Disruption.IDLE, address=self.address, offset=self.offset, mask=mask,
                        value=value, before=self.control, what=what)  # fmt: skip
 
@@ -41,19 +42,20 @@ def is_console(device: PciDevice) -> bool:
 
 
 def kind_of(device: PciDevice) -> str:
-    """gpu, nic, nvme, or "" for all else; a display of no GPU maker (a BMC's) is none, nor is a virtual function."""
+    """Return gpu, nic or nvme, or "" for everything else. A display chip that no maker of GPUs has made (a BMC's) is no GPU,
+    and neither is a virtual function."""
     kind = "" if device.virtual_function else _KINDS.get(device.class_code >> 8, "")
     return "" if kind == "gpu" and (device.vendor not in (NVIDIA, AMD) or is_console(device)) else kind
 
 
 def locked_down(node: Node) -> bool:
-    """Kernel lockdown (Secure Boot) forbids writes to config space: kernel_lockdown(7)."""
+    """Say whether kernel lockdown (Secure Boot) forbids writes to config space: kernel_lockdown(7)."""
     text = node.texts.get(LOCKDOWN)
     return isinstance(text, str) and "[none]" not in text and "[" in text
 
 
 def controlled(node: Node) -> tuple[Controlled, ...] | Missing:
-    """All GPUs, adapters and drives with PCI Express; Missing where the word of one cannot be read."""
+    """Return all GPUs, adapters and drives with PCI Express, or Missing where the word of one cannot be read."""
     found = []
     for device in node.pci:
         kind = kind_of(device)

@@ -1,18 +1,18 @@
-"""Text of others made fit to be shown: on a node it may be a user's, on the admin host a node's.
+"""Makes text of others fit to be shown: on a node it may be a user's, on the admin host a node's.
 
-What is shown is a list of what may be, by Unicode's general categories (The Unicode Standard, table 4-4): letters, numbers,
-punctuation, symbols and the space, and a few marks above or below a letter. Left out are characters that draw nothing or lie over
-what stands beside them, though their category is one of these.
+Only listed characters are shown, by Unicode's general categories (The Unicode Standard, table 4-4): letters, numbers,
+punctuation, symbols and the space, and a few marks above or below a letter. Characters of these categories are left out when
+they draw nothing or lie over the character beside them.
 
-Standard library only and nothing of fairlead's: the bundle carries this text to where Ansible runs.
+This file uses the standard library only and nothing of fairlead's, because the bundle carries it to where Ansible runs.
 """
 
 import re
 from functools import lru_cache
 from unicodedata import category
 
-MARKS_MAX = 2  # on one letter: as many as Vietnamese and Thai have
-#: Default_Ignorable_Code_Point (DerivedCoreProperties.txt) in the categories above, blanks with an ink category, and vowels and
+MARKS_MAX = 2  # marks on one letter: Vietnamese and Thai have so many
+#: Default_Ignorable_Code_Point (DerivedCoreProperties.txt) in the categories above, blanks of a visible category, and vowels and
 #: finals of Hangul that are drawn over the letter before them (a syllable in one character is not meant).
 _UNSEEN = re.compile(
     "[\u034f\u115f-\u11ff\u17b4\u17b5\u180b-\u180f\u2800\u3164\ud7b0-\ud7ff\ufe00-\ufe0f\uffa0\ufffc"
@@ -24,7 +24,7 @@ _WORD = re.compile(r"[A-Za-z0-9/][A-Za-z0-9_.:/-]{0,63}")
 
 @lru_cache(maxsize=4096)
 def _kind(c: str) -> str:
-    """ "mark", "" for what is not shown, else another word."""
+    """Return "mark" for a mark, "" for what is not shown, else another word."""
     if _UNSEEN.match(c):
         return ""
     major = category(c)[0]
@@ -32,10 +32,10 @@ def _kind(c: str) -> str:
 
 
 def shown(text: str, other: str, *, kept: str = "") -> str:
-    """Text with ``other`` for each character that is not shown, but for those in ``kept``."""
+    """Return the text with ``other`` in place of each character that is not shown, but for those in ``kept``."""
     if text.isascii() and (text if not kept else text.translate({ord(c): None for c in kept})).isprintable():
         return text
-    found, marks = [], MARKS_MAX  # a mark has to have a letter before it
+    found, marks = [], MARKS_MAX  # a mark needs a letter before it
     for c in text:
         kind = "kept" if c in kept else _kind(c)
         marks = marks + 1 if kind == "mark" else 0 if kind == "seen" and c != " " else MARKS_MAX
@@ -44,13 +44,14 @@ def shown(text: str, other: str, *, kept: str = "") -> str:
 
 
 def printable(text: str) -> str:
-    """Text with a space for each character that is not shown: those that steer a terminal, change the direction of writing, or
-    draw nothing."""
+    """Return the text with a space in place of each character that is not shown: characters that control a terminal, change
+    the direction of writing, or draw nothing."""
     return shown(text, " ")
 
 
 def one_line(text: str, limit: int = 0) -> str:
-    """Text as one line that is printable; a run of white space becomes one space. limit: how many characters are kept, 0: all."""
+    """Return the text as one printable line, in which a run of white space becomes one space. limit: how many characters are
+    kept, 0: all."""
     if limit and len(text) > 4 * limit:
         text = text[: 4 * limit]
     line = " ".join(printable(text).split())
@@ -58,18 +59,18 @@ def one_line(text: str, limit: int = 0) -> str:
 
 
 def word(text: str, otherwise: str) -> str:
-    """Text that may stand in a command which is offered for copying; ``otherwise`` for one that a shell could take for anything
-    but one plain word, or a program for an option."""
+    """Return text that may be part of a command which is offered for copying. Return ``otherwise`` for text that a shell could
+    take for anything but one plain word, or a program for an option."""
     return text if _WORD.fullmatch(text) else otherwise
 
 
 def aside(text: str) -> str:
-    """Text that stands beside such commands: what it says is shown as none."""
+    """Return text that is printed beside such commands, changed so that it cannot look like a command itself."""
     return text.replace("`", "'")
 
 
 def page(text: str, limit: int = 0) -> str:
-    """Text of several lines, of which each is printable; tabs stay. What is not shown becomes a question mark."""
+    """Return text of several lines, each of them printable. Tabs stay. What is not shown becomes a question mark."""
     if limit and len(text) > limit:
         text = text[:limit] + "\n..."
     return shown(text.replace("\r\n", "\n"), "?", kept="\n\t")

@@ -1,4 +1,5 @@
-"""Profiles: what a kind of node should be, and what NCCL needs on a kind of network. Every value carries why and source."""
+"""Defines profiles: what a kind of node should be, and what NCCL needs on a kind of network. Every value says why it is so,
+and its source."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from msgspec import Meta, Struct
 
 
 class Value(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One declared value: dotted ``key`` of the node document, why it is so, and who says it."""
+    """Holds one declared value: the dotted ``key`` of the node document, why it is so, and the source."""
 
     key: str
     value: Any
@@ -17,8 +18,8 @@ class Value(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Reference(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a healthy node of this kind delivers. ``measure``: tool and figure, such as ``all_reduce.busbw``; ``bytes``: the
-    message size that it holds for, 0 for any."""
+    """Says what a healthy node of this kind delivers. ``measure``: tool and figure, such as ``all_reduce.busbw``. ``bytes``:
+    the message size that it applies to, 0 for any."""
 
     measure: Annotated[str, Meta(pattern=r"^[a-z_]+\.[a-z0-9_]+$")]
     value: Annotated[float, Meta(gt=0)]
@@ -29,7 +30,8 @@ class Reference(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Peak(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A theoretical peak, shown beside a figure and never judged by. ``algorithm``: what it is the peak of."""
+    """Holds a theoretical peak, which is shown beside a figure and by which nothing is judged. ``algorithm``: what it is the
+    peak of."""
 
     measure: Annotated[str, Meta(pattern=r"^[a-z_]+\.[a-z0-9_]+$")]
     value: Annotated[float, Meta(gt=0)]
@@ -39,9 +41,12 @@ class Peak(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Profile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A profile file (TOML). ``unsupported``: facts this hardware cannot give, skipped instead of found unreadable
-    (dotted names of Gpu fields, such as ``nvlinks`` or ``ecc.sram_threshold_exceeded``), and hardware that settings may not find
-    (``cpufreq``, ``cpuidle``, ``energy_performance``, ``pcie_aspm``): such a setting is then not applicable."""
+    """Holds a profile file (TOML).
+
+    ``unsupported``: facts that this hardware cannot give, which are skipped and not found unreadable (dotted names of Gpu
+    fields, such as ``nvlinks`` or ``ecc.sram_threshold_exceeded``); and hardware that settings may not find (``cpufreq``,
+    ``cpuidle``, ``energy_performance``, ``pcie_aspm``), so that such a setting is not applicable.
+    """
 
     name: str
     summary: str
@@ -56,7 +61,7 @@ Day = Annotated[str, Meta(pattern=r"^20[0-9]{2}-[01][0-9]-[0-3][0-9]$")]
 
 
 class FabricValue(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A key of the node document. ``reviewed``: the day on which somebody last looked at the source."""
+    """Holds a key of the node document. ``reviewed``: the day on which somebody last read the source."""
 
     key: str
     value: Any
@@ -66,9 +71,12 @@ class FabricValue(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 class FabricVariable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A variable that differs from NCCL's default. ``where``: node (/etc/nccl.conf), or job (the task prolog), there ``when``:
-    nodes (more than one), nodes:N (at least N), and ``unless`` the user has set that other variable. ``nccl``: the versions
-    that it is for (>=2.21,<2.30), "any"."""
+    """Describes a variable that differs from NCCL's default.
+
+    ``where``: node (/etc/nccl.conf), or job (the task prolog). For a job, ``when``: nodes (more than one), nodes:N (at least
+    N); ``unless``: not when the user has set that other variable. ``nccl``: the versions that it is for (>=2.21,<2.30), or
+    "any".
+    """
 
     name: str
     value: str
@@ -82,7 +90,7 @@ class FabricVariable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class LeftOut(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What others set on this fabric and fairlead does not."""
+    """Names what others set on this fabric and fairlead does not set."""
 
     name: str
     why: str
@@ -90,7 +98,7 @@ class LeftOut(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Fabric(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A fabric profile file (TOML). ``owner``: the vendor's plugin that sets the variables; fairlead then sets none."""
+    """Holds a fabric profile file (TOML). ``owner``: the vendor's plugin that sets the variables; fairlead then sets none."""
 
     name: str
     summary: str

@@ -1,4 +1,4 @@
-"""What a vendor asks for when a GPU is returned (RMA): shown as evidence of every finding that says contact_support."""
+"""Shows what a vendor asks for when a GPU is returned (RMA), as evidence of every finding that says contact_support."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fairlead.model.finding import Action, Finding
 
 
 def with_rma_details(finding: Finding, node: Node) -> Finding:
-    """The finding with the serial, part number, VBIOS and InfoROM of its GPU, as far as they can be read."""
+    """Return the finding with the serial, part number, VBIOS and InfoROM of its GPU, as far as they can be read."""
     if finding.action is not Action.CONTACT_SUPPORT or isinstance(node.gpus, Missing):
         return finding
     for gpu in node.gpus:

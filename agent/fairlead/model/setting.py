@@ -1,4 +1,4 @@
-"""What a setting is: one module in ``settings/`` with a ``setting = Setting(...)``; its file name is its name."""
+"""Defines what a setting is: one module in ``settings/`` with a ``setting = Setting(...)``. Its file name is its name."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from fairlead.model.finding import Action, Finding, Level, Mode, Service, named
 
 
 class Want(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What every setting's declaration has. Absent from the document, or ``managed`` false: fairlead keeps off it."""
+    """Holds what every setting's declaration has. When it is absent from the document, or ``managed`` is false, fairlead
+    changes nothing."""
 
     managed: Annotated[bool, Meta(description="fairlead observes and changes this setting.")] = True
     mode: Annotated[Mode, Meta(description="enforce: drift of this setting may drain. observe: it is reported.")] = Mode.OBSERVE
 
 
 class HardwareAbsent(ConfigError):
-    """The node has no hardware for this setting. ``fact``: what the profile names in ``unsupported`` to allow that.
-    ``missing``: what is not there, as part of a sentence."""
+    """Is raised when the node has no hardware for this setting. ``fact``: what the profile names in ``unsupported`` to allow
+    that. ``missing``: what is not there, as part of a sentence."""
 
     def __init__(self, setting: str, fact: str, missing: str, *, hint: str) -> None:
         allow = f"or name {fact!r} in `unsupported` of the hardware profile if nodes of this kind never have it"
@@ -33,21 +34,25 @@ class HardwareAbsent(ConfigError):
 
 
 class Setting(Struct, frozen=True, kw_only=True):
-    """What a setting declares.
+    """Declares a setting.
 
-    summary: one line for the docs table. group: what it is chosen by together with others of its kind, such as pcie
-    (`--tags`). want: its Want class. reads: files (globs allowed) whose text it needs.
-    observe: what the node is now, or Missing. plan: the changes from observed to wanted; () means it is as wanted.
-    disruption: the worst it may do. volatile: lost at reboot, so the boot unit applies it again. lost_by_reset: the reset of one
-    PCIe device loses it too, so the agent has it applied again as soon as it sees that (``agent.reapply``).
-    instead_of: what a setting declares is never also a check: parameters of checks that hold while it is declared.
-    reads_for: the files it needs besides ``reads``, of what is wanted. nvml: observe needs what NVML says. live: its plan
-    needs the running node, its hardware or its units, so an image leaves it to the node's boot. as_wanted: what the kernel of
-    a node says where ``want`` is in force, path -> text: an image has no kernel, so only what is persisted is left to plan.
+    summary: one line for the docs table. group: the name by which `--tags` chooses it together with others of its kind, such
+    as pcie. want: its Want class. reads: the files (globs allowed) whose text it needs. reads_for: the files that it needs
+    besides ``reads``, by what is wanted. nvml: observe needs what NVML says.
+
+    observe: returns what the node is now, or Missing. plan: returns the changes from observed to wanted; () means that the
+    node is as wanted. plan may raise ConfigError for a wanted value that this node cannot take; drift and apply then say so
+    and change nothing. It raises HardwareAbsent where the node has no hardware for the setting: that is a warning, or not
+    applicable where the profile allows it, and all other settings are made.
+
+    disruption: the worst that a change may do. volatile: a reboot loses the value, so the boot unit applies it again.
+    lost_by_reset: the reset of one PCIe device loses it too, so the agent has it applied again as soon as it sees that
+    (``agent.reapply``). live: its plan needs the running node, its hardware or its units, so an image leaves it to the node's
+    boot. as_wanted: what the kernel of a node says where ``want`` holds, path -> text. An image has no kernel, so only what is
+    persisted is left to plan.
+
+    instead_of: what a setting declares is never also a check: these parameters of checks apply while it is declared.
     tuned_too: a profile of tuned may write the same values, so where tuned runs, drift and apply say so.
-    plan may raise ConfigError for a wanted value that this node cannot take: drift and apply then say so and change nothing.
-    It raises HardwareAbsent where the node has no hardware for the setting: that is a warning, or not applicable where the
-    profile allows it; all other settings are made.
     """
 
     summary: str
@@ -67,14 +72,14 @@ class Setting(Struct, frozen=True, kw_only=True):
     as_wanted: Callable[[Any], Mapping[str, str]] | None = None
 
     def wanted_reads(self, want: Want) -> tuple[str, ...]:
-        """All files whose text it needs for ``want``."""
+        """Return all files whose text the setting needs for ``want``."""
         return self.reads + (self.reads_for(want) if self.reads_for else ()) + (tuned_profile.READS if self.tuned_too else ())
 
 
 def drift(name: str, setting: Setting, want: Want, node: Node, unsupported: Collection[str] = ()) -> Iterable[Finding]:
-    """Drift of one setting as findings of the check ``setting.NAME``: the same observe and plan that apply uses.
+    """Return the drift of one setting as findings of the check ``setting.NAME``, by the same observe and plan that apply uses.
 
-    unsupported: what the profile says that nodes of this kind do not have. Hardware that is absent never drains.
+    unsupported: what nodes of this kind do not have by their profile. Hardware that is absent never drains.
     """
     return named(f"setting.{name}", _drift(setting, want, node, unsupported))
 
@@ -90,7 +95,7 @@ def _drift(setting: Setting, want: Want, node: Node, unsupported: Collection[str
         if absent.fact not in unsupported:
             yield Finding(level=Level.WARN, summary=absent.missing, evidence=(absent.hint,))
         return
-    except ConfigError as refused:  # a wanted value that this node cannot take: said, never tried
+    except ConfigError as refused:  # the node cannot take the wanted value: drift says so, and apply never tries it
         yield Finding(
             level=Level.DRAIN if want.mode is Mode.ENFORCE else Level.WARN,
             summary=str(refused),

@@ -1,7 +1,7 @@
-"""A limit of slurmd that every job step inherits: what the settings memlock and nofile read and change alike.
+"""Reads and changes a limit of slurmd that every job step inherits, for the settings memlock and nofile.
 
-Persisted is a drop-in of slurmd's unit (systemd.exec(5), ``LimitMEMLOCK=``, ``LimitNOFILE=``), effective is the limit of the
-running slurmd (/proc/PID/limits, proc_pid_limits(5)).
+A drop-in of slurmd's unit persists it (systemd.exec(5), ``LimitMEMLOCK=``, ``LimitNOFILE=``). The limit of the running slurmd
+is the effective one (/proc/PID/limits, proc_pid_limits(5)).
 """
 
 from __future__ import annotations
@@ -11,26 +11,27 @@ from fairlead.model.change import AnyChange, Disruption, File, Layer, Unit
 from fairlead.model.facts import Node
 
 UNIT = "slurmd.service"
-# "@slurmd" stands for the process id of slurmd: the reader of the machine finds it (a machine tree has it by this name).
+# The reader of the machine replaces "@slurmd" by the process id of slurmd. A machine tree has a folder of this name.
 LIMITS = "/proc/@slurmd/limits"
 _SYSTEMD_LIMITS = "/proc/1/limits"
 _SYSTEMD_STATUS = "/proc/1/status"
 READS = (LIMITS, _SYSTEMD_LIMITS, _SYSTEMD_STATUS)
-CAP_SYS_RESOURCE = 24  # capabilities(7): without it nobody can raise a hard limit, systemd neither
+CAP_SYS_RESOURCE = 24  # capabilities(7): without it nobody can raise a hard limit, and systemd cannot either
 
 
 def drop_in(setting: str) -> str:
-    """The path of the setting's own drop-in."""
+    """Return the path of the setting's own drop-in."""
     return f"/etc/systemd/system/{UNIT}.d/50-fairlead-{setting}.conf"
 
 
 def content(setting: str, line: str) -> str:
-    """The text of the drop-in; ``line``: such as LimitNOFILE=131072."""
+    """Return the text of the drop-in. ``line``: such as LimitNOFILE=131072."""
     return f"# Written by fairlead (setting {setting}); changes made here are put back.\n[Service]\n{line}\n"
 
 
 def parse(text: str, name: str) -> tuple[str, str] | None:
-    """Soft and hard limit ``name`` of /proc/PID/limits, as numbers or "infinity"; None when there is no such line."""
+    """Return the soft and the hard limit ``name`` of /proc/PID/limits, as numbers or "infinity"; None when there is no such
+    line."""
     for line in text.splitlines():
         fields = line.removeprefix(name).split()
         if line.startswith(name) and len(fields) >= 2:
@@ -40,7 +41,7 @@ def parse(text: str, name: str) -> tuple[str, str] | None:
 
 
 def ceiling(node: Node, name: str) -> int | None:
-    """The hard limit ``name`` that systemd itself cannot go beyond (in a container); None: it can."""
+    """Return the hard limit ``name`` that systemd itself cannot exceed (in a container); None where it can."""
     status, limits = node.texts.get(_SYSTEMD_STATUS), node.texts.get(_SYSTEMD_LIMITS)
     if not isinstance(status, str) or not isinstance(limits, str):
         return None
@@ -54,7 +55,8 @@ def ceiling(node: Node, name: str) -> int | None:
 
 
 def out_of_reach(setting: str, limit: str, most: int, what: str, declare: str) -> ConfigError:
-    """``what``: what is counted, such as bytes. ``declare``: how the most that is possible is written in site.toml."""
+    """Return the error for a wanted limit above the ceiling. ``what``: what is counted, such as bytes. ``declare``: how
+    site.toml says the most that is possible."""
     return ConfigError(
         "node.json",
         f"settings.{setting}.limit",
@@ -64,7 +66,7 @@ def out_of_reach(setting: str, limit: str, most: int, what: str, declare: str) -
 
 
 def persist(setting: str, line: str, before: str | None) -> tuple[AnyChange, ...]:
-    """The drop-in, and what makes systemd read it."""
+    """Return the changes that write the drop-in and make systemd read it."""
     path, wanted = drop_in(setting), content(setting, line)
     if before == wanted:
         return ()
@@ -76,5 +78,6 @@ def persist(setting: str, line: str, before: str | None) -> tuple[AnyChange, ...
 
 
 def restart(setting: str, why: str) -> Unit:
-    """A restart of slurmd, which leaves running jobs alone (slurmstepd holds them) but is not done on a busy node."""
+    """Return the restart of slurmd. It leaves running jobs alone, because slurmstepd runs them, but it is not done on a busy
+    node."""
     return Unit(setting=setting, why=why, disruption=Disruption.IDLE, name=UNIT, restart=True)

@@ -1,7 +1,8 @@
-"""Who sets a sysctl at the next boot: the files of sysctl.d(5), in the order in which systemd-sysctl and procps read them.
+"""Finds out which file sets a sysctl at the next boot: the files of sysctl.d(5), in the order in which systemd-sysctl and
+procps read them.
 
-Files are sorted by name whatever their directory; a file in /etc hides one of the same name in /run and /usr/lib; the last
-line about a key wins. A key may be written with dots or slashes, a leading "-" ignores failure.
+Files are sorted by name, whatever their directory. A file in /etc hides one of the same name in /run and /usr/lib. The last
+line about a key counts. A key may be written with dots or slashes. A leading "-" means that a failure is ignored.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ GLOBS = tuple(f"{d}*.conf" for d in DIRECTORIES)
 
 
 def proc_path(key: str) -> str:
-    """``vm.swappiness`` as /proc/sys/vm/swappiness. In a key that begins a component with a slash, dots are part of a name
+    """Return ``vm.swappiness`` as /proc/sys/vm/swappiness. In a key whose first separator is a slash, dots are part of a name
     (sysctl.d(5): net/ipv4/conf/enp3s0.200/forwarding)."""
     first = min((key.find(c) for c in "./" if c in key), default=-1)
     parts = key.split("/") if first >= 0 and key[first] == "/" else [p.replace("/", ".") for p in key.split(".")]
@@ -23,7 +24,7 @@ def proc_path(key: str) -> str:
 
 
 def assignments(text: str) -> Iterator[tuple[str, str]]:
-    """(path below /proc/sys, value) of each assignment of one file, in order."""
+    """Return (path below /proc/sys, value) of each assignment of one file, in order."""
     for line in map(str.strip, text.splitlines()):
         key, sign, value = line.partition("=")
         if sign and not line.startswith(("#", ";")):
@@ -31,13 +32,14 @@ def assignments(text: str) -> Iterator[tuple[str, str]]:
 
 
 def unreadable_file(texts: Mapping[str, str | Missing | None]) -> Missing | None:
-    """A file of these directories that is there and cannot be read: what it sets is not known."""
+    """Return a file of these directories that is there and cannot be read, so that what it sets is not known."""
     return next((t for path, t in sorted(texts.items()) if path.startswith(DIRECTORIES) and isinstance(t, Missing)), None)
 
 
 def later_writers(texts: Mapping[str, str | Missing | None], ours: str, keys: Collection[str]) -> dict[str, tuple[str, str]]:
-    """Of each key the last file (path, value) that is read after ours and names it. ``ours``: the path of our file."""
-    chosen: dict[str, str] = {}  # file name -> path; the first directory wins
+    """Return for each key the last file (path, value) that is read after ours and names the key. ``ours``: the path of our
+    file."""
+    chosen: dict[str, str] = {}  # file name -> path; the file in the first directory counts
     for directory in DIRECTORIES:
         for path in sorted(texts):
             name = path.removeprefix(directory)

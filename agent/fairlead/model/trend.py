@@ -1,4 +1,5 @@
-"""How a counter grows over a window, from samples: resets (a driver reload) and missing minutes are no growth."""
+"""Computes how a counter grows over a window, from samples. A reset (the driver was loaded again) and missing minutes are no
+growth."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from fairlead.model.check import Past, Sample
 
 
 class Growth(Struct, frozen=True):
-    """``amount`` more in ``seconds``; ``per_hour`` and ``per_minute`` are means over that time."""
+    """Says that a counter grew by ``amount`` in ``seconds``. ``per_hour`` and ``per_minute`` are means over that time."""
 
     amount: float
     seconds: float
@@ -28,7 +29,8 @@ _last: tuple[Sequence[Sample] | None, Mapping[tuple[str, str], tuple[Sample, ...
 
 
 def series(past: Past) -> Mapping[tuple[str, str], tuple[Sample, ...]]:
-    """The samples by (device, name), oldest first. Samples are many and the same for a minute: the last answer is kept."""
+    """Return the samples by (device, name), the oldest first. Samples are many and stay the same for a minute, so the last
+    answer is kept."""
     global _last  # noqa: PLW0603
     samples, made = _last
     if samples is not past.samples:
@@ -41,17 +43,19 @@ def series(past: Past) -> Mapping[tuple[str, str], tuple[Sample, ...]]:
 
 
 def settled_seconds(now: float, window_seconds: float, grace_seconds: int | None, usual: int) -> float:
-    """The window without what lies in the boot grace of a check (as declared, else its ``usual`` one): links train after a boot,
-    and what they count meanwhile is no fault once the grace is over either (gpud issue 1247). 0 or less: nothing is left."""
+    """Return the window without the part that lies in the boot grace of a check (the declared one, else its ``usual`` one).
+    Links train after a boot, and what they count meanwhile is no fault when the grace is over either (gpud issue 1247). 0 or
+    less: nothing is left of the window."""
     return min(window_seconds, now - (usual if grace_seconds is None else grace_seconds))
 
 
 def growth(known: Sequence[Sample], value: float, now: float, *, window_seconds: float, least_seconds: float) -> Growth | None:
-    """How much a counter grew in the window that ends ``now`` with ``value``; None where the samples do not reach back
-    ``least_seconds``.
+    """Return by how much a counter grew in the window that ends ``now`` with ``value``; None where the samples do not reach
+    back ``least_seconds``.
 
-    ``known``: samples of one counter, oldest first. A run of equal samples may be given by its first and last. A counter
-    that is lower than before has begun again at zero: what it has counted since is growth, what came before is not known.
+    ``known``: samples of one counter, the oldest first. A run of equal samples may be represented by its first and last. A
+    counter that is lower than before has begun again at zero: what it has counted since then is growth, and what it counted
+    before is not known.
     """
     start = now - window_seconds
     points: list[tuple[float, float]] = []
@@ -59,11 +63,11 @@ def growth(known: Sequence[Sample], value: float, now: float, *, window_seconds:
         if sample.seconds >= now:
             break
         if sample.seconds < start:
-            points = [(sample.seconds, sample.value)]  # the last one before the window
+            points = [(sample.seconds, sample.value)]  # the last sample before the window
             continue
         if points and points[0][0] < start:
             before = points.pop()[1]
-            if before == sample.value:  # it did not change: that was its value when the window began
+            if before == sample.value:  # the counter did not change, so it had this value when the window began
                 points.append((start, before))
         points.append((sample.seconds, sample.value))
     if points and points[0][0] < start:
@@ -80,5 +84,5 @@ def growth(known: Sequence[Sample], value: float, now: float, *, window_seconds:
 
 
 def counters(values: Iterable[tuple[str, str, object]]) -> Iterable[tuple[str, str, float]]:
-    """Of (device, name, value) those that are a number, for ``Check.samples``."""
+    """Return those of (device, name, value) whose value is a number, for ``Check.samples``."""
     return ((device, name, float(value)) for device, name, value in values if type(value) in (int, float))  # type: ignore[arg-type]

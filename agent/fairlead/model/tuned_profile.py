@@ -1,7 +1,7 @@
-"""tuned as a second writer: which profile runs, for those settings whose values it may write too.
+"""Finds out whether tuned runs, and with which profile, for settings whose values tuned may write too.
 
-tuned(8) and tuned-profiles(7): a profile sets governor and energy hint (plugin cpu), idle states (force_latency), transparent
-huge pages (vm) and sysctls. It is a daemon of the system, which nothing of ours starts after our boot unit.
+By tuned(8) and tuned-profiles(7), a profile sets governor and energy hint (plugin cpu), idle states (force_latency),
+transparent huge pages (vm) and sysctls. tuned is a daemon of the system. Nothing of ours makes it start after our boot unit.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Mapping
 
 from fairlead.model.facts import Missing
 
-COMM = "/proc/@tuned/comm"  # the running daemon: the reader of the machine finds it
+COMM = "/proc/@tuned/comm"  # the reader of the machine replaces "@tuned" by the process id of the running daemon
 PROFILE = "/etc/tuned/active_profile"
 READS = (COMM, PROFILE)
 
 
 def second_writer(texts: Mapping[str, str | Missing | None]) -> str:
-    """ "tuned runs with the profile X", or "" where no tuned runs."""
+    """Return "tuned runs with the profile X", or "" where no tuned runs."""
     if not isinstance(texts.get(COMM), str):
         return ""
     profile = texts.get(PROFILE)

@@ -1,4 +1,4 @@
-"""The verdict and its one-line wire form in /run/fairlead/verdict, which the shell hooks read."""
+"""Defines the verdict and its one line in /run/fairlead/verdict, which the shell hooks read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class State(StrEnum):
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
-    """May jobs run here? ``expires`` is in whole seconds of CLOCK_BOOTTIME (compare with /proc/uptime)."""
+    """Answers whether jobs may run here. ``expires`` is in whole seconds of CLOCK_BOOTTIME (compare with /proc/uptime)."""
 
     state: State
     expires: int
@@ -29,18 +29,19 @@ class Verdict(Struct, frozen=True, kw_only=True):
     text: str = ""
 
     def to_line(self) -> str:
-        """``1<TAB>state<TAB>expires<TAB>sequence<TAB>text<LF>``; no field is empty, the text holds no control character."""
+        """Return ``1<TAB>state<TAB>expires<TAB>sequence<TAB>text<LF>``. No field is empty, and the text holds no control
+        character."""
         text = one_line(self.text)[:TEXT_MAX] or "-"
         return f"{WIRE_VERSION}\t{self.state.value}\t{self.expires}\t{self.sequence}\t{text}\n"
 
 
 def parse_line(line: str) -> Verdict:
-    """The verdict of a wire line. Raises DataError for anything else than exactly one complete line."""
+    """Return the verdict of such a line. Raises DataError for anything but exactly one complete line."""
     fields = line.removesuffix("\n").split("\t")
     if not line.endswith("\n") or len(fields) != 5 or fields[0] != WIRE_VERSION:
         raise DataError("verdict: not one line of five TAB separated fields")
     _, state, expires, sequence, text = fields
-    # 15 digits, as the hooks read them: more is no time and no shell's number
+    # the hooks read 15 digits: no time has more, and a shell cannot compute with more
     if not all(number.isascii() and number.isdigit() and len(number) <= 15 for number in (expires, sequence)):
         raise DataError("verdict: expires and sequence must be whole numbers")
     try:

@@ -1,6 +1,6 @@
 """The program's entry: reads a request from standard input, makes the visit, and answers with one line of JSON.
 
-The action plugin has compared the version of the interpreter before it imports this (``START`` in fairlead_node.py).
+A shell has found a Python that is new enough before this is sent (``FIND`` and ``START`` in provision/node_python.py).
 """
 
 from __future__ import annotations

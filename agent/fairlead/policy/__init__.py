@@ -1,4 +1,5 @@
-"""Policy: findings and state and this moment in, a decision and the next state out. Pure; Slurm is told by others."""
+"""Turns findings, the saved state and the present time into a decision and the next state. This package is pure: others speak
+to Slurm."""
 
 from fairlead.policy.decide import Decision, decide
 from fairlead.policy.decision_rules import CheckPolicy, Rules

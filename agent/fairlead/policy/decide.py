@@ -1,8 +1,9 @@
-"""decide(): what this node's findings mean for Slurm, now.
+"""Decides what this node's findings mean for Slurm now.
 
-A finding counts once it is confirmed (``confirm`` bad sweeps of ``confirm_of``), and stops counting after ``recover``
-sweeps without it. A missing reading is never a clean one. Held and observed findings are ``warn``; the word ``drain``
-is for a node that slurmctld has really drained for us (a prolog that exits 1 is itself a drain, past the budget).
+A finding counts once it is confirmed: ``confirm`` bad sweeps of the last ``confirm_of``. It stops counting after ``recover``
+sweeps without it. A missing reading never counts as a clean one. Findings that are suppressed or only observed have the level
+``warn``. The verdict says ``drain`` only for a node that slurmctld has really drained for us, because a prolog that exits with
+1 is itself a drain and would go past the budget.
 """
 
 from __future__ import annotations
@@ -33,14 +34,16 @@ from fairlead.policy.tracks import (
 
 
 class Decision(Struct, frozen=True, kw_only=True):
-    """order: for Slurm. level: of the node by what counts. state_word: for the verdict, before Slurm has confirmed.
+    """Holds what one sweep has decided. order: for Slurm. level: of the node, by what counts. state_word: the verdict's word
+    until Slurm has confirmed the order.
 
-    reason_check, reason_summary: the parts of the reason for a drain (no user text). job: the job to blame, if it is one.
-    certain: the device is gone for any job (``policy.drain_limits``). limited: a rule across nodes alone holds the drain, whose
-    parts these are. counted: findings that drain. suppressed: findings at DRAIN that do not; why_suppressed: one line for each.
-    waits: the drain is decided but waits for the job's end. text: the verdict's line. state: to be saved before anything is
-    told to Slurm. escalations: of findings that want more than their check asks for (``ladder.as_escalated`` says so of one).
-    prove: resumed but for the return-to-service command, which may run now.
+    reason_check, reason_summary: the parts of a drain's reason (no text of a user's). job: the job to blame, if it is one.
+    certain: no job can use the device, whoever broke it (``policy.drain_limits``). limited: only a rule across nodes delays
+    this drain, whose parts these are. counted: the findings that drain. suppressed: the findings at DRAIN that do not drain;
+    why_suppressed has one line for each. waits: the drain is decided and waits for the end of the job. text: the verdict's
+    line. state: has to be saved before anything is written to Slurm. escalations: the steps of findings that want more than
+    their check asks for; ``ladder.as_escalated`` adds them to a finding. prove: the return-to-service command may run now, and
+    nothing else is left before the resume.
     """
 
     order: Order
@@ -72,10 +75,10 @@ def decide(
     *,
     ran: Collection[str] | None = None,
 ) -> Decision:
-    """Judge all findings of this sweep.
+    """Judge all findings of this sweep and return the decision.
 
-    ``checks``: the enabled checks and managed settings (``setting.NAME``) with their policies. ``ran``: which of them
-    ran this time (default all); the others keep what they last said. A check that has never run in this boot is UNKNOWN.
+    ``checks``: the enabled checks and the managed settings (``setting.NAME``) with their policies. ``ran``: which of them ran
+    this time, by default all. The others keep what they said last. A check that has never run in this boot is UNKNOWN.
     """
     policies = dict(checks)
     found: dict[str, list[Finding]] = {}
@@ -89,7 +92,8 @@ def decide(
         name = key.partition("/")[0]
         track = started.tracks.get(key, Track())
         if name in blind and key not in found:
-            track = replace(track, clean=0, floor=Level.OK)  # the check saw no device at all: silence is not health
+            # the check saw no device at all, and a check that says nothing does not prove health
+            track = replace(track, clean=0, floor=Level.OK)
         elif name in judged:
             said = tuple(found.get(key, ()))
             if now.full_sweep or not says_nothing_new(track, said):
@@ -122,7 +126,7 @@ def decide(
 
 
 def _why_not(name: str, policies: dict[str, CheckPolicy], now: Now, rules: Rules) -> str:
-    """Why a confirmed finding of this check does not drain now; "" when it does."""
+    """Say why a confirmed finding of this check does not drain now; "" when it does."""
     if not enforced(name, policies, rules):
         return "observed only"
     if now.disabled:
@@ -135,7 +139,7 @@ def _why_not(name: str, policies: dict[str, CheckPolicy], now: Now, rules: Rules
 
 
 def _unconfirmed(finding: Finding, track: Track, policy: CheckPolicy, now: Now) -> str:
-    """Why a bad finding does not count yet; "" when it does."""
+    """Say why a bad finding does not count yet; "" when it counts."""
     severity = severity_of(finding)
     if severity <= track.confirmed:
         return ""
@@ -145,8 +149,8 @@ def _unconfirmed(finding: Finding, track: Track, policy: CheckPolicy, now: Now) 
 
 
 class _Sorted(Struct, kw_only=True):
-    """The findings of all tracks by what they do; see ``Decision``. waiting: drains that wait for the job's end. limited:
-    suppressed by nothing but a rule across nodes. suppressed: with the reason."""
+    """Holds the findings of all tracks by what they do; see ``Decision``. waiting: drains that wait for the end of the job.
+    limited: drains that only a rule across nodes delays. suppressed: each with its reason."""
 
     unknown: list[Finding]
     counted: list[Finding] = []
@@ -157,7 +161,7 @@ class _Sorted(Struct, kw_only=True):
 
 
 def _sort(state: PolicyState, policies: dict[str, CheckPolicy], never: tuple[Finding, ...], now: Now, rules: Rules) -> _Sorted:
-    """Sort what the tracks hold, and the checks that have never run, which are unknown."""
+    """Sort what the tracks hold. Checks that have never run are unknown."""
     found = _Sorted(unknown=list(never))
     acknowledged = set(state.acknowledged)
     for key, track in state.tracks.items():
@@ -247,7 +251,8 @@ def _conclude(
 
 
 def _order(found: _Sorted, *, ready: bool, prove: bool, now: Now) -> Order:
-    """``ready``: the node may be resumed; ``prove``: once the return-to-service command has passed."""
+    """Return the order for Slurm. ``ready``: the node may be resumed. ``prove``: it may be resumed once the return-to-service
+    command has passed."""
     if ready and (not prove or (now.proof is Proof.PASSED and not now.job_running)):
         return Order.RESUME
     return Order.DRAIN if found.counted and not now.drained else Order.KEEP
@@ -262,22 +267,23 @@ def _level(found: _Sorted, drains: tuple[Finding, ...]) -> Level:
 
 
 def _blamed(finding: Finding, state: PolicyState) -> int | None:
-    """The job to name: the one on the finding's device where the check knows, else the one that ran alone on the node."""
+    """Return the job to name: the job on the finding's device where the check knows it, else the job that ran alone on the
+    node."""
     if finding.jobs is not None:
         return finding.jobs[0] if len(finding.jobs) == 1 else None
     return state.tracks[finding.key].job
 
 
 def _drained_for(state: PolicyState, drains: tuple[Finding, ...], order: Order, now: Now) -> frozenset[str]:
-    """What the drain that stands, or is ordered now, is for."""
+    """Return the keys of what the drain is for that is set, or that is ordered now."""
     if not now.drained and order is not Order.DRAIN:
         return frozenset()
     return (state.drained_for if now.drained else frozenset()) | {f.key for f in drains}
 
 
 def _waits(finding: Finding, track: Track, now: Now, rules: Rules) -> bool:
-    """For the jobs that were there when it came: on a busy node the next one starts as soon as one has ended, and DRAIN
-    lets it end too."""
+    """Say whether a drain waits for the jobs that were on the node when its finding came. It does not wait for later jobs: on
+    a busy node the next job starts as soon as one has ended, and DRAIN lets that job end too."""
     if finding.service is not Service.DRAIN_AFTER_JOB or not now.job_running:
         return False
     if track.jobs is not None and not track.jobs & now.jobs:

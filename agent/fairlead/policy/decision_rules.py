@@ -1,4 +1,4 @@
-"""The site's rules for deciding, and one check's part of them."""
+"""Holds the site's rules for deciding, and the part of them that belongs to one check."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from msgspec import Meta, Struct
 from fairlead.model.check import Check, CheckParams
 from fairlead.model.finding import Mode
 
-#: Findings of these checks are what an installation of the driver looks like, and of the software that goes with it.
+#: While the driver and its software are being installed, these checks have findings.
 _SOFTWARE_CHECKS = frozenset({"driver_library", "driver_version", "fabric_manager", "gpu_fabric", "imex", "gpu_direct_rdma"})
 DRIVER_CHECKS = frozenset({"nvml_responsive", "gpu_count", "gpu_readings"}) | _SOFTWARE_CHECKS
 SETTING_PREFIX = "setting."
 
 
 class Rules(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Site-wide rules, the ``policy`` part of the node document."""
+    """Holds the rules of the whole site: the ``policy`` part of the node document."""
 
     mode: Annotated[Mode, Meta(description="observe: nothing drains, whatever the checks' own modes say.")] = Mode.ENFORCE
     resume: Annotated[bool, Meta(description="Resume what fairlead drained once it is well again.")] = True
@@ -85,7 +85,7 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Severity(IntEnum):
-    """How severe a finding is, for confirmation: a warning, a drain that waits for the job's end, a drain at once."""
+    """Orders findings by severity for confirmation: a warning, a drain that waits for the job's end, a drain at once."""
 
     NONE = 0
     WARN = 1
@@ -94,10 +94,12 @@ class Severity(IntEnum):
 
 
 class CheckPolicy(Struct, frozen=True, kw_only=True):
-    """How the findings of one check count. ``confirm`` bad sweeps of the last ``confirm_of``; ``recover`` clean ones.
+    """Says how the findings of one check count: after ``confirm`` bad sweeps of the last ``confirm_of``, until ``recover``
+    clean sweeps in a row.
 
-    confirm_after_job, confirm_warn: the same for milder findings; 0: as many as ``confirm``, and 1. A sweep with a
-    severer finding counts for a milder one too. slow: readings come with thorough looks only (``Check.slow``).
+    confirm_after_job, confirm_warn: how many bad sweeps milder findings need. 0 means as many as ``confirm`` for the former,
+    and 1 for the latter. A sweep with a severer finding counts for a milder one too. slow: the check's readings come with
+    thorough sweeps only (``Check.slow``).
     """
 
     mode: Mode = Mode.OBSERVE
@@ -110,14 +112,14 @@ class CheckPolicy(Struct, frozen=True, kw_only=True):
     slow: bool = False
 
     def needed(self, severity: Severity) -> int:
-        """Sweeps of at least this severity, of the last ``confirm_of``, before a finding counts."""
+        """Return how many of the last ``confirm_of`` sweeps must be at least this severe before a finding counts."""
         if severity is Severity.WARN:
             return self.confirm_warn or 1
         return (self.confirm_after_job or self.confirm) if severity is Severity.AFTER_JOB else self.confirm
 
     @staticmethod
     def of(check: Check, params: CheckParams) -> CheckPolicy:
-        """A check's defaults, overridden by its parameters."""
+        """Return a check's defaults, overridden by its parameters."""
         confirm = params.confirm if params.confirm is not None else check.confirm
         window = params.confirm_of if params.confirm_of is not None else check.confirm_of
         after_job, warn = params.confirm_after_job or 0, params.confirm_warn or 0
@@ -135,12 +137,13 @@ class CheckPolicy(Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def of_setting(mode: Mode) -> CheckPolicy:
-        """Drift of a setting: a value read back is certain, so once is enough both ways. ``mode``: the declaration's."""
+        """Return the policy of a setting's drift. A value that was read back is certain, so one sweep is enough both ways.
+        ``mode``: the mode of the declaration."""
         return CheckPolicy(mode=mode, recover=1, slow=True)
 
 
 def policy_for(name: str, checks: dict[str, CheckPolicy]) -> CheckPolicy:
-    """The policy of a check by name. Drift of a setting already carries its mode in its level."""
+    """Return the policy of a check by its name. Drift of a setting already carries its mode in its level."""
     known = checks.get(name)
     if known is not None:
         return known
@@ -148,5 +151,5 @@ def policy_for(name: str, checks: dict[str, CheckPolicy]) -> CheckPolicy:
 
 
 def enforced(name: str, policies: dict[str, CheckPolicy], rules: Rules) -> bool:
-    """Whether findings of this check may drain, by the site's mode and the check's own."""
+    """Say whether findings of this check may drain, by the site's mode and the check's own."""
     return rules.mode is Mode.ENFORCE and policy_for(name, policies).mode is Mode.ENFORCE

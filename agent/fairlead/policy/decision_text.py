@@ -1,4 +1,4 @@
-"""How a decision is worded: which finding first, the reason's summary, and the verdict's one line."""
+"""Words a decision: which finding comes first, the summary of the reason, and the one line of the verdict."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fairlead.policy.policy_state import Now, Proof
 
 
 class Order(StrEnum):
-    """What to tell Slurm. keep: nothing."""
+    """Names what to do in Slurm. keep: nothing."""
 
     KEEP = "keep"
     DRAIN = "drain"
@@ -20,7 +20,8 @@ _FIRST = ("xid", "gpu_count", "row_remap", "ecc", "nvml_responsive")
 
 
 def weight(finding: Finding) -> tuple[bool, int, str, str]:
-    """Order of telling: what must go now, then what names the cause best, then by name; within one as the check has it."""
+    """Return the sort key of findings in texts: first what must drain now, then what names the cause best, then by name.
+    Findings of one check keep the check's order."""
     index = _FIRST.index(finding.check) if finding.check in _FIRST else len(_FIRST)
     return (finding.service is not Service.DRAIN_NOW, index, finding.check, finding.device)
 
@@ -32,7 +33,7 @@ def summary(findings: tuple[Finding, ...]) -> str:
 
 
 def proof_words(now: Now) -> str:
-    """How it is with the return-to-service command."""
+    """Say what is known of the return-to-service command's run."""
     if now.job_running:
         return "the return command waits for the job to end"
     said = {Proof.RUNNING: "runs", Proof.FAILED: "has failed and is tried again", Proof.PASSED: "has passed"}
@@ -50,8 +51,8 @@ def line(
     drained: bool,
     back: str,
 ) -> str:
-    """The verdict's line: the worst thing first, at most one of each kind. ``back``: what keeps a node that is drained and
-    well from going back, when it is not the recovery window."""
+    """Return the verdict's line: the worst finding first, at most one of each kind. ``back``: what keeps a node that is
+    drained and well from going back, when it is not the recovery window."""
     parts: list[str] = []
     if order is Order.RESUME:
         parts.append("well again, resuming")

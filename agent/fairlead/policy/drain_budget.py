@@ -1,14 +1,14 @@
-"""The arithmetic of a drain budget: how many nodes of a partition, switch or block may be unavailable at once.
+"""Computes drain budgets: how many nodes of a partition, switch or block may be unavailable at once.
 
-Who counts and who goes is in ``policy.drain_limits``.
+``policy.drain_limits`` says which nodes count and which node has to undo its drain.
 """
 
 from __future__ import annotations
 
 
 def allowed(percent: int, nodes: int, total: int) -> int:
-    """How many of ``total`` nodes may be unavailable: the stricter of ``percent`` and ``nodes`` (0: no such limit), but
-    at least one node (0 for no nodes)."""
+    """Return how many of ``total`` nodes may be unavailable: the smaller of ``percent`` of them and ``nodes`` (0: no such
+    limit), but at least one. Returns 0 where there are no nodes."""
     if total <= 0:
         return 0
     limit = total * percent // 100
@@ -18,5 +18,6 @@ def allowed(percent: int, nodes: int, total: int) -> int:
 
 
 def seats(allowed: int, others: int) -> int:
-    """How much of the budget is left for fairlead's drains: nodes unavailable for ``others`` reasons stay, so they come first."""
+    """Return how many drains of fairlead's the budget still has room for. Nodes that are unavailable for ``others`` reasons
+    count first, because fairlead cannot give them back."""
     return max(0, allowed - others)

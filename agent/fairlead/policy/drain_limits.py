@@ -1,13 +1,15 @@
-"""The rules that look across nodes: budgets, the common cause, the suspect job. One question before a drain, one after.
+"""Decides by the list of all nodes whether one more node may be drained: budgets, the common cause, the suspect job.
 
-Agents decide alone and at the same time, and slurmctld has no lock to offer. So each looks at the list of nodes before
-it drains (``room``) and again after it (``overshoot``). A drain stands only where the list read *after* it is within
-every limit: of all drains that stand, the one whose list was read last has seen the others, so the limit holds in the
-end whatever the order. Which of several goes is agreed by (reason time, name): those past the limit undo their own at
-once, those within it wait once for that and look again. Reason times are whole seconds of slurmctld's clock.
+Each agent decides by itself, at the same time as others, and slurmctld has no lock to offer. So an agent reads the list of
+nodes before it drains (``room``) and again after it (``overshoot``). A drain is kept only when the list that was read *after*
+it is within every limit. Of all drains that are kept, the one whose list was read last has seen all others. So the limit holds
+in the end, whatever the order was. Agents agree by (reason time, name) whose drain goes: a drain past the limit is undone at
+once; a drain within it waits once for the others and reads the list again. Reason times are whole seconds of slurmctld's
+clock.
 
-What covers what is in docs/explanation/many-nodes-at-once.md: budgets cover every drain; common cause and suspect job cover
-neither a person's drain nor a device that is certainly gone (``CERTAIN``). Drains by ``fairlead maintain`` count nowhere.
+docs/explanation/many-nodes-at-once.md says which limit covers which drain. Budgets cover every drain. Common cause and suspect
+job cover neither a person's drain nor a device that is certainly gone (``CERTAIN``). Drains by ``fairlead maintain`` count
+nowhere.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from fairlead.policy.decision_rules import Rules
 from fairlead.policy.drain_budget import allowed, seats
 from fairlead.policy.ownership import MAINTAIN, MANUAL, parse
 
-#: Check and action of findings that are the driver's own word on a device that no next job can use, whoever broke it:
+#: Check and action of findings in which the driver itself says that no job can use the device, whoever broke it:
 #: NVIDIA's RESTART_BM and CHECK_MECHANICALS (Xid catalogue), a failed row remap and too many retired pages (GPU Memory Error
 #: Management, RMA), and NVML's RESET_REQUIRED.
 CERTAIN = frozenset(
@@ -36,13 +38,13 @@ CERTAIN = frozenset(
         ("gpu_readings", Action.RESET_GPU),
     }
 )
-#: Check and fault of what is no word of the driver's: the GPU under which jobs of several users fault.
+#: Check and fault of what the driver does not say: jobs of several users have failed on the same GPU.
 ONLY_LIKELY = frozenset({("xid", "users")})
 _JOB = re.compile(r"(?:^| )job=([0-9]{1,19})\Z")
 
 
 class LimitKind(StrEnum):
-    """What kind of limit. Common cause and suspect job are suspicions: they hold nothing that is certain."""
+    """Names the kind of a limit. Common cause and suspect job are suspicions: they delay nothing that is certain."""
 
     PARTITION = "partition"
     SWITCH = "switch"
@@ -56,7 +58,7 @@ class LimitKind(StrEnum):
 
 
 class ListedNode(Struct, frozen=True, kw_only=True):
-    """A node as slurmctld lists it. ``time``: reason time, Unix seconds. ``available``: new jobs may start there."""
+    """Describes a node as slurmctld lists it. ``time``: reason time, Unix seconds. ``available``: new jobs may start there."""
 
     name: str
     available: bool = True
@@ -67,7 +69,7 @@ class ListedNode(Struct, frozen=True, kw_only=True):
 
 
 class Group(Struct, frozen=True):
-    """Nodes that slurmctld's topology puts together: under one leaf switch, or in one block."""
+    """Names the nodes that slurmctld's topology puts together: under one leaf switch, or in one block."""
 
     kind: LimitKind
     name: str
@@ -75,7 +77,7 @@ class Group(Struct, frozen=True):
 
 
 class NodeList(Struct, frozen=True, kw_only=True):
-    """All nodes as slurmctld lists them at one time, for the node ``me``, with the groups of its topology."""
+    """Holds all nodes as slurmctld lists them at one time, for the node ``me``, with the groups of its topology."""
 
     me: str
     nodes: tuple[ListedNode, ...]
@@ -87,8 +89,8 @@ class NodeList(Struct, frozen=True, kw_only=True):
 
 
 class DrainCause(Struct, frozen=True, kw_only=True):
-    """What a node is to be drained for. job: the job to blame. certain: see ``CERTAIN``. waited: seconds that this order
-    has already been held by common cause or suspect job."""
+    """Says what a node is to be drained for. job: the job to blame. certain: see ``CERTAIN``. waited: for how many seconds
+    common cause or suspect job have delayed this order already."""
 
     check: str
     job: int | None = None
@@ -97,7 +99,8 @@ class DrainCause(Struct, frozen=True, kw_only=True):
 
 
 class LimitUse(Struct, frozen=True, kw_only=True):
-    """``allowed`` nodes may be out. ours: (time, name) of the nodes that fairlead drained; others: names of the rest."""
+    """Says how far one limit is used up: ``allowed`` nodes may be out of service. ours: (time, name) of the nodes that
+    fairlead drained. others: names of the other nodes that are out."""
 
     kind: LimitKind
     name: str
@@ -107,13 +110,13 @@ class LimitUse(Struct, frozen=True, kw_only=True):
     others: frozenset[str] = frozenset()
 
     def out(self, but: str) -> frozenset[str]:
-        """Names of the nodes that are out, without one."""
+        """Return the names of the nodes that are out, without this one."""
         return (self.others | {name for _, name in self.ours}) - {but}
 
 
 class DrainLimit(Struct, frozen=True, kw_only=True):
-    """The limit that forbids a drain, or that undoes it. ``text``: one line for the verdict. ``wait``: list the nodes again
-    first."""
+    """Describes the limit that forbids a drain, or that undoes it. ``text``: one line for the verdict. ``wait``: list the
+    nodes again before the drain is undone."""
 
     kind: LimitKind
     name: str
@@ -122,18 +125,19 @@ class DrainLimit(Struct, frozen=True, kw_only=True):
 
 
 def certain(finding: Finding) -> bool:
-    """Is the device gone for good or until the next boot, whoever caused it?"""
+    """Say whether the device is gone for good or until the next boot, whoever caused it."""
     return (finding.check, finding.action) in CERTAIN and (finding.check, finding.fault) not in ONLY_LIKELY
 
 
 def job_of(summary: str) -> int | None:
-    """The job that a reason of fairlead's blames (``... job=ID`` at its end), or None."""
+    """Return the job that a reason of fairlead's blames (``... job=ID`` at its end), or None."""
     match = _JOB.search(summary)
     return int(match[1]) if match else None
 
 
 def room(listed: NodeList, fault: DrainCause, rules: Rules, now: float) -> DrainLimit | None:
-    """Before draining: the first limit that leaves no room for one more node; None for room. ``now``: Unix seconds."""
+    """Return the first limit that leaves no room for one more drain, or None. An agent asks this before it drains. ``now``:
+    Unix seconds."""
     for limit in limits(listed, fault, rules, now):
         out = limit.out(listed.me)
         if len(out) >= limit.allowed:
@@ -142,7 +146,9 @@ def room(listed: NodeList, fault: DrainCause, rules: Rules, now: float) -> Drain
 
 
 def overshoot(listed: NodeList, fault: DrainCause, rules: Rules, *, waited: bool = False) -> DrainLimit | None:
-    """After draining: None when the drain may stand; else undo it, or with ``wait`` look once more (then: ``waited``)."""
+    """Return the limit past which this node's drain goes, or None when the drain may stay. An agent asks this after it has
+    drained. With ``wait`` in the answer it reads the list once more and asks again with ``waited``; without it, the agent
+    undoes the drain."""
     mine = listed.mine
     if mine is None:
         return None
@@ -159,7 +165,8 @@ def overshoot(listed: NodeList, fault: DrainCause, rules: Rules, *, waited: bool
 
 
 def limits(listed: NodeList, fault: DrainCause, rules: Rules, drain_time: float) -> Iterator[LimitUse]:
-    """Every limit that applies to this node's drain. The window of common cause ends at ``drain_time`` (slurmctld's clock)."""
+    """Return every limit that applies to this node's drain. The window of common cause ends at ``drain_time`` (slurmctld's
+    clock)."""
     counted = [n for n in listed.nodes if not (n.drained and n.reason.startswith(MAINTAIN))]
     for partition in listed.mine.partitions if listed.mine else ():
         members = [n for n in counted if partition in n.partitions]

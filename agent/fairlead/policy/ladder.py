@@ -1,11 +1,12 @@
-"""What is remembered of each board: strikes, and how far each of its faults has come on the ladder.
+"""Remembers for each GPU card its strikes, and which escalation step each of its faults has reached.
 
-The ladder is NVIDIA's order of steps (GPU debug guidelines: restart the application, reset the GPU, reboot the node, then
-hardware and support). A fault that comes again on the same board after its step was taken wants the next one. A step counts
-as taken when the node has gone back into service after a drain for that fault (the agent or a person resumed it), or has
-booted; nothing else proves one: not a drain that slurmctld has lost, nor a person's words over it.
-Reboots for faults have a budget of their own: a node that was rebooted so often wants its hardware looked at.
-Boards are told apart by serial number, the last one that was read at an address: a lost GPU cannot say its own any more.
+The steps have NVIDIA's order (GPU debug guidelines: restart the application, reset the GPU, reboot the node, then hardware and
+support). A fault that comes again on the same card after its step was taken wants the next step. A step counts as taken when
+the node has gone back into service after a drain for that fault, because the agent or a person resumed it, or when the node
+has booted. Nothing else proves a step: neither a drain that slurmctld has lost, nor other words that a person has written over
+it. Reboots for faults have a budget of their own: a node that was rebooted too often wants a check of its hardware. Cards are
+told apart by serial number. The last serial that was read at an address counts, because a lost GPU cannot say its own any
+more.
 """
 
 from __future__ import annotations
@@ -20,25 +21,27 @@ from fairlead.policy.policy_state import EscalationStep, Now, PolicyState, Track
 from fairlead.policy.tracks import severity_of
 
 STEPS = (Action.RESTART_APP, Action.RESET_GPU, Action.REBOOT_NODE, Action.CHECK_HARDWARE, Action.CONTACT_SUPPORT)
-NODE = "node"  # the name that faults of the node itself are kept under
-STRIKES_KEPT = 100  # of a board, the newest: a fault that flickers while its drain is held must not fill the state
-COUNTS = frozenset({"gpu_count"})  # checks that miss GPUs without naming them
+NODE = "node"  # faults of the node itself are kept under this name
+STRIKES_KEPT = 100  # the newest of each card: a fault that comes and goes while a limit delays its drain must not fill the state
+COUNTS = frozenset({"gpu_count"})  # these checks report missing GPUs without naming them
 
 
 def order_of(step: Action) -> int:
-    """How far up a step is; -1 for an action that is no step of the ladder."""
+    """Return the position of a step in the order, or -1 for an action that is no escalation step."""
     return STEPS.index(step) if step in STEPS else -1
 
 
 def gpu_serials(before: Mapping[str, str], now: Now) -> dict[str, str]:
-    """Serial by PCI address, as last read; a board that was seen to move has left its old place."""
+    """Return the serial by PCI address, as last read. A card that was seen at another address is no longer listed at its old
+    one."""
     moved = set(now.serials.values())
     kept = {pci: serial for pci, serial in before.items() if serial not in moved or pci in now.serials}
     return {**kept, **now.serials}
 
 
 def names(check: str, device: str, known: Mapping[str, str], now: Now) -> tuple[str, ...]:
-    """What a fault is kept under: serial, else address; the GPUs that are missing, where a count misses them; or the node."""
+    """Return the names that a fault is kept under: the card's serial, or its address where there is none; the missing GPUs
+    where a check counts too few; or the node."""
     if device:
         return (known.get(device, device),)
     missing = sorted(known[pci] for pci in known.keys() - now.gpus) if check in COUNTS and now.gpus else []
@@ -46,14 +49,15 @@ def names(check: str, device: str, known: Mapping[str, str], now: Now) -> tuple[
 
 
 def replaced(name: str, known: Mapping[str, str]) -> bool:
-    """Whether a board has left this node: its serial was known here and another one sits in its place."""
+    """Say whether a card has left this node: its serial was known here, and another card is at its address now."""
     return name != NODE and ":" not in name and name not in known.values()
 
 
 def strikes(
     before: PolicyState, tracks: Mapping[str, Track], policies: dict[str, CheckPolicy], now: Now, rules: Rules
 ) -> dict[str, tuple[float, ...]]:
-    """One strike each time something of a board, or of the node, comes to drain. ``before.gpu_serials`` is up to date."""
+    """Return the strikes after this sweep: one more each time that something of a card, or of the node, begins to drain.
+    ``before.gpu_serials`` is up to date."""
     kept = {
         device: times
         for device, all_times in before.strikes.items()
@@ -70,8 +74,8 @@ def strikes(
 
 
 def reboots(before: PolicyState, policies: dict[str, CheckPolicy], now: Now, rules: Rules) -> tuple[float, ...]:
-    """The times of day of boots in the window that followed a fault: of a node that was drained for one, or was to be. A
-    person's own drain (``fairlead drain``) is no fault."""
+    """Return the times of day of the boots in the window that followed a fault: the node was drained for one, or was to be
+    drained. A person's own drain (``fairlead drain``) is no fault."""
     kept = tuple(t for t in before.reboots if t > now.wall_seconds - rules.reboots_window_seconds)
     if not before.boot_id or before.boot_id == now.boot_id:
         return kept
@@ -86,7 +90,8 @@ def escalate(
     now: Now,
     rules: Rules,
 ) -> dict[str, EscalationStep]:
-    """The ladder after this sweep. ``before``: as last saved; ``following``: with this sweep's tracks, boards and reboots."""
+    """Return the escalation steps after this sweep. ``before``: the state as last saved. ``following``: the state with this
+    sweep's tracks, cards and reboots."""
     escalations = dict(_kept(before, now, rules))
     if not rules.ladder_window_seconds:
         return {}
@@ -107,7 +112,7 @@ def escalate(
 def _begin(
     escalation: EscalationStep | None, finding: Finding, booted: int, now: Now, rules: Rules, *, may_need_person: bool
 ) -> EscalationStep:
-    """A fault comes, for the first time or again."""
+    """Return the step of a fault that comes, for the first time or again."""
     step, taken, why = finding.action, 0, ""
     if escalation is not None and order_of(escalation.step) >= order_of(step):
         step, taken = escalation.step, escalation.taken + 1
@@ -131,7 +136,8 @@ def _begin(
 
 
 def _kept(before: PolicyState, now: Now, rules: Rules) -> Iterator[tuple[str, EscalationStep]]:
-    """What the ladder holds as this sweep begins: episodes that a boot or the return to service has ended are closed."""
+    """Return the steps that are known as this sweep begins. An episode that a boot or the return to service has ended is
+    closed."""
     booted = bool(before.boot_id) and before.boot_id != now.boot_id
     for name, known in before.ladder.items():
         escalation = replace(known, drained=True) if known.open and known.key in before.drained_for else known
@@ -155,7 +161,7 @@ def _kept(before: PolicyState, now: Now, rules: Rules) -> Iterator[tuple[str, Es
 
 
 def _faults(state: PolicyState, now: Now) -> Iterator[tuple[str, str, Finding]]:
-    """Every fault that counts now, seen in this boot: its name on the ladder, its check, the finding."""
+    """Return every fault that counts now and was seen in this boot: its name, its check, the finding."""
     known = frozenset(state.acknowledged)
     for key, track in state.tracks.items():
         check, _, device = key.partition("/")
@@ -167,16 +173,16 @@ def _faults(state: PolicyState, now: Now) -> Iterator[tuple[str, str, Finding]]:
 
 
 def name_of(finding: Finding, of: Collection[str]) -> str:
-    """``CHECK.FAULT/NAME``."""
+    """Return the name of a fault: ``CHECK.FAULT/NAME``."""
     return f"{finding.check}{'.' * bool(finding.fault)}{finding.fault}/{'+'.join(of)}"
 
 
 def _counts(check: str) -> bool:
-    return not check.startswith(SETTING_PREFIX)  # drift is nobody's board
+    return not check.startswith(SETTING_PREFIX)  # drift belongs to no card
 
 
 def raised(state: PolicyState, now: Now) -> dict[str, EscalationStep]:
-    """The escalations that ask for more than their check does, by ``escalation_key`` of the finding."""
+    """Return the steps that ask for more than their check does, by ``escalation_key`` of the finding."""
     found = {}
     for name, _, finding in _faults(state, now):
         escalation = state.ladder.get(name)
@@ -186,12 +192,12 @@ def raised(state: PolicyState, now: Now) -> dict[str, EscalationStep]:
 
 
 def escalation_key(finding: Finding) -> str:
-    """What a raised rung is looked up by."""
+    """Return the key under which the raised step of a finding is kept."""
     return f"{finding.key}#{finding.fault}"
 
 
 def as_escalated(finding: Finding, escalations: Mapping[str, EscalationStep]) -> Finding:
-    """The finding as people read it: with the step that the ladder has come to, and why."""
+    """Return the finding as people read it: with the escalation step that it has reached, and why."""
     escalation = escalations.get(escalation_key(finding))
     if escalation is None or finding.level is not Level.DRAIN or order_of(escalation.step) <= order_of(finding.action):
         return finding
@@ -202,7 +208,7 @@ def as_escalated(finding: Finding, escalations: Mapping[str, EscalationStep]) ->
 
 
 def manual_resume_reason(state: PolicyState) -> str:
-    """Why the ladder leaves the resume to a person, or ""."""
+    """Say why a person has to resume the node by the escalation steps, or ""."""
     for name, escalation in sorted(state.ladder.items()):
         fault, _, of = name.partition("/")
         here = [n for n in of.split("+") if not replaced(n, state.gpu_serials)]

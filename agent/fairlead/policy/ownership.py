@@ -1,7 +1,8 @@
-"""Whose drain is it? Exact match only: a prefix would lift other people's drains (mej/nhc issue 134).
+"""Decides whose drain it is. Only an exact match counts: a match by prefix would lift other people's drains (mej/nhc issue
+134).
 
-Ours is our exact text plus only what slurmctld itself appends (``set_node_reason`` and, in 22.05, ``set_node_reboot_reason``
-of slurmctld/node_mgr.c, with the words below), under a user that is ours or SlurmUser.
+A drain is ours when the reason is our exact text plus only what slurmctld itself appends (``set_node_reason`` and, in 22.05,
+``set_node_reboot_reason`` of slurmctld/node_mgr.c, with the words below), under our user or SlurmUser.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from fairlead.policy.decision_rules import Rules
 
 REASON_MAX = 240
 PROLOG_ERROR = "Prolog error"
-#: Callers of set_node_reason: ping_nodes.c, controller.c and power_save.c, check_node_timers, validate_node_specs.
+#: These call set_node_reason: ping_nodes.c, controller.c and power_save.c, check_node_timers, validate_node_specs.
 SUFFIXES = (
     " : Not responding",
     " : reboot issued",
@@ -27,7 +28,7 @@ SUFFIXES = (
     " : ResumeTimeout reached",
 )
 MAINTAIN = "fairlead:maintain:"  # drains by `fairlead maintain` are counted apart
-MANUAL = "manual"  # the check name of a drain that a person made with `fairlead drain`: never resumed by the agent itself
+MANUAL = "manual"  # the check name of a drain by `fairlead drain`, which the agent never resumes by itself
 
 # What slurmctld says of a registration with less than slurm.conf has (validate_node_specs in slurmctld/node_mgr.c,
 # interfaces/gres.c), comma-separated. Since 23.11 or so it *replaces* the reason of a node that is drained already.
@@ -66,10 +67,14 @@ _REBOOT_MARK = re.compile(r" : reboot (issued|complete|timed out)|^reboot issued
 
 
 class Owner(StrEnum):
-    """free: nobody drained it. ours. foreign: somebody else's, hands off. prolog_error: Slurm's own mark for our prolog's
-    refusal, which may be replaced. orphan: a fairlead reason that this ledger does not know (``fairlead resume --adopt``).
-    covered: we drained it, and slurmctld has put its own words about the node's registration in place of the reason: ours,
-    or somebody's who came in between, so it is kept and never lifted without a person."""
+    """Names the owner of a node's state.
+
+    free: nobody drained the node. ours: we did. foreign: somebody else did, and we change nothing. prolog_error: Slurm has
+    marked the node because our prolog refused a job; this mark may be replaced. orphan: the reason has fairlead's form, and
+    this ledger does not know it (``fairlead resume --adopt``). covered: we drained the node, and slurmctld has replaced the
+    reason by its own words about the node's registration. Under these may be our reason, or that of somebody who came in
+    between. So the drain is kept, and only a person lifts it.
+    """
 
     FREE = "free"
     OURS = "ours"
@@ -80,7 +85,7 @@ class Owner(StrEnum):
 
 
 class Token(Struct, frozen=True):
-    """One drain of ours. ``token`` is random, from the caller. ``text`` is the exact reason."""
+    """Describes one drain of ours. ``token`` is random and comes from the caller. ``text`` is the exact reason."""
 
     check: str
     token: str
@@ -92,10 +97,10 @@ class Token(Struct, frozen=True):
 
 
 def build(check: str, token: str, summary: str, *, job: int | None = None) -> Token:
-    """A reason that survives slurmctld, scontrol's text output and a length cap unchanged.
+    """Return a reason that slurmctld, the text output of scontrol and the cap on its length leave unchanged.
 
-    Square brackets, quotes, backslashes and " : " are replaced: scontrol shows `reason [user@time]` and slurmctld
-    appends " : ...". Raises DataError for a check name or token that could not be parsed back.
+    Square brackets, quotes, backslashes and " : " are replaced: scontrol shows `reason [user@time]`, and slurmctld appends " :
+    ...". Raises DataError for a check name or token that could not be parsed back.
     """
     clean = one_line(summary).encode("ascii", "replace").decode()
     for char, instead in (("[", "("), ("]", ")"), ('"', "'"), ("\\", "/"), ("`", "'"), ("|", "/")):
@@ -111,7 +116,7 @@ def build(check: str, token: str, summary: str, *, job: int | None = None) -> To
 
 
 def strip_suffixes(reason: str) -> str:
-    """The reason without what slurmctld appends, however often."""
+    """Return the reason without what slurmctld appends, however often it did."""
     while True:
         for suffix in SUFFIXES:
             if reason.endswith(suffix):
@@ -122,26 +127,27 @@ def strip_suffixes(reason: str) -> str:
 
 
 def parse(reason: str) -> Token | None:
-    """The token in a reason of fairlead's form (any node's agent), or None."""
+    """Return the token in a reason of fairlead's form, from any node's agent, or None."""
     match = _TOKEN.fullmatch(strip_suffixes(reason))
     return Token(*match.groups()) if match else None
 
 
 def is_ours(reason: str, user: str, ours: Token, rules: Rules) -> bool:
-    """Exactly our text, plus only slurmctld's suffixes, under a user of ours."""
+    """Say whether a reason is exactly our text, plus only slurmctld's suffixes, under a user of ours."""
     return user in rules.own_users and reason.startswith(ours.text) and strip_suffixes(reason) == ours.text
 
 
 def normalise(states: Iterable[str]) -> frozenset[str]:
-    """State words in upper case, without sinfo's marks (``*`` not responding, ``~`` powered down, ``$`` maintenance, ...)."""
+    """Return state words in upper case, without the marks of sinfo (``*`` not responding, ``~`` powered down, ``$``
+    maintenance, ...)."""
     return frozenset(word for state in states for part in state.split("+") if (word := part.strip().strip("*~#!%$@^-").upper()))
 
 
 def classify(
     states: Collection[str], reason: str, user: str, ours: Token | None, rules: Rules, *, prolog_refused: bool = False
 ) -> Owner:
-    """Whose is this node's state? ``ours``: the drain in our ledger. ``prolog_refused``: the ledger shows that our prolog
-    refused the job. Anything not known for certain is FOREIGN."""
+    """Say whose the node's state is. ``ours``: the drain in our ledger. ``prolog_refused``: the ledger shows that our prolog
+    refused the job. Anything that is not certain is FOREIGN."""
     words = normalise(states)
     if words & _ADMIN:
         return Owner.FOREIGN
@@ -155,17 +161,18 @@ def classify(
         return Owner.COVERED
     known = parse(reason)
     if user in rules.own_users and known is not None and (ours is None or known.token != ours.token):
-        return Owner.ORPHAN  # our own token under another text: somebody has edited it, so it is theirs now
+        return Owner.ORPHAN  # the reason has our token and other words: somebody has edited it, so the drain is theirs now
     return Owner.FOREIGN
 
 
 def _down(reason: str, user: str, ours: Token | None, rules: Rules) -> Owner:
-    """DOWN without DRAIN: an admin's, or slurmctld's own for a node that does not answer. Never ours to change."""
+    """Say whether the node is DOWN without DRAIN. An admin has set it, or slurmctld has, because the node does not answer. We
+    never change that."""
     return Owner.OURS if ours is not None and is_ours(reason, user, ours, rules) else Owner.FOREIGN
 
 
 def keep_off(states: Collection[str]) -> str:
-    """Why nothing may be written about a node in these states ("powering up"), or "" when it may."""
+    """Say why nothing may be written about a node in these states ("powering up"), or "" when it may."""
     words = normalise(states)
     for word in sorted(words):
         if word in _KEEP_OFF:
@@ -178,15 +185,17 @@ def keep_off(states: Collection[str]) -> str:
 
 
 def rebooting(states: Collection[str]) -> bool:
-    """Is slurmctld to reboot the node, or does it wait for it to come back?"""
+    """Say whether slurmctld is to reboot the node, or waits for it to come back."""
     return bool(normalise(states) & _REBOOTING)
 
 
 def reboot_mark(reason: str) -> bool:
-    """Has slurmctld written into this reason that it reboots the node (``set_node_reason``, ``_slurm_rpc_reboot_nodes``)?"""
+    """Say whether slurmctld has written into this reason that it reboots the node (``set_node_reason``,
+    ``_slurm_rpc_reboot_nodes``)."""
     return _REBOOT_MARK.search(reason) is not None
 
 
 def in_maintenance(states: Collection[str]) -> bool:
-    """Is a maintenance reservation running? Then drift and driver findings do not drain (``outcome.in_the_way``)."""
+    """Say whether a maintenance reservation is running. During one, drift and findings of the driver do not drain
+    (``outcome.in_the_way``)."""
     return bool(normalise(states) & {"MAINT", "MAINTENANCE"})

@@ -1,4 +1,5 @@
-"""What the policy remembers between sweeps, and this moment as a value. Saved before Slurm is told anything."""
+"""Holds what the policy remembers between sweeps, and the present time as a value. It is saved before anything is written to
+Slurm."""
 
 from __future__ import annotations
 
@@ -16,12 +17,12 @@ _RANK = {Level.OK: 0, Level.WARN: 1, Level.UNKNOWN: 2, Level.DRAIN: 3}
 
 
 def rank(level: Level) -> int:
-    """How bad, for comparing: OK, WARN, UNKNOWN, DRAIN."""
+    """Return how bad a level is, for comparing: OK, WARN, UNKNOWN, DRAIN."""
     return _RANK[level]
 
 
 class Proof(StrEnum):
-    """What there is of the return-to-service command's run, for the drain that stands and the node as it is."""
+    """Says what is known of the return-to-service command's run, for the drain that is set and for the node as it is now."""
 
     NONE = "none"
     RUNNING = "running"
@@ -30,17 +31,18 @@ class Proof(StrEnum):
 
 
 class Now(Struct, frozen=True, kw_only=True):
-    """This moment. ``boot_seconds`` is CLOCK_BOOTTIME, ``wall_seconds`` the time of day (strikes and waiting only).
+    """Describes the present time. ``boot_seconds`` is CLOCK_BOOTTIME. ``wall_seconds`` is the time of day, for strikes and
+    waiting only.
 
-    job_running: a job is on the node; jobs: which. applying: apply or a maintenance reservation runs. drained: slurmctld has
-    accepted a drain of ours and it still applies. returned: since the last decision the node has gone back into service after
-    one, by the agent's resume or a person's (a drain that slurmctld has lost, or that a person has put words of theirs over, is
-    no return). hold: ``fairlead hold``. disabled: /etc/fairlead/disabled exists. over_budget: what leaves no room for a drain
-    (``policy.drain_limits``), one line; suspicion: the same from common cause or a suspect job. full_sweep: every reading is
-    fresh (a kernel record wakes single checks on the last one: not a clean sweep). serials: GPU serial by PCI address. gpus:
-    addresses of the GPUs that the driver lists. job: the job that runs here alone, if one does. drain_check,
-    drain_since_seconds: what the standing drain is for and when it was made (time of day), from the ledger: it still says so
-    when the history was lost. proof: of the return-to-service command.
+    job_running: a job is on the node. jobs: the jobs that are. applying: an apply run or a maintenance reservation is under
+    way. drained: slurmctld has accepted a drain of ours, which still applies. returned: since the last decision the agent or a
+    person has resumed the node from such a drain. A drain that slurmctld has lost, or that a person has put other words over,
+    is no return. hold: there is an admin hold (``fairlead hold``). disabled: /etc/fairlead/disabled exists. over_budget: one
+    line that says why no drain has room (``policy.drain_limits``). suspicion: the same, from common cause or a suspect job.
+    full_sweep: every reading is fresh. A kernel record starts single checks on the last readings, which is no full sweep.
+    serials: GPU serial by PCI address. gpus: addresses of the GPUs that the driver lists. job: the job that runs here alone,
+    if one does. drain_check, drain_since_seconds: what the drain is for and the time of day when it was made. They come from
+    the ledger, which still knows them when the history was lost. proof: of the return-to-service command.
     """
 
     boot_seconds: float
@@ -65,14 +67,15 @@ class Now(Struct, frozen=True, kw_only=True):
 
 
 class Track(Struct, frozen=True, kw_only=True):
-    """One (check, device) over time.
+    """Follows one (check, device) over time.
 
-    level: what it counts as, after confirmation and recovery. window: the severity (``rules.Severity``) of the last sweeps;
-    confirmed: the severity up to which its findings count. clean: sweeps in a row that were better than ``level``; floor:
-    the worst of those. bad: the findings last seen at DRAIN; found: what the last sweep said. since_seconds: time of day
-    when it became DRAIN; jobs: those that ran here then, for whose end drain_after_job waits; None: not known, all. job: the
-    job that ran alone here when the newest of ``bad`` came; None when none did, or several. earlier: ``bad`` was seen in an
-    earlier boot, and nothing has said so in this one. confirmed_earlier: ``confirmed`` was reached in an earlier boot.
+    level: what it counts as, after confirmation and recovery. window: the severity (``decision_rules.Severity``) of the last
+    sweeps. confirmed: the severity up to which its findings count. clean: how many sweeps in a row were better than ``level``.
+    floor: the worst of those. bad: the findings that were last seen at DRAIN. found: what the last sweep found. since_seconds:
+    the time of day when the level became DRAIN. jobs: the jobs that ran here then, for whose end drain_after_job waits; None:
+    it is not known which, so all count. job: the job that ran alone here when the newest of ``bad`` came; None when none did,
+    or several. earlier: ``bad`` was seen in an earlier boot, and nothing has shown it in this one. confirmed_earlier:
+    ``confirmed`` was reached in an earlier boot.
     """
 
     level: Level = Level.OK
@@ -90,12 +93,12 @@ class Track(Struct, frozen=True, kw_only=True):
 
 
 class EscalationStep(Struct, frozen=True, kw_only=True):
-    """How far one fault of one board has come on the ladder (``policy.ladder``).
+    """Says which escalation step one fault of one GPU card has reached (``policy.ladder``).
 
-    key: check/device it was last seen as. step: what to do, or what was done when it is not ``open``: an episode goes on
-    until the node is back in service, or has booted. taken: how often this step was taken already. since_seconds: time
-    of day when the episode began, or ended. why: why it is more than the check asks for. manual_resume: a person has to resume.
-    drained: the node was drained for it in this episode.
+    key: the check/device at which it was last seen. step: what to do next, or what was done when the episode is not ``open``.
+    An episode goes on until the node is back in service, or has booted. taken: how often this step was taken already.
+    since_seconds: the time of day when the episode began, or ended. why: why it is more than the check asks for.
+    manual_resume: a person has to resume the node. drained: the node was drained for it in this episode.
     """
 
     key: str
@@ -109,10 +112,11 @@ class EscalationStep(Struct, frozen=True, kw_only=True):
 
 
 class Repair(Struct, frozen=True, kw_only=True):
-    """A person said that these are repaired: what was read of them before does not count again.
+    """Says that a person has repaired these devices. What was read of them before does not count again.
 
-    devices: names of one device (PCI address, GPU serial). everything: the whole node. boot_id, sequence, boot_seconds:
-    the boot it was said in, the last kernel record then, and CLOCK_BOOTTIME (samples up to then are of the past).
+    devices: names of one device (PCI address, GPU serial). everything: the whole node was repaired. boot_id, sequence,
+    boot_seconds: the boot in which the person said so, the last kernel record then, and CLOCK_BOOTTIME. Samples up to that
+    time are of the past.
     """
 
     boot_id: str
@@ -123,15 +127,15 @@ class Repair(Struct, frozen=True, kw_only=True):
 
 
 class PolicyState(Struct, frozen=True, kw_only=True):
-    """Everything remembered. Encodes with msgspec; an empty one is a safe start.
+    """Holds everything that the policy remembers. msgspec encodes it. An empty state is a safe start.
 
     acknowledged: identities of evidence that a person has dealt with. ran: checks that have run in this boot. clean_sweeps:
-    sweeps in a row without anything that would drain; thorough_clean_sweeps: those of them that judged every check. strikes:
-    times of day of drains by GPU serial (or address, or "node"). drained_for: (check/device) keys of the drain that stands or
-    is ordered; they must be well before a resume, whatever their check's mode has become meanwhile. gpu_serials: GPU serial by
-    PCI address, as last read. ladder: by fault and board. reboots: times of day of boots for faults. drained: a drain of ours
-    stood at the last decision. repairs: said in this boot. requests: the last ones of people that are contained in this state:
-    one that is read again after a crash changes nothing.
+    sweeps in a row without anything that would drain. thorough_clean_sweeps: those of them that judged every check. strikes:
+    times of day of drains by GPU serial (or address, or "node"). drained_for: (check/device) keys of the drain that is set or
+    ordered. These must be well before a resume, whatever their check's mode is by then. gpu_serials: GPU serial by PCI
+    address, as last read. ladder: escalation steps by fault and GPU card. reboots: times of day of boots for faults. drained:
+    a drain of ours was set at the last decision. repairs: made in this boot. requests: the last requests of people that this
+    state contains. One that is read again after a crash changes nothing.
     """
 
     boot_id: str = ""
@@ -151,25 +155,25 @@ class PolicyState(Struct, frozen=True, kw_only=True):
 
 
 def identity(finding: Finding) -> str:
-    """What an acknowledgement covers: the evidence where it has a name, else the statement itself."""
+    """Return what an acknowledgement covers: the evidence where it has a name, else the finding itself."""
     return f"{finding.key}#{finding.evidence_id or finding.summary}"
 
 
 def remembered_findings(state: PolicyState) -> tuple[Finding, ...]:
-    """Every finding that is remembered as standing, at any level, each once."""
+    """Return every finding that is remembered as active, at any level, each once."""
     return tuple({identity(f): f for track in state.tracks.values() for f in (*track.bad, *track.found)}.values())
 
 
 def acknowledge(state: PolicyState, findings: Iterable[Finding]) -> PolicyState:
-    """The state after a person said "I know": these findings do not drain any more.
+    """Return the state after a person has acknowledged these findings, which then drain no more.
 
-    Only new evidence counts again: another kernel record, another counter value, or the same thing after it had gone.
+    Only new evidence counts again: another kernel record, another counter value, or the same state after it had gone.
     """
     return acknowledge_evidence(state, (identity(f) for f in findings))
 
 
 def acknowledge_evidence(state: PolicyState, identities: Iterable[str]) -> PolicyState:
-    """``acknowledge`` for evidence by its name (see ``identity``)."""
+    """Return the state after a person has acknowledged evidence by its name (see ``identity``)."""
     known = dict.fromkeys(state.acknowledged)
     known.update(dict.fromkeys(identities))
     names = frozenset(known)

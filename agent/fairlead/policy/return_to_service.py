@@ -1,4 +1,4 @@
-"""May the node go back into service, and does that need a person?"""
+"""Decides whether the node may go back into service, and whether a person has to resume it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ CLOCK_SLACK_SECONDS = 60.0  # the clock may be set after the boot began
 
 
 def blocks(key: str, drained_for: frozenset[str], policies: dict[str, CheckPolicy], rules: Rules) -> bool:
-    """Must this be well before a resume? What may drain, and what did drain; everything when that is not known."""
+    """Say whether this must be well before a resume: everything that may drain, and everything that the drain is for. If the
+    latter is not known, everything must be well."""
     check, _, device = key.partition("/")
-    blind = not device and any(k.startswith(f"{check}/") for k in drained_for)  # a check that sees nothing hides its devices
+    # a check that reads nothing hides the state of its devices
+    blind = not device and any(k.startswith(f"{check}/") for k in drained_for)
     return not drained_for or key in drained_for or blind or enforced(check, policies, rules)
 
 
@@ -29,7 +31,7 @@ def is_clean(
     now: Now,
     rules: Rules,
 ) -> bool:
-    """Was this sweep without anything that drains, or that hides what would?"""
+    """Say whether this sweep found nothing that drains, and nothing that could hide a reason to drain."""
     if any(blocks(f.key, before.drained_for, policies, rules) for f in never):
         return False
     for key, track in tracks.items():
@@ -50,7 +52,8 @@ def may_resume(state: PolicyState, policies: dict[str, CheckPolicy], now: Now, r
     for key, track in state.tracks.items():
         if blocks(key, state.drained_for, policies, rules) and (track.level in (Level.DRAIN, Level.UNKNOWN) or track.bad):
             return False
-    if not state.drained_for:  # what it was for is not in the history: all are seen well as often as if it had been theirs
+    # the history does not say what the drain was for: every check has to be clean as long as if the drain were its own
+    if not state.drained_for:
         slow = {name: p.recover for name, p in policies.items() if p.slow and now.drain_check in ("", name)}
         if slow and state.thorough_clean_sweeps < max(slow.values()):
             return False
@@ -59,7 +62,7 @@ def may_resume(state: PolicyState, policies: dict[str, CheckPolicy], now: Now, r
 
 
 def by_hand(state: PolicyState, policies: dict[str, CheckPolicy], now: Now, rules: Rules) -> str:
-    """Why a person has to resume this node, or ""."""
+    """Say why a person has to resume this node, or ""."""
     if not now.drained:
         return ""
     drained_by = {k.partition("/")[0] for k in state.drained_for} | ({now.drain_check} - {"", MANUAL})
@@ -67,7 +70,8 @@ def by_hand(state: PolicyState, policies: dict[str, CheckPolicy], now: Now, rule
     if removed:
         return f"check {removed[0]} does not run any more"
     this_boot = now.drain_since_seconds > now.wall_seconds - now.boot_seconds - CLOCK_SLACK_SECONDS
-    repaired = any(r.everything and r.boot_id == now.boot_id for r in state.repairs)  # a person knows what it was for
+    # a person who clears the node knows what the drain was for
+    repaired = any(r.everything and r.boot_id == now.boot_id for r in state.repairs)
     if now.drain_check == "xid" and this_boot and not repaired and not any(k.startswith("xid/") for k in state.drained_for):
         return "the kernel log evidence of this boot is not in the history any more"
     if reason := manual_resume_reason(state):

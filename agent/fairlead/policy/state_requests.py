@@ -1,7 +1,8 @@
-"""What people ask of the policy's state: acknowledge, take that back, close as repaired. As data, applied once each.
+"""Defines what people ask of the policy's state: acknowledge, take that back, close as repaired. Each is data and is applied
+once.
 
-`fairlead ack` and `fairlead clear` write one; the agent alone changes the state. A request names exactly what its author
-could see, so it never covers what came between his look and the agent's.
+`fairlead ack` and `fairlead clear` write a request; only the agent changes the state. A request names exactly what its author
+could see. So it never covers what came after the author's reading and before the agent's.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from fairlead.xid import XidLine, read
 SCHEMA = 1
 BYTES_MAX = 1 << 20
 REPAIRS_MAX = 100
-DEVICE_REACH = 60  # characters of a kernel record in which its device is named
+DEVICE_REACH = 60  # a kernel record names its device within so many characters
 REQUESTS_MAX = 200
-#: What `clear` on a device keeps; on the whole node it begins anew but for these. ``drained_for`` still says what must be
+#: `clear` on a device keeps these. `clear` on the whole node empties all else. ``drained_for`` still says what must be
 #: well before a resume.
 _KEPT = ("boot_id", "ran", "drained_for", "drained", "requests")
-_COUNTER = re.compile(r"(?!recovery=)[a-z_.]+=\d+")  # that one is about now, not a sum of the past
+_COUNTER = re.compile(r"(?!recovery=)[a-z_.]+=\d+")  # ``recovery`` is a state of now, not a sum over the past
 
 Name = Annotated[str, Meta(min_length=1, max_length=2000)]
 Names = Annotated[tuple[Name, ...], Meta(max_length=2000)]
@@ -36,7 +37,7 @@ Id = Annotated[str, Meta(pattern=r"^[0-9a-z-]{8,64}(?!\n)$")]
 
 
 class _Said(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """id: random, from the author; who, why: for the log."""
+    """Holds who asked and why, for the log. id: random, from the author."""
 
     id: Id
     schema: int = SCHEMA
@@ -45,19 +46,20 @@ class _Said(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Ack(_Said, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="ack", tag_field="kind"):
-    """These pieces of evidence are known (see ``identity``)."""
+    """Acknowledges these pieces of evidence (see ``identity``)."""
 
     evidence: Names
 
 
 class Undo(_Said, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="undo", tag_field="kind"):
-    """These count again."""
+    """Takes the acknowledgement of these pieces of evidence back: they count again."""
 
     evidence: Names
 
 
 class Clear(_Said, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="clear", tag_field="kind"):
-    """Repaired. See ``Repair``; ``sequence`` -1: not known, the last record that the agent has read."""
+    """Says that these were repaired. See ``Repair``. A ``sequence`` of -1 means that its author did not know it: then the last
+    record that the agent has read counts."""
 
     devices: Names = ()
     everything: bool = False
@@ -70,7 +72,7 @@ Request = Ack | Undo | Clear
 
 
 def decode(data: bytes) -> Request:
-    """A request as written. Raises DataError with one line for anything else."""
+    """Return a request as it was written. Raises DataError with one line for anything else."""
     if len(data) > BYTES_MAX:
         raise DataError(f"a request of {len(data)} bytes; the limit is {BYTES_MAX}")
     try:
@@ -89,7 +91,7 @@ def encode(request: Request) -> bytes:
 
 
 def apply(state: PolicyState, request: Request) -> PolicyState:
-    """The state after a request; the same state when it contains it already."""
+    """Return the state after a request; the same state when it contains the request already."""
     if request.id in state.requests:
         return state
     match request:
@@ -114,10 +116,10 @@ def _repair(clear: Clear) -> Repair:
 
 
 def repaired(state: PolicyState, repair: Repair) -> PolicyState:
-    """The state after a repair: of these devices nothing is remembered, and clean sweeps are counted from the start.
+    """Return the state after a repair: nothing is remembered of these devices, and clean sweeps are counted from the start.
 
-    Every table of the state that is kept by device, serial or check/device forgets them. What still stands is judged
-    anew by the next sweep; only a counter cannot go back, so its value now is the new zero, and one more counts.
+    Every table of the state that is kept by device, serial or check/device forgets them. The next sweep judges anew what is
+    still wrong. A counter cannot go back, so its value now is the new zero, and only what it counts from now on is growth.
     """
     keys = [k for k in state.tracks if _is_of(k, repair)]
     counters = (identity(f) for k in keys for f in state.tracks[k].found if _COUNTER.fullmatch(f.evidence_id))
@@ -142,13 +144,13 @@ def repaired(state: PolicyState, repair: Repair) -> PolicyState:
 
 
 def _is_of(key: str, repair: Repair) -> bool:
-    """Whether a key (a device, a serial, or check/device) is of what was repaired."""
+    """Say whether a key (a device, a serial, or check/device) belongs to what was repaired."""
     return repair.everything or key in repair.devices or key.partition("/")[2] in repair.devices
 
 
 def known_of(past: Past, state: PolicyState, boot_id: str) -> Past:
-    """The past without what people have closed in this boot: what was repaired, and lost kernel records that are
-    acknowledged. The same object where there is none."""
+    """Return the past without what people have closed in this boot: what was repaired, and kernel records that were lost and
+    are acknowledged. Returns the same object where there is nothing to leave out."""
     if past.overrun and _known_lost(past, state, boot_id):
         past = replace(past, overrun=0)
     return since_repair(past, state.repairs, boot_id)
@@ -163,7 +165,7 @@ def _known_lost(past: Past, state: PolicyState, boot_id: str) -> bool:
 
 
 def since_repair(past: Past, repairs: Collection[Repair], boot_id: str) -> Past:
-    """The past without what a repair of this boot has closed; the same object where there is none."""
+    """Return the past without what a repair of this boot has closed; the same object where there is nothing to leave out."""
     here = [r for r in repairs if r.boot_id == boot_id]
     if not here:
         return past
@@ -177,8 +179,8 @@ def since_repair(past: Past, repairs: Collection[Repair], boot_id: str) -> Past:
 
 
 def _closed(record: KernelRecord, line: XidLine | None, repairs: Iterable[Repair]) -> bool:
-    """``line``: what the record says, or ends: of a message in several records the last one counts. Others (of PCIe) name
-    their device at the start."""
+    """Say whether a record was closed by a repair. ``line``: what the record says, or ends; of a message in several records
+    the last one counts. Other records (of PCIe) name their device at the start."""
     due = [r for r in repairs if record.sequence <= r.sequence]
     if line is None:
         return any(r.everything or any(f" {d}: " in record.text[:DEVICE_REACH] for d in r.devices) for r in due)

@@ -1,4 +1,5 @@
-"""One (check, device) over time: when a finding counts (N of M sweeps, boot grace), and when it has stopped (recovery)."""
+"""Follows one (check, device) over time: when a finding begins to count (N of M sweeps, boot grace), and when it has
+recovered."""
 
 from __future__ import annotations
 
@@ -12,15 +13,15 @@ from fairlead.policy.decision_rules import CheckPolicy, Severity
 from fairlead.policy.policy_state import Now, PolicyState, Track, identity, rank
 
 EARLIER = "seen before the reboot, not since"
-_BOOT = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}:")  # a kernel record's evidence begins with its boot
+_BOOT = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}:")  # the evidence of a kernel record begins with its boot id
 
 
 def start_of_boot(state: PolicyState, now: Now) -> PolicyState:
-    """The state as it goes into a boot: what drained keeps its drain, nothing has been judged or confirmed anew.
+    """Return the state with which a boot begins: a drain is kept, and nothing has been judged or confirmed anew.
 
-    A reboot may have repaired it, so it drains a node that is not drained only once this boot says it again. Kernel records of
-    the boot before drain no node that is not drained: a reboot is what most of them ask for. A drain that stands for them ends
-    as any other does, after clean sweeps. What was confirmed before the boot counts only for a drain that stands.
+    A reboot may have repaired a fault. So a finding of an earlier boot drains a node that is not drained only once this boot
+    has it again. Kernel records of an earlier boot never do: most of them ask for a reboot. A drain that is set because of
+    them ends like any other, after clean sweeps. What was confirmed before the boot counts only for a drain that is set.
     """
     if state.boot_id == now.boot_id:
         return state if now.drained else _confirmed_in_this_boot(state)
@@ -42,7 +43,8 @@ def _without_log(track: Track, boot_id: str) -> Track:
 
 
 def _confirmed_in_this_boot(state: PolicyState) -> PolicyState:
-    """The state without what was confirmed before the boot: without a drain, boot grace and N of M sweeps hold in this one."""
+    """Return the state without what was confirmed before the boot. On a node without a drain, boot grace and N of M sweeps
+    apply again."""
     if not any(track.confirmed_earlier for track in state.tracks.values()):
         return state
     anew = {"confirmed": 0, "confirmed_earlier": False}
@@ -50,7 +52,7 @@ def _confirmed_in_this_boot(state: PolicyState) -> PolicyState:
 
 
 def of_this_boot(state: PolicyState, boot_id: str) -> PolicyState:
-    """The state of a node whose drain a reboot has lifted: kernel records of earlier boots drain it no more."""
+    """Return the state of a node whose drain a reboot has lifted: kernel records of earlier boots drain it no more."""
     tracks = {}
     for key, track in state.tracks.items():
         rest = tuple(f for f in track.bad if not _BOOT.match(f.evidence_id) or f.evidence_id.startswith(f"{boot_id}:"))
@@ -60,23 +62,26 @@ def of_this_boot(state: PolicyState, boot_id: str) -> PolicyState:
 
 
 def of_the_past(identity: str) -> bool:
-    """Whether evidence of this name (see ``state.identity``) is a kernel record, which has been; all else is so now."""
+    """Say whether evidence of this name (see ``policy_state.identity``) is a kernel record, so an event of the past. All other
+    evidence is a state of now."""
     return _BOOT.match(identity.partition("#")[2]) is not None
 
 
 def still_meant(acknowledged: str, tracks: Mapping[str, Track], now: Now) -> bool:
-    """A kernel record stays acknowledged for its boot; a state stays so until it has gone."""
+    """Say whether an acknowledgement still counts. That of a kernel record counts until the boot ends. That of a state counts
+    until the state has gone."""
     key, _, evidence = acknowledged.partition("#")
     return evidence.startswith(f"{now.boot_id}:") or key in tracks
 
 
 def earlier_boot_only(track: Track, now: Now) -> str:
-    """Why what an earlier boot has found drains no node that is not drained, in one line; "" where this boot says so too."""
+    """Say in one line why findings of an earlier boot do not drain a node that is not drained; "" where this boot has them
+    too."""
     return EARLIER if track.earlier and not now.drained else ""
 
 
 def _raw(found: tuple[Finding, ...], acknowledged: frozenset[str]) -> tuple[Level, tuple[Finding, ...]]:
-    """The level of one sweep's findings of one key, and those at DRAIN that nobody has acknowledged."""
+    """Return the level of one sweep's findings of one key, and those at DRAIN that nobody has acknowledged."""
     bad = tuple(f for f in found if f.level is Level.DRAIN and f.service is not Service.KEEP and identity(f) not in acknowledged)
     if bad:
         return Level.DRAIN, bad
@@ -84,22 +89,23 @@ def _raw(found: tuple[Finding, ...], acknowledged: frozenset[str]) -> tuple[Leve
 
 
 def severity_of(finding: Finding) -> Severity:
-    """The severity of a finding at DRAIN."""
+    """Return the severity of a finding at DRAIN."""
     return Severity.AFTER_JOB if finding.service is Service.DRAIN_AFTER_JOB else Severity.NOW
 
 
 def count_at_least(window: tuple[int, ...], severity: Severity) -> int:
-    """How many sweeps of the window had a finding at least so severe."""
+    """Return how many sweeps of the window had a finding at least so severe."""
     return sum(1 for s in window if s >= severity)
 
 
 def says_nothing_new(track: Track, found: tuple[Finding, ...]) -> bool:
-    """Whether a check that a kernel record woke said what the last reading said already: one reading counts once."""
+    """Say whether a check that a kernel record started found only what its last reading has found. Such a reading is not
+    counted twice."""
     return {identity(f) for f in found} == {identity(f) for f in track.found}
 
 
 def advance(track: Track, found: tuple[Finding, ...], policy: CheckPolicy, now: Now, acknowledged: frozenset[str]) -> Track:
-    """The track after one more sweep, which said ``found`` about it."""
+    """Return the track after one more sweep, which found ``found``."""
     raw, bad = _raw(found, acknowledged)
     grace = now.boot_seconds < policy.boot_grace_seconds
     worst = max(map(severity_of, bad), default=Severity.WARN if raw is Level.WARN else Severity.NONE)
@@ -125,7 +131,8 @@ def advance(track: Track, found: tuple[Finding, ...], policy: CheckPolicy, now: 
         return replace(track, window=window, clean=0, floor=Level.OK, found=found, bad=())
     if rank(raw) >= rank(track.level):
         return replace(track, level=raw, window=window, confirmed=0, clean=0, floor=Level.OK, found=found, bad=())
-    if raw is Level.UNKNOWN or _lasts_this_boot(track, now):  # neither "cannot be read" nor a log cut short is getting better
+    # an unreadable value, or a kernel record that is no longer in the log, is no clean sweep
+    if raw is Level.UNKNOWN or _lasts_this_boot(track, now):
         return replace(track, window=window, clean=0, floor=Level.OK, found=found)
     clean = track.clean + (1 if now.full_sweep else 0)
     floor = max(track.floor, raw, key=rank)
@@ -135,5 +142,6 @@ def advance(track: Track, found: tuple[Finding, ...], policy: CheckPolicy, now: 
 
 
 def _lasts_this_boot(track: Track, now: Now) -> bool:
-    """Kernel log evidence of this boot does not go away by itself, even when the record does: reboot or acknowledge it."""
+    """Say whether the track holds kernel log evidence of this boot. Such evidence does not go away by itself, even when its
+    record does: a person reboots the node or acknowledges it."""
     return any(f.evidence_id.startswith(f"{now.boot_id}:") for f in track.bad)

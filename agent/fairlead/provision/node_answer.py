@@ -172,6 +172,15 @@ _NEED = table(
         "libc": each(like(r"[a-z]{0,16}|[0-9]{1,3}(\.[0-9]{1,3}){1,2}"), 2),
     }
 )
+_NO_PYTHON = table(
+    {
+        "id": like(r"[A-Za-z0-9._-]{0,32}"),
+        "version": like(r"[A-Za-z0-9._-]{0,32}"),
+        "like": like(r"[A-Za-z0-9 ._-]{0,128}"),
+        "has": like(r"([23]\.[0-9]{1,2})?"),
+        "other": like(r"(/usr/bin/python3(\.[0-9]{1,2})?)?"),
+    }
+)
 _DONE = table({"changed": flag, "changes": each(_CHANGE)}, {"apply": lambda v, w: None if v is None else _APPLY(v, w)})
 
 
@@ -188,6 +197,8 @@ def read(
         raise _wrong("", "is no JSON that can be read") from None
     if isinstance(said, dict) and said.get("failed"):
         return {**_FAILED(said, ""), "of_node": True}  # its hint is its own words, and no advice of the admin host's
+    if isinstance(said, dict) and "no_python" in said:
+        return {"no_python": _NO_PYTHON(said["no_python"], "no_python")}
     document = _document(documents)
     if isinstance(said, dict) and "need" in said:
         if not may_need:

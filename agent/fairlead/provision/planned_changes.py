@@ -13,10 +13,13 @@ from fairlead.model.plain_text import aside
 from fairlead.provision.inventory import fold
 from fairlead.provision.node_answer import HINT
 from fairlead.provision.provision_report import WAITS, NodeResult, advice, located, shortened, theirs
+from fairlead.provision.report_width import counted, names, within
+from fairlead.provision.same_failures import of_any_node, of_several, shown_texts
 
 _ORDER = ("", *WAITS)
 SHOWN = 3  # lines of one setting in the text
 _BAD = {"failed", "refused", "unreadable"}
+_WORDS = {"would_change": "would change"}
 
 
 class PlannedChange(Struct, frozen=True, kw_only=True):
@@ -101,14 +104,28 @@ def of_one(result: NodeResult) -> NodePlan:
 
 
 def groups(plans: Sequence[NodePlan]) -> list[tuple[NodePlan, list[str]]]:
-    """Nodes with the same plan together (what was there before may differ), the largest group first, those that were not
-    reached at the end. With each, the plan of its first node."""
+    """Nodes with the same plan together (what was there before may differ, and so may a node's own name and address in what it
+    fails with), the largest group first, those that were not reached at the end. With each, the plan of its first node."""
     found: dict[NodePlan, list[NodePlan]] = {}
     for plan in plans:
         steps = tuple(msgspec.structs.replace(step, diff="") for step in plan.steps)
-        found.setdefault(msgspec.structs.replace(plan, node="", busy=False, steps=steps), []).append(plan)
-    grouped = [(same[0], [p.node for p in same]) for same in found.values()]
+        same = msgspec.structs.replace(_with_words(plan, _of_any_node(plan)), node="", busy=False, steps=steps)
+        found.setdefault(same, []).append(plan)
+    grouped = []
+    for group in found.values():
+        words = shown_texts([(*p.failures, p.hint) for p in group], _of_any_node(group[0]))
+        grouped.append((_with_words(group[0], words), [p.node for p in group]))
     return sorted(grouped, key=lambda g: (g[0].state == "unreachable", -len(g[1]), g[1]))
+
+
+def _of_any_node(plan: NodePlan) -> tuple[str, ...]:
+    """Return what the plan fails with and its hint, without the node's own name and address."""
+    return tuple(of_any_node(text, plan.node, from_ssh=plan.state == "unreachable") for text in (*plan.failures, plan.hint))
+
+
+def _with_words(plan: NodePlan, words: tuple[str, ...]) -> NodePlan:
+    *failures, hint = words
+    return msgspec.structs.replace(plan, failures=tuple(failures), hint=hint)
 
 
 def needing(plans: Sequence[NodePlan]) -> dict[str, tuple[str, ...]]:
@@ -117,32 +134,56 @@ def needing(plans: Sequence[NodePlan]) -> dict[str, tuple[str, ...]]:
 
 
 def text(plans: Sequence[NodePlan], *, diff: bool = False, undeclared: Sequence[str] = ()) -> str:
-    """The plan for a person: a paragraph per group of equal nodes, then which nodes need what. undeclared: nodes that Slurm has
-    and the site does not."""
+    """The plan for a person: a paragraph per group of equal nodes, then what groups that differ otherwise fail with alike, then
+    which nodes need what. undeclared: nodes that Slurm has and the site does not."""
     lines: list[str] = []
-    words = {"would_change": "would change"}
-    for example, nodes in groups(plans):
-        count = f"{len(nodes)} node{'s' if len(nodes) > 1 else ''}"
-        needs = f", needs {WAITS[example.needs]}" if example.needs else ""
-        lines.append(f"{fold(nodes)} ({count}): {words.get(example.state, example.state)}{needs}")
-        lines += _steps(example.steps)
-        shown = [f"    {line}" for step in example.steps for line in step.diff.splitlines()] if diff else []
-        lines += [f"  diff of {example.node}, the first of them:"] if shown and len(nodes) > 1 else []
-        lines += shortened(shown)
-        lines += [f"  cannot: {aside(f)}" for f in example.failures]
-        lines += [f"  warning: {aside(w)}" for w in example.warnings]
-        lines += advice(example.hint, nodes, of_node=example.hint_of_node)
+    grouped = groups(plans)
+    alike = of_several((_Failing.of(plan), nodes) for plan, nodes in grouped)
+    for example, nodes in grouped:
+        lines += _paragraph(example, nodes, diff=diff, alike=_Failing.of(example) in alike)
+    for failing, nodes in alike.items():
+        lines += [f"{counted(nodes)}: all of them fail alike", *failing.lines(nodes)]
     for need, named in needing(plans).items():
         if named:
-            lines.append(f"needs {WAITS[need]}: {fold(named)}")
+            lines.append(f"needs {WAITS[need]}: {names(named)}")
     busy = [p.node for p in plans if p.busy]
-    lines += [f"a job runs there now: {fold(busy)}"] if busy else []
-    lines += [f"{fold(list(undeclared))}: Slurm has them, no class of the site does: not looked at"] if undeclared else []
+    lines += [f"a job runs there now: {names(busy)}"] if busy else []
+    lines += [f"{names(undeclared)}: Slurm has them, no class of the site does: not looked at"] if undeclared else []
     states = ("same", "would_change", "failed", "unreachable")
-    names = {"same": "the same", "would_change": "would change"}
-    counts = [(sum(p.state == s for p in plans), names.get(s, s)) for s in states]
+    words = {"same": "the same", **_WORDS}
+    counts = [(sum(p.state == s for p in plans), words.get(s, s)) for s in states]
     total = f"{len(plans)} node{'' if len(plans) == 1 else 's'}"
     return "\n".join([*lines, f"{total}: {', '.join(f'{n} {name}' for n, name in counts if n)}"])
+
+
+def _paragraph(example: NodePlan, nodes: Sequence[str], *, diff: bool, alike: bool) -> list[str]:
+    """Return what is told of a group of equal nodes. ``alike``: what they fail with is told below, of other nodes too."""
+    needs = f", needs {WAITS[example.needs]}" if example.needs else ""
+    lines = [f"{counted(nodes)}: {_WORDS.get(example.state, example.state)}{needs}", *within(_steps(example.steps))]
+    shown = [f"    {line}" for step in example.steps for line in step.diff.splitlines()] if diff else []
+    lines += [f"  diff of {example.node}, the first of them:"] if shown and len(nodes) > 1 else []
+    lines += shortened(shown)
+    warned = [f"  warning: {aside(w)}" for w in example.warnings]
+    if alike:
+        return lines + within([*warned, "  cannot: as other nodes, told below"])
+    failed = [f"  cannot: {aside(f)}" for f in example.failures]
+    return lines + within([*failed, *warned, *advice(example.hint, nodes, of_node=example.hint_of_node)])
+
+
+class _Failing(Struct, frozen=True):
+    """What nodes fail with, and what to do next."""
+
+    failures: tuple[str, ...]
+    hint: str
+    hint_of_node: bool
+
+    @staticmethod
+    def of(plan: NodePlan) -> _Failing | None:
+        return _Failing(plan.failures, plan.hint, plan.hint_of_node) if plan.failures else None
+
+    def lines(self, nodes: Sequence[str]) -> list[str]:
+        failed = [f"  cannot: {aside(f)}" for f in self.failures]
+        return within([*failed, *advice(self.hint, nodes, of_node=self.hint_of_node)])
 
 
 def _steps(steps: Sequence[PlannedChange]) -> list[str]:

@@ -15,6 +15,8 @@ from fairlead.model.plain_text import aside, one_line
 from fairlead.nccl.compute_ports import PortDifference
 from fairlead.provision.inventory import fold
 from fairlead.provision.node_answer import HINT, SAID, TEXT_MAX
+from fairlead.provision.report_width import counted, names, within
+from fairlead.provision.same_failures import of_any_node, of_several, shown_texts
 
 DOCUMENT = "node.json"  # what settings call their document in an error
 DIFF_LINES_MAX = 1000
@@ -58,7 +60,7 @@ class ClassDifference(Struct, frozen=True, kw_only=True):
     def text(self) -> str:
         """One line: "class h100: gpu[3,17]: ports: 7 InfiniBand up, mlx5_3 down; the other 410 have 8 InfiniBand up"."""
         d = self.difference
-        return f"class {self.name}: {fold(d.nodes)}: {d.aspect}: {d.said}; {_others(d.others)} {d.usual}"
+        return f"class {self.name}: {names(d.nodes)}: {d.aspect}: {d.said}; {_others(d.others)} {d.usual}"
 
 
 class ProvisionReport(Struct, frozen=True, kw_only=True):
@@ -199,13 +201,23 @@ def _reach_hint(words: str) -> str:
 
 
 def groups(nodes: Sequence[NodeResult]) -> list[tuple[NodeResult, list[str]]]:
-    """Nodes with equal outcome together: the largest group first, those that were not reached at the end."""
+    """Nodes with equal outcome together (a node's own name and address in what it failed with may differ): the largest group
+    first, those that were not reached at the end."""
     found: dict[tuple[Any, ...], list[NodeResult]] = {}
     for n in nodes:
-        said = (n.changes, n.waiting, n.waits, n.failures, n.warnings, n.message, n.hint, n.hint_of_node)  # all that is shown
+        said = (n.changes, n.waiting, n.waits, n.warnings, n.hint_of_node, len(n.failures), _of_any_node(n))  # all that is shown
         found.setdefault((n.state, *said), []).append(n)
-    ordered = sorted(found.values(), key=lambda g: (g[0].state in {"unreachable", "unfinished"}, -len(g), g[0].node))
-    return [(g[0], [n.node for n in g]) for g in ordered]
+    grouped = []
+    for group in found.values():
+        *failures, message, hint = shown_texts([(*n.failures, n.message, n.hint) for n in group], _of_any_node(group[0]))
+        alike = msgspec.structs.replace(group[0], failures=tuple(failures), message=message, hint=hint)
+        grouped.append((alike, [n.node for n in group]))
+    return sorted(grouped, key=lambda g: (g[0].state in {"unreachable", "unfinished"}, -len(g[1]), g[0].node))
+
+
+def _of_any_node(n: NodeResult) -> tuple[str, ...]:
+    """Return what the node failed with, its message and its hint, without the node's own name and address."""
+    return tuple(of_any_node(text, n.node, from_ssh=n.state == "unreachable") for text in (*n.failures, n.message, n.hint))
 
 
 def advice(hint: str, nodes: Sequence[str], *, of_node: bool) -> list[str]:
@@ -221,29 +233,58 @@ def theirs(line: str) -> str:
 
 
 def text(report: ProvisionReport, *, diff: bool = False) -> str:
-    """The report for a person: one paragraph per group of equal nodes, those not reached last, then the totals."""
+    """The report for a person: one paragraph per group of equal nodes, those not reached last, then what groups that differ
+    otherwise have failed with alike, then the totals."""
     lines: list[str] = []
     words = {"changed": "would change"} if report.check else {}
-    for example, nodes in groups(report.nodes):
-        plural = f"{len(nodes)} node{'s' if len(nodes) > 1 else ''}"
+    grouped = groups(report.nodes)
+    alike = of_several((_Failing.of(example), nodes) for example, nodes in grouped)
+    for example, nodes in grouped:
         waiting = f", {len(example.waiting)} waiting" if example.waiting else ""
-        lines.append(f"{fold(nodes)} ({plural}): {words.get(example.state, example.state)}{waiting}")
-        lines += [f"  {theirs(change)}" for change in example.changes]
-        lines += [f"  waits for {WAITS[k]}: {aside(w)}" for w, k in zip(example.waiting, example.waits, strict=True)]
-        if example.state in {"failed", "unreachable", "unfinished"}:
-            lines += [f"  {theirs(f)}" for f in example.failures or (example.message,)]
-            lines.append(f"  task: {example.task}" if example.task else "")
-            lines += advice(example.hint, nodes, of_node=example.hint_of_node)
-        if example.warnings:
-            lines += [f"  warning: {aside(w)}" for w in example.warnings]
-            lines += advice(example.hint, nodes, of_node=example.hint_of_node) if example.state in {"same", "changed"} else []
+        lines.append(f"{counted(nodes)}: {words.get(example.state, example.state)}{waiting}")
+        lines += within(_paragraph(example, nodes, alike=_Failing.of(example) in alike))
         if diff and example.diffs:
             lines += [f"  diff of {example.node}, the first of them:"] if len(nodes) > 1 else []
             lines += shortened([f"    {line}" for d in example.diffs for line in d.splitlines()])
-    lines += [each.text() for each in report.networks]
+    for failing, nodes in alike.items():
+        lines += [f"{counted(nodes)}: all of them {failing.state} alike", *within(failing.lines(nodes))]
+    lines += within(each.text() for each in report.networks)
     if report.undeclared:
-        lines.append(f"{fold(report.undeclared)}: Slurm has them, no class of {report.site} does: not looked at")
+        lines.append(f"{names(report.undeclared)}: Slurm has them, no class of {report.site} does: not looked at")
     return "\n".join([line for line in lines if line] + [summary(report)])
+
+
+def _paragraph(example: NodeResult, nodes: Sequence[str], *, alike: bool) -> list[str]:
+    """Return what is told of a group of equal nodes. ``alike``: what they failed with is told below, of other nodes too."""
+    lines = [f"  {theirs(change)}" for change in example.changes]
+    lines += [f"  waits for {WAITS[k]}: {aside(w)}" for w, k in zip(example.waiting, example.waits, strict=True)]
+    failing = _Failing.of(example)
+    if failing is not None:
+        lines += ["  as other nodes, told below"] if alike else failing.lines(nodes)
+    if example.warnings:
+        lines += [f"  warning: {aside(w)}" for w in example.warnings]
+        lines += advice(example.hint, nodes, of_node=example.hint_of_node) if example.state in {"same", "changed"} else []
+    return lines
+
+
+class _Failing(Struct, frozen=True):
+    """What nodes failed with, in which task of the playbook, and what to do next."""
+
+    state: str
+    words: tuple[str, ...]
+    task: str
+    hint: str
+    hint_of_node: bool
+
+    @staticmethod
+    def of(n: NodeResult) -> _Failing | None:
+        if n.state not in {"failed", "unreachable", "unfinished"}:
+            return None
+        return _Failing(n.state, n.failures or (n.message,), n.task, n.hint, n.hint_of_node)
+
+    def lines(self, nodes: Sequence[str]) -> list[str]:
+        task = [f"  task: {self.task}"] if self.task else []
+        return [*(f"  {theirs(word)}" for word in self.words), *task, *advice(self.hint, nodes, of_node=self.hint_of_node)]
 
 
 def shortened(lines: list[str]) -> list[str]:

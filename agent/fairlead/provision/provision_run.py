@@ -259,11 +259,11 @@ def inventory_text(site: Site, chosen: Sequence[Target], bundle: str) -> str:
     lines = [t.node if t.address == t.node else f"{t.node} ansible_host={t.address}" for t in chosen]
     common = {
         "ansible_user": a.user,
-        "ansible_python_interpreter": a.python,
-        "node_python": a.python,
         "node_bundle": bundle,
         "ansible_become": str(a.user != "root").lower(),
     }
+    if a.python:
+        common |= {"ansible_python_interpreter": a.python, "node_python": a.python}
     if a.private_key:
         common["ansible_ssh_private_key_file"] = os.path.abspath(a.private_key)
     return "\n".join([*lines, "", "[all:vars]", *(f"{k}={v}" for k, v in common.items()), ""])

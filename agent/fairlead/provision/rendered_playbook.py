@@ -54,8 +54,8 @@ def render(site: Site, chosen: Sequence[Target], own: Wheel, wheels: Sequence[Wh
 def inventory(site: Site, chosen: Sequence[Target], bundle: str) -> bytes:
     """An inventory: a group per class, and what all nodes have in common. JSON, which is YAML too."""
     a = site.ansible
-    common: dict[str, Any] = {"ansible_user": a.user, "ansible_python_interpreter": a.python}
-    common |= {"node_python": a.python, "node_bundle": bundle}
+    common: dict[str, Any] = {"ansible_user": a.user, "node_bundle": bundle}
+    common |= {"ansible_python_interpreter": a.python, "node_python": a.python} if a.python else {}
     common |= {"ansible_become": True} if a.user != "root" else {}
     common |= {"ansible_ssh_private_key_file": os.path.abspath(a.private_key)} if a.private_key else {}
     common |= {"ansible_ssh_common_args": a.ssh_args} if a.ssh_args else {}

@@ -8,7 +8,7 @@ nodes             the names of all nodes that the site declares
 packages          where the package files of the lock are on this host
 program.zip       the program that does the work there (fairlead/on_node)
 lib/fairlead      what the action plugin imports, as the Python that runs Ansible need not have fairlead: what a node may answer,
-                  and how to choose among the wheels
+                  how its Python is found, and how to choose among the wheels
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ PLUGIN_MODULES = (
     "model/plain_text.py",
     "provision/__init__.py",
     "provision/node_answer.py",
+    "provision/node_python.py",
     "provision/wheel_tags.py",
 )
 UNITS = ({"name": "fairlead-apply.service", "start": False}, {"name": "fairlead-agent.service", "start": True})

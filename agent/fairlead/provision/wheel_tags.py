@@ -20,15 +20,24 @@ def normal(name: str) -> str:
 def fits(name: str, python: str, machine: str, libc: Sequence[str]) -> bool:
     """Whether a wheel runs on CPython ``python`` ("3.11") on ``machine`` ("x86_64") with ``libc`` (("glibc", "2.36"))."""
     parts = name.removesuffix(".whl").split("-")
-    if len(parts) < 5:
-        return False
-    pythons, abis, platforms = (p.split(".") for p in parts[-3:])
+    return len(parts) >= 5 and _python_fits(parts, python) and any(_platform_fits(p, machine, libc) for p in parts[-1].split("."))
+
+
+def _python_fits(parts: Sequence[str], python: str) -> bool:
+    pythons, abis = (p.split(".") for p in parts[-3:-1])
     major, minor = (int(x) for x in python.split("."))
     here = f"cp{major}{minor}"
     good = (here in pythons and (here in abis or "none" in abis)) or ("none" in abis and {f"py{major}", here} & set(pythons))
     if "abi3" in abis:
         good = good or any(p.startswith(f"cp{major}") and p[3:].isdigit() and int(p[3:]) <= minor for p in pythons)
-    return bool(good) and any(_platform_fits(p, machine, libc) for p in platforms)
+    return bool(good)
+
+
+def has_wheels(names: Iterable[str], python: str) -> bool:
+    """Return whether there is a wheel of each dependency for CPython ``python`` on some machine."""
+    split = [n.removesuffix(".whl").split("-") for n in names]
+    fit = {normal(parts[0]) for parts in split if len(parts) >= 5 and _python_fits(parts, python)}
+    return fit >= set(DEPENDENCIES)
 
 
 def _platform_fits(platform: str, machine: str, libc: Sequence[str]) -> bool:

@@ -1,6 +1,7 @@
 """Reads what was recorded of one node, for replay: the kernel records that any check declared, boot by boot, with their times.
 
-From a kernel log (dmesg, journalctl, syslog, /dev/kmsg, journalctl -o json) or from an agent's own history file.
+A recording comes from a kernel log (dmesg, journalctl, syslog, /dev/kmsg, journalctl -o json) or from an agent's own history
+file.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ from fairlead.xid.log_file import Messages, journal
 from fairlead.xid.versions import loaded
 
 LINE_MAX = 8192  # bytes; the longest record that /dev/kmsg gives (kernel/printk/printk.c, CONSOLE_EXT_LOG_MAX)
-HIDDEN_MAX = 8  # lines that are named where their prefix is not known
-LONG_UP_SECONDS = 86400.0  # a log that begins in the middle of a boot is of a node that was up
+HIDDEN_MAX = 8  # so many lines with an unknown prefix are named
+LONG_UP_SECONDS = 86400.0  # when a log begins in the middle of a boot, the node is taken to have been up for so long
 _HEAD_LINES = 1000
-_BACK_SECONDS = 60.0  # stamps since the boot that fall back further are of another boot
+_BACK_SECONDS = 60.0  # stamps since the boot that go back further belong to another boot
 _BETWEEN_BOOTS_SECONDS = 120.0
 _MARKS = (*(mark.encode() for mark in BOOT), b"NVRM: loading NVIDIA UNIX")
 _SQLITE = b"SQLite format 3\0"
 
 
 class Boot(Struct, kw_only=True):
-    """Describes one boot. began, ended: seconds of the recording's own time. up_seconds: since the boot, at ``began``. records:
-    with the number of their line; ``KernelRecord.seconds`` is since the boot. known: times at which a person acknowledged what
-    stood. driver: version of the NVIDIA driver, where the log names it."""
+    """Describes one boot. began, ended: seconds of the recording's own time. up_seconds: since the boot, at ``began``.
+    records: with the number of their line; ``KernelRecord.seconds`` is since the boot. known: times at which a person
+    acknowledged what was wrong then. driver: version of the NVIDIA driver, where the log names it."""
 
     id: str
     driver: str = ""
@@ -64,7 +65,7 @@ class Recording(Struct, kw_only=True):
     hidden: list[int] = field(default_factory=list)
 
 
-Progress = Callable[[str, float], None]  # what is read, and how much of it
+Progress = Callable[[str, float], None]  # what is being read, and which part of it was read
 
 
 def read(path: str, prefixes: tuple[str, ...], progress: Progress = lambda name, part: None) -> Recording:
@@ -91,7 +92,7 @@ def read_log(source: BinaryIO, name: str, prefixes: tuple[str, ...], progress: P
         done += len(line)
         if number % 20000 == 0:
             progress(name, done / size if size else 0.0)
-        text = line.lstrip(b"\0")  # what a power loss leaves in a file
+        text = line.lstrip(b"\0")  # a power loss leaves such bytes in a file
         if b"\0" in text:
             raise DataError(
                 f"{name}: line {number}: not a text file", hint="a kernel log (dmesg, journalctl -k) or history.sqlite"
@@ -116,7 +117,7 @@ def _size(source: BinaryIO) -> int:
 
 
 def _lines(source: BinaryIO) -> Iterator[bytes]:
-    """Yield lines; of one that never ends, the beginning. It is read in pieces all the same."""
+    """Yield lines. Of a line that never ends, only the beginning is yielded, and the rest is read in pieces."""
     while line := source.readline(1 << 20):
         yield line
         while len(line) == 1 << 20 and not line.endswith(b"\n"):
@@ -131,12 +132,12 @@ class _Log:
         self._prefixes = prefixes
         self._messages = Messages()
         self._boot_id = ""
-        self._offset = 0.0  # from the stamps' time to the recording's: boots come one after another
+        self._offset = 0.0  # what is added to a stamp to get the recording's time, in which boots follow one another
         self._year = NO_YEAR
         self._raw = 0.0  # the last stamp
         self._now = 0.0
         self._stamped = False
-        self._marked = False  # a boot begins with the next line that has a time
+        self._marked = False  # the next line that has a time begins a boot
         self._trace = HungTrace()
 
     @property
@@ -145,11 +146,11 @@ class _Log:
         return self._trace.follows
 
     def begins(self, number: int) -> bool:
-        """Say whether the time at which the log begins is still looked for."""
+        """Say whether the time at which the log begins is still unknown."""
         return not self._stamped and number <= _HEAD_LINES
 
     def take(self, number: int, line: str) -> None:
-        """Take in a line that matters: a record to keep, or the begin of a boot."""
+        """Take in a line that matters: a record to keep, or the beginning of a boot."""
         boot_id = ""
         if line.startswith("{"):
             at, text, boot_id = _journal(line)
@@ -184,7 +185,7 @@ class _Log:
         return KernelRecord(sequence=number, seconds=seconds, priority=4, text=text, boot_id=boot.id)
 
     def _follow(self, number: int, text: str) -> None:
-        """What the trace of a task that hangs says of it, as the agent adds it to the kernel log (``host.kmsg``)."""
+        """Take in what the trace of a task that hangs says, as the agent adds it to the kernel log (``host.kmsg``)."""
         if self.made.boots and (said := self._trace.take(number, self._record(number, text))):
             self.made.boots[-1].records.append((number, said))
 
@@ -210,7 +211,7 @@ class _Log:
         if boots and marked and not boots[-1].records and self._now - boots[-1].began < _BACK_SECONDS:
             if at is not None:
                 self._clock(at)
-            return  # the journal's change of boots and the kernel's first line are one
+            return  # the journal's change of boots and the kernel's first line begin the same boot
         if boots and at is not None and at.since_boot:
             self._offset = self._now + _BETWEEN_BOOTS_SECONDS - at.seconds
             self._raw = at.seconds
@@ -222,7 +223,7 @@ class _Log:
         boots.append(Boot(id=f"boot {len(boots) + 1}", began=self._now, up_seconds=up, ended=self._now))
 
     def finish(self, lines: int, last: str) -> Recording:
-        """Return the recording. Raises DataError when nothing of it was of a kernel log."""
+        """Return the recording. Raises DataError when no line belonged to a kernel log."""
         at = _journal(last)[0] if last.startswith("{") else self._stamp(last)
         boots = self.made.boots
         if at is not None and boots:
@@ -238,8 +239,8 @@ class _Log:
 
 
 def _journal(line: str) -> tuple[Stamp | None, str, str]:
-    """Read a line of ``journalctl -o json``: time, message, boot (systemd.journal-fields(7)); nothing for what is not
-    the kernel's."""
+    """Read a line of ``journalctl -o json``: time, message, boot (systemd.journal-fields(7)). Return nothing for a line that
+    is not the kernel's."""
     found = journal(line)
     return (None, "", "") if found is None else (Stamp(found[0]), found[1], found[2])
 

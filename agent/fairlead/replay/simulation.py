@@ -1,9 +1,10 @@
-"""Replays recorded kernel logs through the checks and the policy, in simulated time: what would have been drained, when and why.
+"""Replays recorded kernel logs through the checks and the policy, in simulated time: what would have been drained, when and
+why.
 
-The same code decides as in the agent. What a log does not hold is not guessed: only checks that kernel records wake run,
-there are no jobs (a drain that waits for the job's end is told as one), slurmctld carries every order out at once, the
-budgets of other nodes have room, a return-to-service command passes, and no virtiofs is mounted, so that a task whose trace
-shows a wait for a FUSE server is no hang. Nothing here reads a clock or a random number.
+The same code decides as in the agent. What a log does not hold is not guessed. Only checks that kernel records start are run.
+There are no jobs, and a drain that waits for the job's end is reported as such. slurmctld carries every order out at once, the
+budgets of other nodes have room, and a return-to-service command passes. No virtiofs is mounted, so a task whose trace shows a
+wait for a FUSE server is not taken to hang. Nothing here reads a clock or a random number.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ _NOT_IN_A_LOG = unreadable("not in a kernel log")
 class Event(Struct, frozen=True, kw_only=True):
     """Describes something that would have happened.
 
-    kind: drain, also (another fault on the drained node), resume, by_hand (a person would have to resume), held (would
-    drain, but for ``why``), warn, acknowledged (by a person, from the recording). seconds, at: when, in the recording's
-    time. boot: from 1. line: of the log that says so, 0 for none. faults: of a drain, (check, device, fault).
+    kind: drain, also (another fault on the drained node), resume, by_hand (a person would have to resume), held (would drain,
+    but for ``why``), warn, acknowledged (by a person, from the recording). seconds, at: when, in the recording's time. boot:
+    from 1. line: the line of the log that says so, 0 for none. faults: of a drain, (check, device, fault).
     """
 
     kind: str
@@ -58,7 +59,7 @@ class Event(Struct, frozen=True, kw_only=True):
 
 
 class Replayed(Struct, frozen=True, kw_only=True):
-    """Holds what became of one recording under one policy. lines: of the recording; records: those that checks had asked for."""
+    """Holds what became of one recording under one policy. lines: of the recording. records: those that checks had asked for."""
 
     name: str
     boots: int
@@ -74,7 +75,7 @@ class Replayed(Struct, frozen=True, kw_only=True):
 
 
 def prefixes() -> tuple[str, ...]:
-    """Return what kernel records must begin with to wake a check."""
+    """Return the prefixes of kernel records that start a check."""
     return tuple(dict.fromkeys(prefix for check in checks.load().values() for prefix in check.wakes_on))
 
 
@@ -95,7 +96,7 @@ class _Replay:
         self.policies = {name: policy for name, policy in policies_of(document).items() if name in self.wakes}
         self.state = PolicyState()
         self.drained = ""  # the check that the drain is for
-        self.returned = False  # back in service since the last decision
+        self.returned = False  # the node has gone back into service since the last decision
         self.since = 0.0
         self.events: list[Event] = []
         self.reported: set[str] = set()
@@ -150,8 +151,8 @@ class _Replay:
             self._decide({n for r in known for n in heeded_by(r.text, self.wakes)})
 
     def _known(self) -> None:
-        """Acknowledge what stood when a person resumed the node, as an agent noted at the time."""
-        self.state = acknowledge(self.state, remembered_findings(self.state))  # what stood at that time of the recording
+        """Acknowledge what was wrong when a person resumed the node, as the agent wrote it down at the time."""
+        self.state = acknowledge(self.state, remembered_findings(self.state))  # what was active at that time of the recording
         self.drained, self.returned = "", True
         self._event("acknowledged", text="a person resumed the node")
         self._decide(set())
@@ -160,10 +161,10 @@ class _Replay:
         self._decide(None)
 
     def _pass(self, until: float) -> None:
-        """Sweep until then: one after another while something changes, ever more rarely while nothing does.
+        """Sweep until then: at once again while something changes, and more and more rarely while nothing does.
 
-        What changes by time alone is not missed by more than the time that has passed since anything did: that is the end
-        of a warning. The end of a boot grace has its sweep at once.
+        A change that time alone brings is seen late by no more than the time that has passed since the last change. That is
+        the end of a warning. The end of a boot grace has its sweep at once.
         """
         sweep = self.document.agent.interval_seconds
         began = self.boot.began - self.boot.up_seconds
@@ -190,12 +191,12 @@ class _Replay:
         )
 
     def _decide(self, woken: set[str] | None) -> None:
-        """``woken``: the checks that a record woke; None: a full sweep."""
+        """Decide once. ``woken``: the checks that a record has started; None: a full sweep."""
         up = self.boot.up_seconds + self.now - self.boot.began
         node = _node(self.recording.name, self.boot, up)
         only = self.wakes.keys() if woken is None else woken
         findings = judge(replace(self.document, settings={}), node, self.history.past(), only) if only else ()
-        slow = {name for name in only if checks.load()[name].slow}  # a log holds none of their facts, only their records
+        slow = {name for name in only if checks.load()[name].slow}  # a log has the records of these checks, but not the facts
         findings = tuple(f for f in findings if f.check not in slow or f.evidence_id.startswith(f"{self.boot.id}:"))
         now = Now(
             boot_seconds=up,
@@ -284,7 +285,8 @@ class _Replay:
         )
 
     def _evidence(self, finding: Finding) -> Iterator[str]:
-        """Return the evidence without the times and record numbers that a log does not have: its lines are named instead."""
+        """Return the evidence without the times and record numbers that a log does not have. The lines of the log are named
+        instead."""
         for text in finding.evidence:
             if told := text if self.recording.of_an_agent else _NUMBERS.sub("", text).lstrip(" ,:"):
                 yield told
@@ -295,7 +297,7 @@ class _Replay:
 
 
 def _node(name: str, boot: Boot, up_seconds: float) -> Node:
-    """Make a node of all that a kernel log says of it."""
+    """Make a node of everything that a kernel log says of it."""
     gone: Missing = _NOT_IN_A_LOG
     return Node(
         name=name,
@@ -326,7 +328,8 @@ class Difference(Struct, frozen=True, kw_only=True):
 
 
 def compare(first: Replayed, second: Replayed) -> Iterator[Difference]:
-    """Compare the drains of two replays of the same recording: by boot and by what they are for, the n-th with the n-th."""
+    """Compare the drains of two replays of the same recording: by boot and by what they are for, the first with the first, and
+    so on."""
     left, right = list(first.drains), list(second.drains)
     for event in first.drains:
         twin = next((e for e in right if e.boot == event.boot and set(e.faults) & set(event.faults)), None)
@@ -355,7 +358,7 @@ def compare(first: Replayed, second: Replayed) -> Iterator[Difference]:
 
 
 def _instead(event: Event, other: Replayed) -> str:
-    """Say what the other policy makes of it."""
+    """Say what the other policy decides instead."""
     for each in other.events:
         if each.kind == "held" and (each.check, each.device) == (event.check, event.device) and each.boot == event.boot:
             return f"held: {each.why}"

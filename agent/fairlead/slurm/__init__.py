@@ -1,1 +1,1 @@
-"""Edge: speaks to slurmctld."""
+"""Speaks to slurmctld, and reads Slurm's configuration and logs on this machine."""

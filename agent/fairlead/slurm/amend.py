@@ -1,8 +1,8 @@
-"""The lines of a slurm.conf as fairlead needs them, as a new text of that file: what `fairlead doctor --diff` shows.
+"""Makes the text of a slurm.conf as fairlead needs it: what `fairlead doctor --diff` shows.
 
-Only what is missing is added, and only lists are added to; a value that the site chose is kept, or replaced with a note of what
-becomes of it. Nothing here writes. Sources: slurm.conf(5), Prolog, PrologFlags, SchedulerParameters, PrologEpilogTimeout,
-HealthCheckProgram, PropagateResourceLimitsExcept; the reasons are those of ``review``.
+Only missing lines are added, and only lists are made longer. A value that the site chose is kept, or it is replaced and a note
+says what becomes of it. Nothing here writes. Sources: slurm.conf(5), Prolog, PrologFlags, SchedulerParameters,
+PrologEpilogTimeout, HealthCheckProgram, PropagateResourceLimitsExcept; ``conf_review`` has the reasons.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ HEALTH_SECONDS = 300
 
 
 class Amended(Struct, frozen=True):
-    """``text``: the whole file anew. ``notes``: what a person has to do besides, a line each."""
+    """Holds the new text. ``text``: the whole file. ``notes``: what a person has to do besides, a line each."""
 
     text: str
     notes: tuple[str, ...]
 
 
 def amend(text: str, conf: SlurmConf, *, pyxis: bool = False) -> Amended:
-    """``text``: of the main file; ``conf``: what it and its included files say. pyxis: TaskProlog is then left to a person."""
+    """Return the amended file. ``text``: of the main file. ``conf``: what it and its included files say. pyxis: a person has
+    to set TaskProlog then."""
     lines = text.splitlines(keepends=True)
     if lines and not lines[-1].endswith("\n"):
         lines[-1] += "\n"
@@ -58,7 +59,7 @@ def amend(text: str, conf: SlurmConf, *, pyxis: bool = False) -> Amended:
 
 
 def _wanted(conf: SlurmConf, *, pyxis: bool) -> Iterator[tuple[str, str, str]]:
-    """(key, value or "" to leave it, what to tell)."""
+    """Return (key, value or "" to leave it, what to report)."""
     for key, ours in (("Prolog", PROLOG), ("Epilog", EPILOG)):
         now, folder = conf.get(key), ours.rpartition("/")[0]
         if any(fnmatch.fnmatchcase(ours, pattern.strip()) for pattern in now.split(",")):
@@ -103,7 +104,7 @@ def _more(conf: SlurmConf, key: str, word: str) -> str:
 
 
 def _span(lines: list[str], key: str) -> tuple[int, int, bool] | None:
-    """(first line, line after it, whether nothing else is said there) of the last line that sets ``key``."""
+    """Return (first line, line after it, whether these lines set nothing else) of the last setting of ``key``."""
     found: tuple[int, int, bool] | None = None
     at = 0
     while at < len(lines):

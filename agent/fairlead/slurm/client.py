@@ -1,6 +1,6 @@
-"""What fairlead asks of slurmctld: one small protocol, whatever carries it.
+"""Defines what fairlead asks of slurmctld: one small protocol, whatever carries it.
 
-States are Slurm's own words in upper case, base state and flags alike: ``IDLE``, ``DRAIN``, ``NOT_RESPONDING``.
+States are Slurm's own words in upper case, base states and flags alike: ``IDLE``, ``DRAIN``, ``NOT_RESPONDING``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-#: States in which a node runs no new job, whoever made it so. They count against a drain budget. NOT_RESPONDING does
+#: In these states a node runs no new job, whoever set them. They count against a drain budget. NOT_RESPONDING does
 #: not: every node that was just resumed has it until slurmctld's next ping, and a node that stays silent becomes DOWN.
 UNAVAILABLE = frozenset(
     (
@@ -22,7 +22,8 @@ UNAVAILABLE = frozenset(
 
 
 class NodeState(Struct, frozen=True, kw_only=True):
-    """A node as slurmctld has it. ``reason`` is exact, "" for none; ``reason_time`` is whole seconds of Unix time, 0 for none."""
+    """Describes a node as slurmctld has it. ``reason`` is exact, "" for none; ``reason_time`` is whole seconds of Unix time, 0
+    for none."""
 
     name: str
     states: frozenset[str]
@@ -42,15 +43,16 @@ class NodeState(Struct, frozen=True, kw_only=True):
 
 
 class JobOn(Struct, frozen=True, kw_only=True):
-    """A job that has this node. ``state`` is Slurm's compact word: R, CG, S, ..."""
+    """Describes a job that has this node. ``state`` is Slurm's compact word: R, CG, S, ..."""
 
     id: str
     state: str
     nodes: int
 
 
-class Stamp(Struct, frozen=True, kw_only=True):
-    """Times of a node, whole seconds of Unix time, 0 where slurmctld has none: of its reason, and since when its slurmd runs."""
+class NodeTimes(Struct, frozen=True, kw_only=True):
+    """Holds times of a node in whole seconds of Unix time, 0 where slurmctld has none: when its reason was set, and when its
+    slurmd began."""
 
     name: str
     reason_time: int = 0
@@ -58,32 +60,33 @@ class Stamp(Struct, frozen=True, kw_only=True):
 
 
 class SlurmClient(Protocol):
-    """Every call may raise SlurmUnavailable (no answer: try again) or SlurmError (slurmctld said no)."""
+    """Speaks to slurmctld. Every call may raise SlurmUnavailable (no answer: try again) or SlurmError (slurmctld refused)."""
 
     def node(self, name: str) -> NodeState:
-        """One node; raises SlurmError when slurmctld has no such node.
+        """Return one node. Raises SlurmError when slurmctld has no such node.
 
-        Its ALLOCATED or MIXED may be old: slurmctld counts what is allocated when somebody lists all nodes, and not for one
-        (src/slurmctld/proc_req.c, _slurm_rpc_dump_node_single; seen on 22.05, 24.11 and 26.05).
+        Its ALLOCATED or MIXED may be old: slurmctld counts what is allocated when somebody lists all nodes, but not when
+        somebody asks for one (src/slurmctld/proc_req.c, _slurm_rpc_dump_node_single; seen on 22.05, 24.11 and 26.05).
         """
 
     def nodes(self, names: Sequence[str] = ()) -> tuple[NodeState, ...]:
-        """The named nodes, or all of them."""
+        """Return the named nodes, or all nodes."""
 
     def jobs_on(self, name: str) -> tuple[JobOn, ...]:
-        """Jobs that have this node now, completing ones included."""
+        """Return the jobs that have this node now, completing ones included."""
 
     def began(self) -> float:
-        """Since when this slurmctld has had its state in memory, Unix time by its own clock; inf where that is not known."""
+        """Return since when this slurmctld has had its state in memory, in Unix time by its own clock; inf where that is not
+        known."""
 
-    def stamps(self) -> tuple[Stamp, ...]:
-        """The times of all nodes. Two RPCs."""
+    def node_times(self) -> tuple[NodeTimes, ...]:
+        """Return the times of all nodes. This takes two RPCs."""
 
     def drain(self, name: str, reason: str) -> None:
-        """Set DRAIN and the reason. This replaces whatever reason there is: read first."""
+        """Set DRAIN and the reason. This replaces any reason that is there, so read first."""
 
     def update_reason(self, name: str, reason: str) -> None:
-        """Set the reason and leave the state."""
+        """Set the reason and leave the state as it is."""
 
     def resume(self, name: str) -> None:
-        """Clear DRAIN, nothing else: a node that is also DOWN stays so."""
+        """Clear DRAIN and nothing else: a node that is also DOWN stays DOWN."""

@@ -1,6 +1,6 @@
-"""A site's Slurm configuration looked over: what fairlead needs there, what hurts, and why. Changes nothing.
+"""Reviews a site's Slurm configuration: what fairlead needs there, what does harm, and why. It changes nothing.
 
-Each remark cites what it rests on: slurm.conf(5), Slurm's "Prolog and Epilog Guide", or an issue thread.
+Each remark names its source: slurm.conf(5), Slurm's "Prolog and Epilog Guide", or an issue thread.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PROLOG_NAME = "50-fairlead"
 
 
 class Remark(Struct, frozen=True, kw_only=True):
-    """``level``: ok | note | warn | wrong. ``fix``: the line to write, or what to do."""
+    """Holds one remark. ``level``: ok, note, warn or wrong. ``fix``: the line to write, or what to do."""
 
     level: str
     what: str
@@ -26,7 +26,7 @@ class Remark(Struct, frozen=True, kw_only=True):
 
 
 def review(conf: SlurmConf, *, hooks: Iterable[str], plugstack: str, version: tuple[int, int] | None) -> Iterator[Remark]:
-    """Remarks on a slurm.conf. ``hooks``: paths of our hooks as installed; ``plugstack``: text of plugstack.conf."""
+    """Return remarks on a slurm.conf. ``hooks``: paths of our hooks as installed. ``plugstack``: the text of plugstack.conf."""
     installed = tuple(hooks)
     yield from _hook_line(conf, "Prolog", installed, f"/etc/slurm/prolog.d/{PROLOG_NAME}")
     yield from _hook_line(conf, "Epilog", installed, f"/etc/slurm/epilog.d/{PROLOG_NAME}")
@@ -176,7 +176,7 @@ def _pyxis(conf: SlurmConf, plugstack: str, version: tuple[int, int] | None) -> 
 
 
 def _spank(plugstack: str) -> Iterator[Remark]:
-    """How our plugin stands in plugstack.conf."""
+    """Return the remark on our plugin in plugstack.conf."""
     lines = [words for line in plugstack.splitlines() if len(words := line.partition("#")[0].split()) > 1]
     names = [words[1].rpartition("/")[2] for words in lines]
     if "fairlead.so" not in names:

@@ -1,6 +1,6 @@
-"""Is this machine the node that the document says? Nothing is written about another machine's node.
+"""Says whether this machine is the node that the document names. Nothing is written about another machine's node.
 
-slurmd is a node by its ``-N NAME`` where given, else by NodeHostName being this host's name (slurmd(8)).
+slurmd is the node of its ``-N NAME`` where that is set, else the node whose NodeHostName is this host's name (slurmd(8)).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from fairlead.slurm.client import NodeState
 
 
 def disagreement(mine: NodeState, names: Sequence[str], hostname: str = "") -> str:
-    """Why ``mine`` is not this machine, in one line; "" when it is, or when the slurmds here do not tell. ``names``: the ``-N``
-    of each slurmd that runs here, "" for one without.
+    """Say in one line why ``mine`` is not this machine. Return "" when it is, or when the slurmds here do not show it.
+    ``names``: the ``-N`` of each slurmd that runs here, "" for one without.
 
-    Several slurmds on one machine (a test cluster) tell nothing, nor does none.
+    Where no slurmd runs, or several do (a test cluster), nothing can be said.
     """
     if len(names) != 1:
         return ""

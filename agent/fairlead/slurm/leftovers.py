@@ -1,8 +1,8 @@
-"""What Slurm hides under a drain: it marks no node for a failed epilog that is drained already.
+"""Finds what Slurm hides under a drain: it does not mark a node for a failed epilog when the node is drained already.
 
-slurmctld's drain_nodes() skips a drained node (src/slurmctld/node_mgr.c), so "Epilog error" is nowhere in it. slurmd's own
-log has it, where it logs to a file with LogTimeFormat iso8601_ms (the default), iso8601 or rfc5424 (slurm.conf(5)); of
-syslog and of other stamps nothing is seen, and of a log that was rotated only what came since.
+slurmctld's drain_nodes() skips a drained node (src/slurmctld/node_mgr.c), so slurmctld does not show "Epilog error" anywhere.
+slurmd's own log has it, where slurmd logs to a file with LogTimeFormat iso8601_ms (the default), iso8601 or rfc5424
+(slurm.conf(5)). In syslog and with other stamps nothing is seen, and of a log that was rotated only what came since then.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _LINE = re.compile(
 
 
 class Leftovers:
-    """Looks on this node. ``conf``: slurm.conf, "" finds it. ``node``: NodeName, for ``%n`` in SlurmdLogFile."""
+    """Reads the log on this node. ``conf``: slurm.conf, "" finds it. ``node``: NodeName, for ``%n`` in SlurmdLogFile."""
 
     def __init__(self, conf: str, node: str) -> None:
         self._conf = conf
         self._node = node
 
     def since(self, unix_seconds: float) -> str:
-        """What has failed since then, in one line; "" for nothing seen."""
+        """Say in one line what has failed since then; "" for nothing seen."""
         log = self.log_path()
         return in_log(log, unix_seconds) if log else ""
 
     def log_path(self) -> str:
-        """slurmd's log file; "" when it logs to syslog or slurm.conf cannot be read."""
+        """Return the path of slurmd's log file; "" when slurmd logs to syslog or slurm.conf cannot be read."""
         conf = self._conf or next((path for path in CONF_PATHS if os.path.exists(path)), "")
         try:
             found = parse(conf, _read).get("SlurmdLogFile") if conf else ""
@@ -45,7 +45,7 @@ class Leftovers:
 
 
 def in_log(path: str, unix_seconds: float) -> str:
-    """The first line of slurmd's log since ``unix_seconds`` that says an epilog failed or a step would not die."""
+    """Return the first line of slurmd's log since ``unix_seconds`` that says an epilog failed or a step could not be killed."""
     try:
         with open(path, "rb") as f:
             f.seek(0, os.SEEK_END)
@@ -61,7 +61,7 @@ def in_log(path: str, unix_seconds: float) -> str:
 
 
 def _seconds(stamp: str) -> float:
-    """Unix time of slurmd's local time stamp."""
+    """Return the Unix time of slurmd's local time stamp."""
     parsed = time.strptime(stamp, "%Y-%m-%dT%H:%M:%S")
     local = time.mktime(parsed)
     return local if local >= 0 else float(calendar.timegm(parsed))

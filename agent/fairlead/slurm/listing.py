@@ -1,4 +1,4 @@
-"""All nodes and their jobs as slurmctld has them, in one sinfo and one squeue, however many nodes there are.
+"""Lists all nodes and their jobs as slurmctld has them, with one sinfo and one squeue, however many nodes there are.
 
 RPCs, seen on 22.05, 24.11 and 26.05: REQUEST_NODE_INFO of sinfo, REQUEST_JOB_INFO of squeue, and REQUEST_PARTITION_INFO and
 REQUEST_FED_INFO of both.
@@ -19,7 +19,7 @@ _EXTRA = ("Version",)
 
 
 class Listed(Struct, frozen=True, kw_only=True):
-    """One node. ``version``: of the slurmd that registered last, "" for none."""
+    """Describes one node. ``version``: of the slurmd that registered last, "" for none."""
 
     state: NodeState
     version: str
@@ -27,7 +27,7 @@ class Listed(Struct, frozen=True, kw_only=True):
 
 
 def listed(client: Scontrol) -> tuple[Listed, ...]:
-    """Every node of every partition, in slurmctld's order. Raises SlurmUnavailable, SlurmError."""
+    """Return every node of every partition, in slurmctld's order. Raises SlurmUnavailable, SlurmError."""
     mark = f"@{secrets.token_hex(12)}@"
     fields = (*FIELDS, *_EXTRA)
     text = client.ask(["sinfo", "-h", "-a", "-N", "-O", ",".join(f"{field}:{mark}" for field in fields)])
@@ -43,7 +43,8 @@ def listed(client: Scontrol) -> tuple[Listed, ...]:
 
 
 def jobs_by_node(text: str) -> dict[str, list[JobOn]]:
-    """Jobs of squeue's ``%A|%t|%D|%N`` lines by the nodes that they hold. Raises SlurmError for what is no such line."""
+    """Return the jobs of squeue's ``%A|%t|%D|%N`` lines by the nodes that they have. Raises SlurmError for a line of another
+    form."""
     found: dict[str, list[JobOn]] = {}
     for line in text.splitlines():
         words = line.split("|")

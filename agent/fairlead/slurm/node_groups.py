@@ -1,9 +1,9 @@
-"""Which nodes hang together, as slurmctld's topology plug-in has it: ``scontrol show topology`` as data.
+"""Reads which nodes slurmctld's topology plugin puts together: ``scontrol show topology`` as data.
 
-The lines are those of the tree and block plug-ins (src/plugins/topology/tree and block, print functions), the same on
-22.05, 24.11 and 26.05: ``SwitchName=s1 Level=0 LinkSpeed=1 Nodes=n[1-4]`` and
-``BlockName=b1 BlockIndex=0 Nodes=n[1-4] BlockSize=4``. Only the lowest level counts: a leaf switch, a base block. No
-topology (topology/flat, before 23.11 topology/none) prints nothing; other plug-ins (ring, torus) have no such groups.
+The lines are those of the tree and block plugins (src/plugins/topology/tree and block, print functions), and are the same on
+22.05, 24.11 and 26.05: ``SwitchName=s1 Level=0 LinkSpeed=1 Nodes=n[1-4]`` and ``BlockName=b1 BlockIndex=0 Nodes=n[1-4]
+BlockSize=4``. Only the lowest level counts: a leaf switch, a base block. No topology (topology/flat, before 23.11
+topology/none) prints nothing. Other plugins (ring, torus) have no such groups.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fairlead.model import nodelist
 
 
 class NodeGroup(Struct, frozen=True):
-    """``kind``: switch or block."""
+    """Names the nodes of one group. ``kind``: switch or block."""
 
     kind: str
     name: str
@@ -23,7 +23,8 @@ class NodeGroup(Struct, frozen=True):
 
 
 def parse_topology(text: str) -> tuple[NodeGroup, ...]:
-    """Leaf switches and base blocks of `scontrol show topology`. Raises SlurmError for a nodelist that makes no sense."""
+    """Return the leaf switches and base blocks of `scontrol show topology`. Raises SlurmError for a nodelist that cannot be
+    expanded."""
     found = []
     for line in text.splitlines():
         pairs = dict(word.partition("=")[::2] for word in line.split())
@@ -38,7 +39,7 @@ def parse_topology(text: str) -> tuple[NodeGroup, ...]:
 
 
 def expand(text: str) -> list[str]:
-    """The names of a Slurm nodelist (`topology.nodelist`). Raises SlurmError for what is none."""
+    """Return the names of a Slurm nodelist (``model.nodelist``). Raises SlurmError for a text that is none."""
     try:
         return nodelist.expand(text)
     except ValueError as e:

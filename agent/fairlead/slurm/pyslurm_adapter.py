@@ -1,10 +1,11 @@
-"""SlurmClient over pyslurm (GPL-2.0, built for one Slurm release): chosen by ``slurm.adapter = "pyslurm"``.
+"""Speaks to slurmctld through pyslurm (GPL-2.0, built for one Slurm release), where ``slurm.adapter = "pyslurm"`` chooses it.
 
-pyslurm lives in a process of its own (pyslurm_worker.py): its calls hold the interpreter while they wait for slurmctld,
-libslurm ends the process that uses it where slurm.conf is wrong, and its waits cannot be cut short; here a late or dead
-worker is one SlurmUnavailable, and the next call starts another. libslurmfull.so has no version in its name, so a pyslurm
-built for another release loads and reads structures wrongly: the worker says what it was built for, and that must be the
-release of this node's own ``scontrol --version``. pyslurm 25.11 asks for no topology: Scontrol does.
+pyslurm runs in a process of its own (pyslurm_worker.py). Its calls stop the whole interpreter while they wait for slurmctld,
+libslurm ends the process that uses it where slurm.conf is wrong, and its waits cannot be ended early. Here a late or dead
+worker is one SlurmUnavailable, and the next call starts another worker. libslurmfull.so has no version in its name, so a
+pyslurm that was built for another release loads and reads structures wrongly. The worker therefore says what it was built for,
+and that must be the release of this node's own ``scontrol --version``. pyslurm 25.11 cannot ask for the topology, so Scontrol
+does.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ import msgspec
 
 from fairlead.errors import SlurmError, SlurmUnavailable
 from fairlead.slurm import pyslurm_worker
-from fairlead.slurm.client import JobOn, NodeState, Stamp
+from fairlead.slurm.client import JobOn, NodeState, NodeTimes
 from fairlead.slurm.node_groups import NodeGroup, expand
 from fairlead.slurm.scontrol import NO_ANSWER, Scontrol, plain, states_of
 
 LINE_MAX = 64 << 20
-#: Slurm's compact words (squeue(1), JOB STATE CODES) of the states in which a job has its nodes.
+#: Slurm's compact words (squeue(1), JOB STATE CODES) for the states in which a job has its nodes.
 COMPACT = {"RUNNING": "R", "COMPLETING": "CG", "CONFIGURING": "CF", "SUSPENDED": "S", "STOPPED": "ST"}
 COMPACT |= {"STAGE_OUT": "SO", "SIGNALING": "SI"}
 
 
 class Pyslurm:
-    """See the module's text. python: the interpreter that has pyslurm, "" for this one.
+    """Speaks to slurmctld as the module's text describes. python: the interpreter that has pyslurm, "" for this one.
 
-    Raises SlurmError when pyslurm is not there or was built for another release than ``scontrol --version`` says.
+    Raises SlurmError when pyslurm is not there, or was built for another release than ``scontrol --version`` says.
     """
 
     def __init__(self, *, conf: str = "", bin_dir: str = "/usr/bin", python: str = "", deadline_seconds: float = 10.0) -> None:
@@ -75,7 +76,8 @@ class Pyslurm:
         )
 
     def not_after(self, seconds: float) -> None:
-        """The next write is begun within so many seconds or not at all: its process looks right before the call."""
+        """Limit the next write: it begins within so many seconds or not at all. The worker checks the time right before the
+        call."""
         self._until = time.clock_gettime(time.CLOCK_BOOTTIME) + seconds
 
     def drain(self, name: str, reason: str) -> None:
@@ -97,11 +99,11 @@ class Pyslurm:
     def began(self) -> float:
         return self._scontrol.began()
 
-    def stamps(self) -> tuple[Stamp, ...]:
-        return self._scontrol.stamps()
+    def node_times(self) -> tuple[NodeTimes, ...]:
+        return self._scontrol.node_times()
 
     def close(self) -> None:
-        """End the worker. The next call would start another."""
+        """End the worker. The next call starts another one."""
         with self._lock:
             self._end()
 
@@ -137,7 +139,7 @@ class Pyslurm:
             raise SlurmError(f"pyslurm {hello['pyslurm']} here was built for Slurm {built}, this node has {self._release}")
 
     def _exchange(self, request: bytes) -> dict[str, Any]:
-        """Send a line, get a line, within the deadline. A worker that does not keep it is killed."""
+        """Send a line and return the answer, within the deadline. A worker that misses the deadline is killed."""
         worker = self._worker
         if worker is None or worker.stdin is None or worker.stdout is None:
             raise SlurmUnavailable("pyslurm's process is not there")
@@ -189,7 +191,8 @@ def _refusal(said: str) -> SlurmError:
 
 def _state(node: dict[str, Any]) -> NodeState:
     states = states_of(node["states"])
-    nothing = "None" if states & {"DRAIN", "FAIL"} else ""  # a drained node always has a reason, so there it is a word
+    # a drained node always has a reason, so for such a node the text "None" is a reason
+    nothing = "None" if states & {"DRAIN", "FAIL"} else ""
     return NodeState(
         name=node["name"],
         states=states,

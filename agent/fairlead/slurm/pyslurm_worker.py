@@ -1,7 +1,7 @@
-"""The process that has pyslurm in it: one JSON request per line on stdin, one JSON answer per line on stdout.
+"""Runs pyslurm: it reads one JSON request per line from stdin and writes one JSON answer per line to stdout.
 
-Run by file name, with whichever Python has pyslurm, so only the standard library is used here. The first line out is
-``{"pyslurm": "25.11.2", "slurm": [25, 11, 2]}``: pyslurm's own version, and that of the Slurm headers it was built with.
+It is run by file name, with whichever Python has pyslurm, so it uses only the standard library. The first line that it writes
+is ``{"pyslurm": "25.11.2", "slurm": [25, 11, 2]}``: pyslurm's own version, and that of the Slurm headers it was built with.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any
 
-NOT_TEXT = "(a reason that is not UTF-8)"  # nobody's drain of ours: those are ASCII
+NOT_TEXT = "(a reason that is not UTF-8)"  # no drain of ours has such a reason, because ours are ASCII
 TOO_LATE = "begun too late: not written"
 HAVE_NODE = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "STAGE_OUT", "SIGNALING")
 
@@ -20,7 +20,7 @@ HAVE_NODE = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "ST
 def main() -> int:
     """Answer until stdin ends."""
     here = os.path.dirname(os.path.abspath(__file__))
-    sys.path[:] = [path for path in sys.path if os.path.abspath(path) != here]  # our own modules are none of pyslurm's
+    sys.path[:] = [path for path in sys.path if os.path.abspath(path) != here]  # pyslurm must not import our own modules
     try:
         import pyslurm
     except Exception as e:  # a libslurm of another release fails in many ways
@@ -61,7 +61,7 @@ def _node(node: Any) -> dict[str, Any]:
     return {
         "name": node.name,
         "states": node.state,
-        "reason": reason,  # None also for the word None: pyslurm's own null
+        "reason": reason,  # pyslurm gives None also for the text "None"
         "reason_user": node.reason_user or "",
         "reason_time": node.reason_time or 0,
         "hostname": node.hostname or "",

@@ -1,8 +1,8 @@
-"""slurmctld through scontrol, sinfo and squeue: text that 22.05, 24.11 and 26.05 all give alike.
+"""Speaks to slurmctld through scontrol, sinfo and squeue. The text that it reads is the same on 22.05, 24.11 and 26.05.
 
-sinfo and not ``scontrol show node``: for one node it asks for one record (REQUEST_NODE_INFO_SINGLE; scontrol fetches
-all), and ``--Format=Field:SUFFIX`` without a width prints a field whole and unpadded (sinfo(1), -O). The suffix is a
-fresh random mark per call, so a reason may hold line ends, ``=`` and made-up fields and still comes back as it is.
+It uses sinfo and not ``scontrol show node``: for one node, sinfo asks for one record (REQUEST_NODE_INFO_SINGLE), and scontrol
+fetches all. ``--Format=Field:SUFFIX`` without a width prints a field whole and without padding (sinfo(1), -O). The suffix is a
+new random mark for each call. So a reason may hold line ends, ``=`` and invented fields, and still comes back as it is.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from fairlead.errors import SlurmError, SlurmUnavailable
-from fairlead.slurm.client import JobOn, NodeState, Stamp
+from fairlead.slurm.client import JobOn, NodeState, NodeTimes
 from fairlead.slurm.node_groups import NodeGroup, parse_topology
 
-#: Where slurm.conf may be: a file of the node, or what a configless slurmd fetched (slurm.conf(5), "configless").
+#: Paths of slurm.conf: a file of the node, or the file that a configless slurmd has fetched (slurm.conf(5), "configless").
 CONF_PATHS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
 #: What the clients print when slurmctld, munge or the network did not answer (src/common/slurm_errno.c).
 NO_ANSWER = (
@@ -47,15 +47,15 @@ NO_ANSWER = (
     "unable to resolve",
 )
 FIELDS = ("NodeList", "NodeHost", "StateComplete", "User", "Timestamp", "PartitionName", "Reason")
-#: States of jobs that hold their nodes, as squeue shortens them.
-_TOO_LATE = 124  # our own exit status of a child that was not in time to start a write
+#: States of jobs that have their nodes, as squeue shortens them.
+_TOO_LATE = 124  # our own exit status of a child that was too late to start a write
 HOLDING = frozenset({"R", "CG", "CF", "S", "ST", "SO", "SI"})
 
 
 class Scontrol:
-    """SlurmClient over the command line tools.
+    """Speaks to slurmctld through the command line tools.
 
-    conf: SLURM_CONF, "" finds it. bin_dir: where the tools are. deadline_seconds: for each call, then SIGKILL.
+    conf: SLURM_CONF, "" finds it. bin_dir: the folder of the tools. deadline_seconds: for each call; then it gets SIGKILL.
     """
 
     def __init__(self, *, conf: str = "", bin_dir: str = "/usr/bin", deadline_seconds: float = 10.0) -> None:
@@ -65,7 +65,7 @@ class Scontrol:
         self._until = float("inf")
 
     def not_after(self, seconds: float) -> None:
-        """The next write is sent within so many seconds or not at all, whatever holds this process or scontrol up."""
+        """Limit the next write: it is sent within so many seconds or not at all, whatever delays this process or scontrol."""
         self._until = _boottime() + seconds
 
     def node(self, name: str) -> NodeState:
@@ -87,17 +87,18 @@ class Scontrol:
         return parse_jobs(self._run(["squeue", "-h", "-a", "-t", "all", "-w", plain(name), "-o", "%A %t %D"]))
 
     def topology(self) -> tuple[NodeGroup, ...]:
-        """Leaf switches and blocks, () where slurmctld has no topology of that kind. One RPC (REQUEST_TOPO_INFO)."""
+        """Return leaf switches and blocks; () where slurmctld has no topology of that kind. One RPC (REQUEST_TOPO_INFO)."""
         return parse_topology(self._run(["scontrol", "-o", "show", "topology"]))
 
     def began(self) -> float:
         try:
             return parse_began(self._run(["scontrol", "show", "config"]))
-        except SlurmError as e:  # it also pings, and ends with 1 and no word when slurmctld went away just before that
+        # scontrol also pings, and ends with 1 and without a message when slurmctld has stopped just before that
+        except SlurmError as e:
             raise SlurmUnavailable(str(e), hint=e.hint or "is slurmctld up? scontrol ping") from None
 
-    def stamps(self) -> tuple[Stamp, ...]:
-        return parse_stamps(self._run(["scontrol", "-o", "show", "node"]))
+    def node_times(self) -> tuple[NodeTimes, ...]:
+        return parse_node_times(self._run(["scontrol", "-o", "show", "node"]))
 
     def drain(self, name: str, reason: str) -> None:
         self._update(name, "State=DRAIN", f"Reason={reason}")
@@ -114,28 +115,28 @@ class Scontrol:
         self._run(["scontrol", "update", f"NodeName={plain(name)}", *changes], until=until)
 
     def release(self) -> str:
-        """Slurm's release on this node, such as ``24.11``; "" where scontrol says none. No RPC."""
+        """Return Slurm's release on this node, such as ``24.11``; "" where scontrol does not say it. No RPC."""
         found = re.search(r"slurm\S* (\d+\.\d+)", self._run(["scontrol", "--version"]))
         return found[1] if found else ""
 
     def conf_path(self) -> str:
-        """The slurm.conf that the tools are told to use; "" leaves it to them (DNS SRV records)."""
+        """Return the slurm.conf that the tools are told to use; "" where they find it themselves (DNS SRV records)."""
         return self.conf or next((path for path in CONF_PATHS if os.path.exists(path)), "")
 
     def environment(self) -> Mapping[str, str]:
-        """All that a Slurm client is given."""
+        """Return the whole environment of a Slurm client."""
         # Nothing is inherited: SLURM_CLUSTERS, SINFO_*, SQUEUE_* or a foreign SLURM_CONF would ask another cluster.
         env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
         conf = self.conf_path()
         return {**env, "SLURM_CONF": conf} if conf else env
 
     def ask(self, command: Sequence[str]) -> str:
-        """Standard output of another of Slurm's commands. Raises SlurmUnavailable, SlurmError with one line."""
+        """Return standard output of another of Slurm's commands. Raises SlurmUnavailable, SlurmError with one line."""
         return self._run(command)
 
     def _run(self, command: Sequence[str], *, until: float = float("inf")) -> str:
-        """The only place that starts a process, which the kernel ends at ``until`` (CLOCK_BOOTTIME). Raises SlurmUnavailable,
-        SlurmError with one line."""
+        """Run a command. Only this method starts a process, and the kernel ends that process at ``until`` (CLOCK_BOOTTIME).
+        Raises SlurmUnavailable, SlurmError with one line."""
         tool = f"{self.bin_dir}/{command[0]}"
         try:
             done = subprocess.run(
@@ -146,7 +147,7 @@ class Scontrol:
                 timeout=self.deadline_seconds,
                 check=False,
                 cwd="/",
-                start_new_session=True,  # Ctrl-C is for this program to answer, not in the middle of a write
+                start_new_session=True,  # Ctrl-C must reach this program only, and not end a write half way
                 preexec_fn=partial(_end_at, until) if until < float("inf") else None,
             )
         except subprocess.TimeoutExpired:
@@ -171,8 +172,8 @@ def _boottime() -> float:
 
 
 def _end_at(until: float) -> None:
-    """In the child, right before exec: the last moment at which this program can look at the time. The timer outlasts exec
-    (setitimer(2)), and the kernel keeps it, also where the agent is stopped meanwhile."""
+    """Set a timer in the child right before exec, which is the last time at which this program can read the clock. The timer
+    outlasts exec (setitimer(2)), and the kernel keeps it also while the agent is stopped."""
     remaining = until - _boottime()
     if remaining <= 0:
         os._exit(_TOO_LATE)
@@ -180,7 +181,7 @@ def _end_at(until: float) -> None:
 
 
 def plain(name: str) -> str:
-    """A node name that can be no nodelist expression and no option."""
+    """Return the name. Raises SlurmError for one that could be a nodelist expression or an option."""
     if not name or not all(c.isascii() and (c.isalnum() or c in "._-") for c in name) or name.startswith("-"):
         raise SlurmError(f"{name!r} is not a node name")
     return name
@@ -194,15 +195,16 @@ def _refusal(command: Sequence[str], said: str) -> SlurmError:
 
 
 def parse_nodes(text: str, mark: str) -> tuple[NodeState, ...]:
-    """Nodes of sinfo's output whose fields end in ``mark``; a node in several partitions has several rows.
+    """Return the nodes of sinfo's output whose fields end in ``mark``. A node in several partitions has several rows.
 
-    Raises SlurmError when the output is not whole rows.
+    Raises SlurmError when the output does not consist of whole rows.
     """
     return nodes_of(rows(text, mark, len(FIELDS)))
 
 
 def rows(text: str, mark: str, width: int) -> list[list[str]]:
-    """sinfo's rows of ``width`` fields that end in ``mark``. Raises SlurmError when the output is not whole rows."""
+    """Return sinfo's rows of ``width`` fields that end in ``mark``. Raises SlurmError when the output does not consist of
+    whole rows."""
     fields = text.split(mark)
     tail = fields.pop()
     if len(fields) % width or tail.strip():
@@ -211,7 +213,7 @@ def rows(text: str, mark: str, width: int) -> list[list[str]]:
 
 
 def nodes_of(rows: Iterable[Sequence[str]]) -> tuple[NodeState, ...]:
-    """Nodes of rows of ``FIELDS``."""
+    """Return the nodes of rows of ``FIELDS``."""
     found: dict[str, NodeState] = {}
     for name, host, states, user, stamp, partition, reason in rows:
         earlier = found.get(name)
@@ -228,7 +230,7 @@ def nodes_of(rows: Iterable[Sequence[str]]) -> tuple[NodeState, ...]:
 
 
 def states_of(text: str) -> frozenset[str]:
-    """``idle+drain`` as words; a compact form's suffix (``down*``) becomes the flag that it stands for (sinfo(1))."""
+    """Return ``idle+drain`` as words. The suffix of a compact form (``down*``) becomes the flag that it means (sinfo(1))."""
     marks = {"*": "NOT_RESPONDING", "$": "MAINTENANCE", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "!": "POWER_DOWN"}
     marks |= {"%": "POWERING_DOWN", "#": "POWERING_UP", "~": "POWERED_DOWN", "-": "PLANNED"}
     states: set[str] = set()
@@ -239,12 +241,13 @@ def states_of(text: str) -> frozenset[str]:
 
 
 def _reason(text: str, states: str) -> str:
-    """sinfo says ``none`` for no reason. A drained node always has one, so there it is somebody's word."""
+    """Return the reason. sinfo prints ``none`` for no reason. A drained node always has one, so for such a node ``none`` is a
+    reason."""
     return "" if text == "none" and "drain" not in states and "fail" not in states else text
 
 
 def parse_jobs(text: str) -> tuple[JobOn, ...]:
-    """Jobs of squeue's ``%A %t %D`` lines that hold their node (running, completing, suspended, ...)."""
+    """Return the jobs of squeue's ``%A %t %D`` lines that have their node (running, completing, suspended, ...)."""
     jobs = []
     for line in text.splitlines():
         words = line.split()
@@ -256,25 +259,26 @@ def parse_jobs(text: str) -> tuple[JobOn, ...]:
 
 
 def parse_began(text: str) -> float:
-    """BOOT_TIME of `scontrol show config`: when slurmctld's process began (slurmctld/controller.c, _init_config).
+    """Return BOOT_TIME of `scontrol show config`: when slurmctld's process began (slurmctld/controller.c, _init_config).
 
-    Where the primary is not up, a backup has answered, which took the state over some time after its own beginning: inf.
+    Where the primary slurmctld is down, a backup has answered. It took the state over some time after it began, so this
+    returns inf.
     """
     began = re.search(r"^BOOT_TIME\s*= (\d{1,15})$", text, re.M)
     primary = re.search(r"^Slurmctld\(primary\)[^\n]* is UP$", text, re.M)
     return float(began[1]) if began and primary else float("inf")
 
 
-def parse_stamps(text: str) -> tuple[Stamp, ...]:
-    """Of `scontrol -o show node`: one node a line, its reason with ``[USER@TIME]`` near the end. Only those who may change nodes
-    write a reason, a comment and the like."""
+def parse_node_times(text: str) -> tuple[NodeTimes, ...]:
+    """Return the times of `scontrol -o show node`: one node a line, its reason with ``[USER@TIME]`` near the end. Only users
+    who may change nodes can write a reason, a comment and such fields."""
     found = []
     for record in re.split(r"^(?=NodeName=)", text, flags=re.M)[1:]:
         began = re.search(r" SlurmdStartTime=(\d{1,15})\b", record)
         reason = record.partition(" Reason=")[2].partition(" Comment=")[0]
         times = re.findall(r"\[[^\s@\]]+@(\d{1,15})\]", reason)
         name = record.split(maxsplit=1)[0].removeprefix("NodeName=")
-        found.append(Stamp(name=name, reason_time=int(times[-1]) if times else 0, slurmd_began=int(began[1]) if began else 0))
+        found.append(NodeTimes(name=name, reason_time=int(times[-1]) if times else 0, slurmd_began=int(began[1]) if began else 0))
     return tuple(found)
 
 

@@ -1,7 +1,7 @@
-"""slurm.conf as data: enough of its grammar (slurm.conf(5)) to look it over. Nothing here asks slurmctld.
+"""Reads slurm.conf as data: enough of its grammar (slurm.conf(5)) to review it. Nothing here asks slurmctld.
 
-Keys are case-insensitive; a line may hold several ``Key=Value``; ``\\`` at the end continues a line; ``#`` starts a
-comment unless escaped; ``Include FILE`` is followed. Later values win, as in Slurm.
+Keys are case-insensitive. A line may hold several ``Key=Value``. ``\\`` at the end continues a line. ``#`` starts a comment
+unless it is escaped. ``Include FILE`` is followed. Later values replace earlier ones, as in Slurm.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ MAX_INCLUDES = 32
 
 @dataclass(frozen=True)
 class SlurmConf:
-    """``values``: lower-case key to value. ``nodes``: the NodeName lines as pairs. ``path``: the file read first."""
+    """Holds a configuration. ``values``: lower-case key to value. ``nodes``: the NodeName lines as pairs. ``path``: the file
+    that was read first."""
 
     path: str
     values: dict[str, str] = field(default_factory=dict)
@@ -30,7 +31,7 @@ class SlurmConf:
         return self.values.get(key.lower(), default)
 
     def options(self, key: str) -> frozenset[str]:
-        """A comma separated value as lower-case words."""
+        """Return a comma-separated value as lower-case words."""
         return frozenset(w.strip().lower() for w in self.get(key).split(",") if w.strip())
 
 

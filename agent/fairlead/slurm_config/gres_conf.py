@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -17,7 +18,8 @@ def gres_lines(node: SlurmNode, autodetect: str = "") -> tuple[str, ...]:
     """Return the lines of one node, without NodeName. ``autodetect``: "" or a mechanism (nvml, nvidia, rsmi), which then finds
     links and cores itself, and checks what is written here against it: a difference drains the node.
 
-    A node in MIG mode has what AutoDetect finds: the file of a GPU instance is known on the node only.
+    A node in MIG mode has what AutoDetect finds: the file of a GPU instance is known on the node only, and changes with the
+    instances. How many there are of each type stands in its NodeName line (``gpu_types``).
     """
     head = f"AutoDetect={autodetect} " if autodetect else ""
     if any(gpu.mig for gpu in node.gpus):
@@ -67,23 +69,48 @@ def render_gres(nodes: Iterable[SlurmNode], autodetect: str = "") -> str:
     return "".join(f"NodeName={fold(groups[lines])} {line}\n" for lines in ordered for line in lines)
 
 
-def node_line(node: SlurmNode, names: Iterable[str]) -> str:
-    """Return the NodeName line of ``names``, which are all as ``node`` is."""
+def mig_type(profile: str) -> str:
+    """Return the GRES type of a GPU instance: part of what AutoDetect calls it (`nvidia_h100_80gb_hbm3_3g.40gb`).
+
+    slurmd makes that name of the slices and the memory alone (Slurm src/plugins/gpu/nvml/gpu_nvml.c, _handle_mig), so the
+    attributes behind it (`+me`, `-me`) are no part of it. It rounds the memory that NVML tells: A100 with 80 GB and driver 535
+    are 3g.39gb where the profile is 3g.40gb (NVIDIA/mig-parted issue 31), which is what ``names`` of ``gpu_types`` is for.
+    """
+    return re.sub(r"([+]|-me).*", "", profile)
+
+
+def gpu_types(node: SlurmNode, names: Mapping[str, str] = {}) -> dict[str, int]:
+    """Return how many GPUs, or GPU instances, a node has of each GRES type. ``names``: the types of profiles with another name.
+
+    Instances come first: the type of a whole GPU (h100) is also part of what AutoDetect calls the instances of one.
+    """
+    types: dict[str, int] = {}
+    for gpu in sorted(node.gpus, key=lambda gpu: not gpu.instances):
+        for kind in [names.get(p, mig_type(p)) for p in gpu.instances] or [gpu.type]:
+            types[kind] = types.get(kind, 0) + 1
+    return types
+
+
+def counted(node: SlurmNode) -> bool:
+    """Return whether it is known how many GPUs there are: of a node in MIG mode only by its site's declaration."""
+    return all(gpu.instances for gpu in node.gpus if gpu.mig)
+
+
+def node_line(node: SlurmNode, names: Iterable[str], mig_names: Mapping[str, str] = {}) -> str:
+    """Return the NodeName line of ``names``, which are all as ``node`` is. ``mig_names``: see ``gpu_types``."""
     words = [f"NodeName={fold(names)}", f"CPUs={node.cpus}"]
     if node.cores_per_socket:
         words += ["Boards=1", f"SocketsPerBoard={node.sockets}", f"CoresPerSocket={node.cores_per_socket}"]
         words += [f"ThreadsPerCore={node.threads_per_core}"]
     if node.memory_mib is not None:
         words.append(f"RealMemory={node.memory_mib}")
-    types: dict[str, int] = {}
-    for gpu in node.gpus:
-        types[gpu.type] = types.get(gpu.type, 0) + 1
-    if types and not any(gpu.mig for gpu in node.gpus):
+    types = gpu_types(node, mig_names)
+    if types and counted(node):
         words.append("Gres=" + ",".join(f"gpu:{kind}:{count}" for kind, count in types.items()))
     return " ".join(words)
 
 
-def render_nodes(nodes: Iterable[SlurmNode]) -> tuple[str, tuple[str, ...]]:
+def render_nodes(nodes: Iterable[SlurmNode], mig_names: Mapping[str, str] = {}) -> tuple[str, tuple[str, ...]]:
     """Return the NodeName lines, and notes. Equal nodes are in one line, with the least memory that one of them has: a node that
     has less than RealMemory is drained (slurm.conf(5), RealMemory)."""
     groups: list[list[SlurmNode]] = []
@@ -96,12 +123,14 @@ def render_nodes(nodes: Iterable[SlurmNode]) -> tuple[str, tuple[str, ...]]:
     notes = []
     for group in groups:
         names = in_order(node.name for node in group)
-        lines.append((names[0], node_line(group[0], names)))
+        lines.append((names[0], node_line(group[0], names, mig_names)))
         least, most = group[0].memory_mib, group[-1].memory_mib
         if least != most:
             notes.append(f"{fold(names)}: RealMemory is the least of {least} to {most} MiB")
-        if any(gpu.mig for gpu in group[0].gpus):
+        if not counted(group[0]):
             notes.append(f"{fold(names)}: in MIG mode: add the Gres that `slurmd -C` prints there")
+        elif any(gpu.mig for gpu in group[0].gpus):
+            notes.append(f"{fold(names)}: compare its MIG types with `slurmd -G` of one node; --mig-type PROFILE=TYPE mends one")
     return "".join(f"{line}\n" for _, line in sorted(lines)), tuple(notes)
 
 

@@ -36,7 +36,8 @@ class GpuGres(Struct, frozen=True, kw_only=True):
     """One GPU. ``cores``: Slurm's numbers of the nearest cores, whole sockets; () for all cores, or unknown.
 
     ``near``: the same before it was widened to whole sockets, as Slurm's AutoDetect has it. ``links``: NVLinks to each GPU
-    of the node in this order, -1 for itself (gres.conf(5), Links)."""
+    of the node in this order, -1 for itself (gres.conf(5), Links). ``mig``: it is in MIG mode, or is to be. ``instances``: the
+    GPU instances that a site declares, by profile."""
 
     pci: str
     file: str
@@ -45,6 +46,7 @@ class GpuGres(Struct, frozen=True, kw_only=True):
     near: tuple[int, ...]
     links: tuple[int, ...]
     mig: bool = False
+    instances: tuple[str, ...] = ()
 
 
 class KernelGpu(Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""The Xid catalogue: every code of driver 595.45.04, what it means, what to do, and who is to blame.
+"""Holds the Xid catalogue: every code of driver 595.45.04, what it means, what to do, and who is to blame.
 
 ``action`` is NVIDIA's immediate action where NVIDIA publishes one. NVIDIA's words map to ours: IGNORE none, RESTART_VM and
 RESTART_BM reboot_node, CHECK_MECHANICALS check_hardware, UPDATE_SWFW update_software, the NVLink workflows check_fabric,
@@ -15,7 +15,7 @@ from fairlead.xid.versions import change_of
 
 
 class XidEntry(Struct, frozen=True):
-    """One code. ``name`` is NVIDIA's, ``description`` a few words fit for a reason, ``why`` explains the action.
+    """Describes one code. ``name`` is NVIDIA's, ``description`` has a few words for a reason, ``why`` explains the action.
 
     service: whether and when the node leaves service. blames: application, gpu, node, fabric or driver.
     """
@@ -31,7 +31,7 @@ class XidEntry(Struct, frozen=True):
 
     @property
     def harmless(self) -> bool:
-        """Nothing to do and nothing to watch."""
+        """Say whether there is nothing to do and nothing to watch."""
         return self.action is Action.NONE and self.service is Service.KEEP and self.blames == "driver"
 
 
@@ -52,9 +52,10 @@ RECOVERY: dict[int, tuple[str, Action, Service]] = {
 
 
 def look_up(code: int, driver: str = "") -> XidEntry:
-    """The entry of a code, for a driver version where that is known and the code meant something else to it.
+    """Return the entry of a code. The driver version counts where it is known and the code meant something else to that
+    version.
 
-    A code that no header names is not known to be harmless: it is for NVIDIA to explain.
+    A code that no header names is not known to be harmless: NVIDIA has to explain it.
     """
     change = change_of(code, driver)
     if change is not None:
@@ -84,6 +85,6 @@ def look_up(code: int, driver: str = "") -> XidEntry:
 
 
 def recovery(number: int) -> tuple[str, Action, Service]:
-    """What a recovery action number asks for: words, action, service. Unknown numbers are taken seriously."""
+    """Return what a recovery action number asks for: words, action, service. An unknown number is treated as serious."""
     unknown = (f"driver asks for recovery action {number}", Action.CONTACT_SUPPORT, Service.DRAIN_NOW)
     return RECOVERY.get(number, unknown)

@@ -1,9 +1,9 @@
-"""A whole log decoded: one object per recognised record, and for each Xid 45 the fault that it follows.
+"""Decodes a whole log: one object per recognised record, and for each Xid 45 the fault that it follows.
 
-The cause of a 45 is what the driver prints ("caused by previous Xid N"), else the latest Xid of the same GPU and, under
-MIG, of the same instance. A fault of an application's own ends that application's channels only: where both lines name a
-process, it must be the same one. Xids that only record what was done about a fault (63, 64, 154) are named where nothing
-else is. A boot starts afresh. Order counts, not time: many logs have no stamps.
+The cause of a 45 is the one that the driver prints ("caused by previous Xid N"), else the latest Xid of the same GPU and,
+under MIG, of the same instance. A fault of an application ends only that application's channels, so where both lines name a
+process, it must be the same process. Xids that only record what was done about a fault (63, 64, 154) are named where there is
+no other Xid. A boot starts with no known faults. Order counts and not time, because many logs have no stamps.
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ from fairlead.xid.versions import loaded
 
 CONSEQUENCE = 45
 RECORDS = frozenset({63, 64, 154})
-NO_CAUSE = frozenset({CONSEQUENCE, 162})  # 162 is good news
+NO_CAUSE = frozenset({CONSEQUENCE, 162})  # 162 reports no fault
 REMEMBER = 256  # faults per log, the latest of each GPU, instance and process
 BOOT = ("Linux version ", "-- Boot ", "-- Reboot --")  # the kernel's first record; journalctl's mark between boots
 
 
 class Instance(Struct, frozen=True):
-    """A MIG instance. ci is None where the driver names the GPU instance alone."""
+    """Names a MIG instance. ci is None where the driver names the GPU instance only."""
 
     gi: int
     ci: int | None
 
 
 class Decoded(Struct, frozen=True, kw_only=True):
-    """One record. line counts from 1; pci is "" where the line does not say it; process and text are as printed.
+    """Describes one record. line counts from 1; pci is "" where the line does not say it; process and text are as printed.
 
-    action and service are the catalogue's, or what the line itself says where that wins. blames: of a 45, its cause's.
-    nvlink: the row of NVIDIA's table of NVLink 5 errors that a line of 144 to 150 fits; only there.
+    action, service and means (a few words) are the catalogue's, or those that the line itself says where that counts more.
+    blames: of a 45, its cause's. nvlink: the row of NVIDIA's table of NVLink 5 errors that a line of 144 to 150 fits; only for
+    these lines.
     """
 
     line: int
@@ -51,12 +52,13 @@ class Decoded(Struct, frozen=True, kw_only=True):
     service: Service
     caused_by: int | None
     blames: str
+    means: str
     text: str
     nvlink: NvlinkFault | UnsetType = UNSET
 
 
 class _Faults:
-    """The latest faults of this boot, per GPU, instance and process."""
+    """Holds the latest faults of this boot, per GPU, instance and process."""
 
     def __init__(self) -> None:
         self._latest: dict[tuple[str, int | None, int | None, int | None, bool], XidLine] = {}
@@ -74,7 +76,8 @@ class _Faults:
             del self._latest[next(iter(self._latest))]
 
     def cause(self, line: XidLine, driver: str) -> XidLine | None:
-        """The latest fault that can have led to this line; records of a fault only where there is no fault."""
+        """Return the latest fault that can have led to this line. A record of what was done about a fault counts only where
+        there is no fault."""
         record = None
         for fault in reversed(self._latest.values()):
             if _can_cause(fault, line, driver):
@@ -96,9 +99,11 @@ def _can_cause(fault: XidLine, line: XidLine, driver: str) -> bool:
 
 
 def decode(texts: Iterable[str], driver: str = "") -> Iterator[Decoded]:
-    """All recognised records of a log, in order and as they come. ``texts`` are messages without stamps (xid.log_file).
+    """Return all recognised records of a log, in order and as they come. ``texts`` are messages without stamps
+    (``xid.log_file``).
 
-    ``driver``: the version of the driver that printed it; "" for what the log itself says when the driver loads.
+    ``driver``: the version of the driver that printed the log; with "", the version that the log itself names when the driver
+    loads.
     """
     faults = _Faults()
     running = driver
@@ -134,6 +139,7 @@ def decode(texts: Iterable[str], driver: str = "") -> Iterator[Decoded]:
             service=means.service,
             caused_by=caused_by,
             blames=blames,
+            means=means.words,
             text=line.text,
             nvlink=means.nvlink or UNSET,
         )

@@ -1,8 +1,8 @@
-"""What other public health systems do by default with each Xid code: fail the node or GPU, warn, or ignore.
+"""Lists what other public health systems do by default with each Xid code: fail the node or GPU, warn, or ignore.
 
-Read in their sources at the commits named; a system fails a code when its default would mark the node or the GPU bad, warns
-when it only reports it, and ignores what it does not look at or lists as harmless. Codes that a row does not name have the
-system's last word, ``rest``. State of knowledge: August 2026; defaults only, and most can be configured.
+This was read in their sources at the commits named. A system fails a code when its default would mark the node or the GPU bad.
+It warns when it only reports the code. It ignores a code that it does not read or lists as harmless. ``rest`` is the reaction
+to codes that a row does not name. This is the state of August 2026, for defaults only; most of them can be configured.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ FAIL, WARN, IGNORE = Reaction.FAIL, Reaction.WARN, Reaction.IGNORE
 
 
 class System(Struct, frozen=True):
-    """name; where its default was read; codes by reaction, as "1-7,9"; rest: all others."""
+    """Describes one system: its name, where its default was read, the codes by reaction ("1-7,9"), and rest: the reaction to
+    all others."""
 
     name: str
     source: str
@@ -122,7 +123,7 @@ SYSTEMS: tuple[System, ...] = (
 
 @lru_cache(maxsize=64)
 def codes(text: str) -> frozenset[int]:
-    """The codes of "1-7,9"."""
+    """Return the codes of "1-7,9"."""
     found: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")
@@ -131,5 +132,5 @@ def codes(text: str) -> frozenset[int]:
 
 
 def reaction(system: System, code: int) -> Reaction:
-    """What ``system`` does with an Xid."""
+    """Return what ``system`` does with an Xid."""
     return next((word for word, listed in system.rows if code in codes(listed)), system.rest)

@@ -1,9 +1,9 @@
-"""The parser of Xid, SXid and "fallen off the bus" records. Total: any text gives an XidLine or None, never an error.
+"""Parses Xid, SXid and "fallen off the bus" records. Any text gives an XidLine or None, and never an error.
 
-A record is matched from its start only, and what is matched before the code is longer than a task's name: text that a user
-may choose (a process name) comes later in the line and can never make one. Three forms of address exist (plain, ``GPU-I:05``,
-``GPU-I:05 GPU-CI:01``); pid and name come together or not at all in new drivers, and a name may hold commas, colons and
-brackets; the message may be empty.
+A record is matched from its start only, and what is matched before the code is longer than a task's name. Text that a user may
+choose (a process name) comes later in the line, so a user can never make such a record. Three forms of address exist (plain,
+``GPU-I:05``, ``GPU-I:05 GPU-CI:01``). New drivers print pid and name together or not at all. A name may hold commas, colons
+and brackets. The message may be empty.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fairlead.xid import nvlink5
 
 NAME_MAX = 15  # TASK_COMM_LEN - 1, include/linux/sched.h
 SPLIT_PENDING = 64  # GPUs whose message has begun and not ended
-SPLIT_REACH = 8  # records within which the three parts of a split message are looked for
+SPLIT_REACH = 8  # records within which the three parts of a split message are searched
 
 
 class XidKind(StrEnum):
@@ -29,12 +29,12 @@ class XidKind(StrEnum):
 
 
 class XidLine(Struct, frozen=True, kw_only=True):
-    """One recognised record.
+    """Describes one recognised record.
 
-    pci: ``0000:4e:00.0``, or "" when the line does not say it. gi, ci: MIG GPU instance and compute instance.
-    pid, process: as printed; text a user may choose. text: the message. caused_by: from "caused by previous Xid N".
-    fatal: what the line itself says of its severity (NVLink 144-150, SXid). unit, link, registers: of NVLink lines.
-    recovery: the action number that an Xid 154 line changed to.
+    pci: ``0000:4e:00.0``, or "" when the line does not say it. gi, ci: MIG GPU instance and compute instance. pid, process: as
+    printed, text that a user may choose. text: the message. caused_by: from "caused by previous Xid N". fatal: what the line
+    itself says of its severity (NVLink 144-150, SXid). unit, link, registers: of NVLink lines. recovery: the action number to
+    which an Xid 154 line says the action has changed.
     """
 
     kind: XidKind
@@ -55,7 +55,8 @@ class XidLine(Struct, frozen=True, kw_only=True):
 
     @property
     def public_text(self) -> str:
-        """The message where no process name stands before it: a name may hold commas and run over into the message."""
+        """Return the message where no process name comes before it, else "". A name may hold commas, so part of it could be
+        taken for the message."""
         return self.text if self.process is None else ""
 
 
@@ -99,10 +100,10 @@ _OPENINGS = (
 
 
 def address(text: str) -> str:
-    """A PCI address of any of the driver's forms (with or without "PCI:", of 4 or 8 digits of domain or none, with or without
-    a function) as ``0000:1b:00.0``.
+    """Return a PCI address of any of the driver's forms (with or without "PCI:", of 4 or 8 digits of domain or none, with or
+    without a function) as ``0000:1b:00.0``.
 
-    "" when it is none.
+    Returns "" when it is none.
     """
     match = _ADDRESS.fullmatch(text.removeprefix("PCI:"))
     if match is None:
@@ -112,9 +113,10 @@ def address(text: str) -> str:
 
 
 def _name_and_text(rest: str) -> tuple[str, str]:
-    """Split ``NAME, MESSAGE``. The name may hold commas: take the first cut within its length that a message follows.
+    """Split ``NAME, MESSAGE``. The name may hold commas, so the first comma within a name's length is used that a message
+    follows.
 
-    A message that decides by what it says (NVLink, 154) is too long to be in a name: it wins wherever it begins.
+    A message whose text decides what is done (NVLink, 154) is too long to be in a name, so it is used wherever it begins.
     """
     cuts = [m.start() for m in re.finditer(",(?= |$)", rest[: NAME_MAX + 2])]
     for decides in (True, False):
@@ -124,12 +126,12 @@ def _name_and_text(rest: str) -> tuple[str, str]:
                 return rest[:cut], text
     if cuts:
         return rest[: cuts[0]], rest[cuts[0] + 1 :].lstrip()
-    far = rest.find(", ")  # longer than a comm: quoted or from an odd driver
+    far = rest.find(", ")  # the name is longer than a comm: the line was quoted, or the driver is an unusual one
     return (rest, "") if far < 0 else (rest[:far], rest[far + 2 :])
 
 
 def _tail(rest: str) -> tuple[int | None, str | None, str]:
-    """``pid=.., name=.., message`` -> (pid, process, message)."""
+    """Split ``pid=.., name=.., message`` into (pid, process, message)."""
     match = _PID.match(rest)
     if match is None:
         return None, None, rest
@@ -141,18 +143,18 @@ def _tail(rest: str) -> tuple[int | None, str | None, str]:
     if not after.startswith("name="):
         return pid, None, after
     name, text = _name_and_text(after.removeprefix("name="))
-    # the driver knows of no process, which then has no number either; with one, a user has called a process so
+    # The driver knows no process, so there is no number either. With a number, a user has given a process this name.
     return pid, None if pid is None and name in {"<unknown>", "'<unknown>'", ""} else name, text
 
 
 def is_part(text: str) -> bool:
-    """Whether a record may be one of the three of a message that ``read`` joins."""
+    """Say whether a record may be one of the three of a message that ``read`` joins."""
     return any(pattern.match(text) for pattern in (_SPLIT_FIRST, _SPLIT_LAST, _SPLIT_OTHER))
 
 
 @lru_cache(maxsize=1024)  # the records of this boot are judged again in every sweep
 def parse(text: str) -> XidLine | None:
-    """One kernel record (without stamp or priority) as an XidLine; None when it is not one of ours."""
+    """Return one kernel record (without stamp or priority) as an XidLine; None when it is none of these records."""
     if text.startswith("NVRM: Xid "):
         return _parse_xid(text)
     if text.startswith("nvidia-nvswitch"):
@@ -219,12 +221,12 @@ def _parse_sxid(text: str) -> XidLine | None:
 
 
 def read(texts: Iterable[str]) -> Iterator[tuple[int, XidLine]]:
-    """All recognised records of a log in order, each with its place (from 0).
+    """Return all recognised records of a log in order, each with its position (from 0).
 
-    Joins the message that the driver prints as three records, "The NVIDIA GPU X", "(PCI ID: ..) installed in this system
-    has", "fallen off the bus and is not responding" (NVSentinel issue 155, gpud issue 1209), or cut otherwise by older ones;
-    other records, and those of another GPU's message, may come between. Its place is that of the last part. The same first
-    records also open other, harmless messages ("is not supported by").
+    This joins the message that the driver prints as three records, "The NVIDIA GPU X", "(PCI ID: ..) installed in this system
+    has", "fallen off the bus and is not responding" (NVSentinel issue 155, gpud issue 1209), or that older drivers cut at
+    other words. Other records, and those of another GPU's message, may come between. The position is that of the last part.
+    The same first records also begin other, harmless messages ("is not supported by").
     """
     pending: list[tuple[str, int]] = []
     for index, text in enumerate(texts):

@@ -1,10 +1,10 @@
-"""Kernel messages out of log files: the stamp and prefix of each common form taken off, the message left.
+"""Reads kernel messages from log files: it takes off the stamp and prefix of each common form and leaves the message.
 
-A record of /dev/kmsg or dmesg that names a facility other than the kernel was written by a program: it is none of the
-kernel's messages. In a syslog file the word ``kernel:`` is all there is to go by, and any user can write it (logger -t).
-Records that begin with a task's name, and fragments, are dropped as in the agent (``model.kernel_text``). Not so in what dmesg
-and journalctl print as text: a line break in a name begins a line there, and nothing tells it from a record. The agent reads
-/dev/kmsg, where line breaks are escaped.
+A program has written a record of /dev/kmsg or dmesg that names a facility other than the kernel. Such a record is no message
+of the kernel's. In a syslog file the word ``kernel:`` is the only sign of the kernel, and any user can write it (logger -t).
+Records that begin with a task's name, and fragments, are dropped as in the agent (``model.kernel_text``). That does not work
+for the text that dmesg and journalctl print: a line break in a name begins a line there, and nothing distinguishes such a line
+from a record. The agent reads /dev/kmsg, where line breaks are escaped.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FORMS = tuple(
         _CTIME,  # dmesg -T
         r"\[(?:[A-Z][a-z]{2} ?\d+ \d\d:\d\d| *[+<] *\d+\.\d+>?)\] ",  # dmesg -e, -H, -d without time
         rf"(?P<facility>[a-z0-9]+) *:[a-z]+ *: (?:{_ISO} |\[[^\]]{{1,40}}\] )",  # dmesg -x
-        # The word kernel behind at most eight words of a date and a host's name, none of which ends as another program's tag
+        # The word kernel after at most eight words of a date and a host's name, none of which ends as another program's tag
         # would: syslog in any language, journalctl -o short, short-iso, short-full, short-unix, and no date at all.
         rf"(?:\S*[^\s:] +){{0,8}}{_KERNEL}",
         rf"{_ISO} ",  # dmesg --time-format iso
@@ -45,11 +45,11 @@ _PROGRAM = re.compile(
     r"(?:\S*[^\s:] +){1,8}[\w./()-]{1,64}\[\d{1,10}\]: |[A-Z][a-z]{2} +\d+ \d\d:\d\d:\d\d(?:\.\d+)? \S{1,255} [\w./()-]{1,64}: "
 )
 _COLOURS = re.compile(r"\x1b\[[0-9;]{0,16}[mK]")  # dmesg --color, grep --color
-_GREP = re.compile(r"[:-](?:\d{1,9}[:-])?")  # what ends grep's file name, and its line number, in lines of context too
-_GREP_ENDS_MAX = 16  # such places that are tried: a file name may hold them too
+_GREP = re.compile(r"[:-](?:\d{1,9}[:-])?")  # the end of grep's file name and line number, also in lines of context
+_GREP_ENDS_MAX = 16  # so many such positions are tried: a file name may hold these characters too
 _HEAD_MAX = 512  # characters in which a prefix ends
 _ERROR = re.compile(r"NVRM: Xid \(|nvidia-nvswitch\d{1,3}: SXid \(|NVRM: .{0,64}fallen off the bus")
-# NVIDIA Fabric Manager's own log (/var/log/fabricmanager.log) names the SXids that it was told of
+# NVIDIA Fabric Manager's own log (/var/log/fabricmanager.log) names the SXids that the driver has reported to it
 _FABRIC = re.compile(
     r"\[[A-Z][a-z]{2} +\d+ \d{4} \d\d:\d\d:\d\d\] \[[A-Z]+\] \[tid \d+\] detected NVSwitch (non-)?fatal error (\d{1,7}) "
     r"on fid \d+ on NVSwitch pci bus id ([0-9a-fA-F:.]{7,16}) physical id (\d{1,3}) port (\d{1,3})\s*"
@@ -60,13 +60,15 @@ _ESCAPES = re.compile(r"(?:\\x[0-9a-fA-F]{2})+")
 
 
 def _unescaped(text: str) -> str:
-    """/dev/kmsg writes what is not printable, and the backslash, as \\xNN (Documentation/ABI/testing/dev-kmsg)."""
+    """Return the text of /dev/kmsg, which writes a character that is not printable, and the backslash, as \\xNN
+    (Documentation/ABI/testing/dev-kmsg)."""
     return _ESCAPES.sub(lambda m: bytes.fromhex(m[0].replace("\\x", "")).decode("utf-8", "replace"), text)
 
 
 def journal(line: str) -> tuple[float, str, str] | None:
-    """A line of ``journalctl -o json``: Unix seconds, the kernel's message ("" where it is not the kernel's), boot id; None for
-    any other line. A message that is no UTF-8 is a list of bytes (systemd.journal-fields(7), Journal JSON Format)."""
+    """Read a line of ``journalctl -o json``: Unix seconds, the kernel's message ("" where it is not the kernel's), boot id.
+    Return None for any other line. A message that is not UTF-8 is a list of bytes (systemd.journal-fields(7), Journal JSON
+    Format)."""
     try:
         fields: Any = msgspec.json.decode(line)
         seconds, text = int(fields["__REALTIME_TIMESTAMP"]) / 1e6, fields["MESSAGE"]
@@ -79,7 +81,7 @@ def journal(line: str) -> tuple[float, str, str] | None:
 
 
 class Message(Struct, frozen=True):
-    """The kernel's message in a line of a log. ``text`` is "" where the line is known to be none of the kernel's. ``known``
+    """Holds the kernel's message in a line of a log. ``text`` is "" where the line is known not to be the kernel's. ``known``
     says whether the line begins in a form that this module knows; where it does not, ``text`` is the whole line."""
 
     text: str
@@ -87,22 +89,22 @@ class Message(Struct, frozen=True):
 
     @property
     def hides_an_error(self) -> bool:
-        """Whether an Xid, SXid or bus loss stands behind a prefix that is not known, so that nobody can say whose it is."""
+        """Say whether an Xid, SXid or bus loss comes after a prefix that is not known, so that nobody can say who wrote it."""
         return not self.known and _ERROR.search(self.text) is not None and _ERROR.match(self.text) is None
 
 
 class Messages:
-    """The messages of a log that is read line by line.
+    """Reads the messages of a log line by line.
 
-    dmesg and journalctl print a record of several lines with the later ones indented and without a stamp. Those belong to
-    the record before them: they count where the driver's own message of several lines has begun, and nowhere else.
+    dmesg and journalctl print a record of several lines with the later lines indented and without a stamp. Such lines belong
+    to the record before them. They count only where the driver's own message of several lines has begun.
     """
 
     def __init__(self) -> None:
-        self._open_at = -1  # the line after which a continuation belongs to a message of the driver's
+        self._open_at = -1  # after this line, a continuation belongs to a message of the driver's
 
     def of(self, number: int, line: str) -> Message:
-        """``number``: of the line in the log; lines that are of no interest may be left out."""
+        """Return the message of a line. ``number``: of the line in the log. The caller may leave out lines that do not matter."""
         found = classify(line)
         continues = not found.known and line[:1] in (" ", "\t")
         if continues and self._open_at == number - 1:
@@ -114,17 +116,17 @@ class Messages:
 
 
 def message(line: str) -> str:
-    """The kernel's message in one line of a log, or the line itself when it has no known prefix; see ``classify``."""
+    """Return the kernel's message in one line of a log, or the line itself when it has no known prefix; see ``classify``."""
     return classify(line).text
 
 
 def classify(line: str) -> Message:
-    """The kernel's message in one line of a log.
+    """Return the kernel's message in one line of a log.
 
     Its text is "" for a record that says of itself that a program, not the kernel, wrote it (priority = facility * 8 + level),
-    and for one whose beginning a user may have chosen. A line of Fabric Manager's log about an NVSwitch error is given in the
-    words of the kernel's SXid line. Colours, the indentation of a quoted log and grep's file names are taken off where a known
-    form follows them.
+    and for one whose beginning a user may have chosen. A line of Fabric Manager's log about an NVSwitch error is returned in
+    the words of the kernel's SXid line. Colours, the indentation of a quoted log and grep's file names are taken off where a
+    known form follows them.
     """
     line = line.rstrip("\r\n")
     if "\x1b[" in line:
@@ -142,7 +144,7 @@ def classify(line: str) -> Message:
 
 
 def _stripped(line: str) -> str | None:
-    """The message behind a known prefix; None for a line without one."""
+    """Return the message after a known prefix; None for a line without one."""
     if line.startswith("{"):
         entry = journal(line)
         return entry[1] if entry is not None else None
@@ -165,7 +167,7 @@ def _stripped(line: str) -> str | None:
 
 
 def _behind_a_file_name(line: str) -> str | None:
-    """The message of a line that grep has printed; None where no known form follows a file name."""
+    """Return the message of a line that grep has printed; None where no known form follows a file name."""
     name = line[:_HEAD_MAX].partition(" ")[0]
     for end in islice(_GREP.finditer(name), _GREP_ENDS_MAX):
         if end.start() and (found := _stripped(line[end.end() :])) is not None:

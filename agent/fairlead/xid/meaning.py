@@ -1,4 +1,4 @@
-"""What one line means: the catalogue's row, and what the line itself says where that wins over the code."""
+"""Says what one line means: the catalogue's row, and what the line itself says where that counts more than the code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from fairlead.xid.sxids import sxid
 
 
 class Meaning(Struct, frozen=True):
-    """words: a few, fit for a reason. harmless: nothing to do and nothing to watch. blames: as in the catalogue.
+    """Holds the meaning. words: a few, for a reason. harmless: there is nothing to do and nothing to watch. blames: as in the
+    catalogue.
 
     nvlink: the row of NVIDIA's NVLink table that the line fits.
     """
@@ -26,10 +27,10 @@ class Meaning(Struct, frozen=True):
 
 
 def meaning(line: XidLine, driver: str = "") -> Meaning:
-    """The meaning of a line; ``driver``: the version of the driver that printed it, "" where it is not known.
+    """Return the meaning of a line. ``driver``: the version of the driver that printed it, "" where it is not known.
 
-    An SXid or NVLink line (144 to 150) takes a node out of service only when it says Fatal itself; Xid 154 counts by the
-    number of the action it changed to, not by its words, which differ between drivers.
+    An SXid or NVLink line (144 to 150) takes a node out of service only when it says Fatal itself. Xid 154 counts by the
+    number of the action that it names, not by its words, which differ between drivers.
     """
     if line.kind is XidKind.SXID:
         return _of_sxid(line)
@@ -43,7 +44,8 @@ def meaning(line: XidLine, driver: str = "") -> Meaning:
 
 
 def _of_sxid(line: XidLine) -> Meaning:
-    """The line's own Fatal counts; what the Fabric Manager guide calls corrected or to be ignored raises nothing without it."""
+    """Return the meaning of an SXid line. The line's own word Fatal counts. Without it, a code that the Fabric Manager guide
+    calls corrected or to be ignored has no finding."""
     known = sxid(line.code)
     words = known.words if known is not None else "NVSwitch error"
     if line.fatal:
@@ -54,10 +56,11 @@ def _of_sxid(line: XidLine) -> Meaning:
 
 
 def _of_nvlink(line: XidLine, entry: XidEntry, driver: str) -> Meaning:
-    """The line's own Fatal or Nonfatal says whether the node leaves service; the registers say what NVIDIA asks for.
+    """Return the meaning of an NVLink line. The line's own Fatal or Nonfatal says whether the node leaves service; the
+    registers say what NVIDIA asks for.
 
-    One exception: a link that went down for a reason of which NVIDIA says "ignore" (a reset by hand, the host's own doing)
-    is Fatal in the line each time, and is no reason to drain; what it leaves broken the driver says by 154.
+    There is one exception: a link that went down for a reason of which NVIDIA says "ignore" (a reset by hand, or the host did
+    it) is Fatal in the line each time, and is no reason to drain. If something stays broken, the driver says so by 154.
     """
     service = Service.DRAIN_NOW if line.fatal else Service.KEEP
     said = "" if line.fatal else ", not fatal" if line.fatal is False else ", severity not said"

@@ -1,10 +1,10 @@
-"""NVLink 5 (Xid 144 to 150): which unit of the link reported what, and what NVIDIA asks for then.
+"""Holds the rules for NVLink 5 (Xid 144 to 150): which unit of the link reported what, and what NVIDIA then asks for.
 
 Facts: sheet "Xid 144-150 Decode" of NVIDIA's Xid catalogue (https://docs.nvidia.com/deploy/xid-errors/
 analyzing-xid-catalog.html; the spreadsheet with MD5 c895f0f0c6ff71e445b5cd67bb763a0b, compared with leptonai/gpud 4a8de33a
 catalog_generated.go and oracle-quickstart/oci-hpc b5285a68 xid_catalog_data.json). The first register in the brackets of the
-line is IntrInfo: before driver 575 (V1) its bits 9:0 name the unit, since then (V2) bits 6:0; bits 25:20 are zero but for a
-link that went down: there they say why. The second register is the error status. The reasons of a link's fall are the
+line is IntrInfo. Before driver 575 (V1) its bits 9:0 name the unit; since then (V2) bits 6:0 do. Bits 25:20 are zero, except
+for a link that went down: then they say why. The second register is the error status. The reasons why a link went down are the
 local_reason_opcode of the port registers (Mellanox/mstflint, reg_access_hca_layouts.h, "recovery_entry_reason").
 """
 
@@ -14,7 +14,8 @@ from msgspec import Struct
 
 from fairlead.model.finding import Action
 
-NONE, RESET, EVAL = Action.NONE, Action.RESET_GPU, Action.RESTART_APP  # EVAL: the 154 beside it, without one restart the app
+# EVAL: follow the 154 beside it; without one, restart the application
+NONE, RESET, EVAL = Action.NONE, Action.RESET_GPU, Action.RESTART_APP
 ANY = -1  # an error status that does not matter
 
 SUPPORT = "if it comes back: NVIDIA support"
@@ -42,7 +43,7 @@ FATAL, LINK_FATAL, NONFATAL = "fatal", "link fatal", "not fatal"
 
 
 class NvlinkUnit(Struct, frozen=True):
-    """One unit: its names in lines of V1 and V2, and what IntrInfo holds then (V1: 10 bits, V2: 7 bits)."""
+    """Describes one unit: its names in lines of V1 and V2, and what IntrInfo holds for it (V1: 10 bits, V2: 7 bits)."""
 
     code: int
     v1_name: str
@@ -53,7 +54,7 @@ class NvlinkUnit(Struct, frozen=True):
 
 
 class NvlinkRule(Struct, frozen=True):
-    """What an error status of a unit asks for. promoted: what, when the promotion bit of IntrInfo is set."""
+    """Says what an error status of a unit asks for. promoted: what it asks for when the promotion bit of IntrInfo is set."""
 
     status: int
     action: Action
@@ -184,7 +185,7 @@ UNITS: tuple[tuple[NvlinkUnit, tuple[NvlinkRule, ...]], ...] = (
 
 LINK_UNIT = NvlinkUnit(149, "NETIR_LINK_EVT", "NETIR_LINK_DOWN", 0b0111000110, 0b0010001, "network interface: link down")
 
-#: Bits 25:20 of IntrInfo, why the link went down: in words, and what NVIDIA asks for. Others are not in NVIDIA's table.
+#: Bits 25:20 of IntrInfo say why the link went down: in words, and what NVIDIA asks for. NVIDIA's table has no others.
 LINK_REASONS: dict[int, tuple[str, NvlinkRule]] = {
     0: ("no reason told", NvlinkRule(ANY, RESET, SOLO, LINK_FATAL, LOSS)),
     1: ("unknown reason", NvlinkRule(ANY, RESET, DAILY, LINK_FATAL, LOSS)),

@@ -1,9 +1,9 @@
-"""SXid: what the NVSwitch driver reports, by code.
+"""Lists the SXids, which the NVSwitch driver reports, by code.
 
 Facts: NVIDIA Fabric Manager User Guide DU-09883-001, appendix "NVSwitch SXid errors" (as collected by leptonai/gpud 4a8de33a,
 components/accelerator/nvidia/sxid/sxid.go); names of the numbers: NVIDIA/open-gpu-kernel-modules 595.45.04,
-src/common/nvswitch/interface/ctrl_dev_nvswitch.h. Whether one event is fatal the line says itself; this table says how
-to read a line that does not, and what an event means.
+src/common/nvswitch/interface/ctrl_dev_nvswitch.h. The line itself says whether one event is fatal. This table says how to read
+a line that does not say it, and what an event means.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ SOURCE = "NVIDIA Fabric Manager User Guide DU-09883-001 v1.3, appendix on NVSwit
 
 
 class Weight(StrEnum):
-    """What the guide says of a code: corrected by the switch; to be ignored; harms one link; may be fatal; always is."""
+    """Names what the guide says of a code: the switch corrected it; it is to be ignored; it harms one link; it may be fatal;
+    it always is."""
 
     CORRECTED = "corrected"
     IGNORE = "ignore"
@@ -148,5 +149,5 @@ SXIDS: dict[int, SxidEntry] = {code: SxidEntry(code, words, weight) for weight, 
 
 
 def sxid(code: int) -> SxidEntry | None:
-    """What is known of a code; None when the guide does not list it."""
+    """Return what is known of a code; None when the guide does not list it."""
     return SXIDS.get(code)

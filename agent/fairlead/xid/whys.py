@@ -1,4 +1,4 @@
-"""Reasons and sources that many rows of the catalogue share."""
+"""Holds reasons and sources that many rows of the catalogue share."""
 
 WHY_APP = "The job's own work failed (bad commands or data); the GPU goes on with the next job."
 WHY_IGNORE = "NVIDIA: ignore."

@@ -15,6 +15,8 @@ from tests.lab.faults import Faults
 from tests.lab.nvml.library import build, write_conf
 from tests.lab.trees import MACHINES
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:

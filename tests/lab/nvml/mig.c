@@ -308,6 +308,17 @@ NVML_API nvmlReturn nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvmlDevice devi
     *out = &sim_devices[((instance)(void *)device)->gpu];
     return NVML_SUCCESS;
 }
+NVML_API nvmlReturn nvmlDeviceGetAttributes_v2(nvmlDevice device, c_nvmlDeviceAttributes *out) {
+    ENTER();
+    NEED(out && sim_is_mig(device));
+    instance handle = (instance)(void *)device;
+    const struct profile *p = &profiles[ROW(slot_of(handle->gpu, handle->slot))];
+    memset(out, 0, sizeof *out);
+    out->multiprocessorCount = p->sm;
+    out->gpuInstanceSliceCount = out->computeInstanceSliceCount = p->slices;
+    out->memorySizeMB = 9984ull * p->memory;
+    return NVML_SUCCESS;
+}
 NVML_API nvmlReturn nvmlDeviceGetGpuInstanceId(nvmlDevice device, unsigned int *out) {
     ENTER();
     NEED(out && sim_is_mig(device));

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from fairlead.drains.ledger import Entry, Phase
+from fairlead.drains.ledger import LedgerEntry, Phase
 from fairlead.drains.outcome import Outcome, Result
 from fairlead.model.verdict import State
 from fairlead.policy import Decision, Now, Order
 from fairlead.policy.drain_limits import DrainLimit
 
 
-class Want(Struct, frozen=True, kw_only=True):
+class CourierOrder(Struct, frozen=True, kw_only=True):
     """Orders something of the courier. kind: keep, drain or resume; check, summary and job are the parts of the reason.
 
     certain: see ``policy.drain_limits``. pending_room: keep the node as it is, and drain it as soon as the rules across nodes
@@ -27,10 +27,10 @@ class Want(Struct, frozen=True, kw_only=True):
     fit: bool = False
 
 
-def want_of(decision: Decision, now: Now) -> Want:
+def want_of(decision: Decision, now: Now) -> CourierOrder:
     """Return the order that carries a decision out. ``now``: what the decision was made on."""
     if decision.order is Order.DRAIN or decision.limited:
-        return Want(
+        return CourierOrder(
             kind=decision.order.value,
             check=decision.reason_check,
             summary=decision.reason_summary,
@@ -41,7 +41,7 @@ def want_of(decision: Decision, now: Now) -> Want:
     healthy = decision.state_word in (State.OK, State.WARN) and not decision.counted and not (now.over_budget or now.suspicion)
     # Under a hold, and where fairlead is disabled, findings are suppressed: that they do not count says nothing of the node.
     silenced = now.applying or now.hold or now.disabled
-    return Want(kind=decision.order.value, fit=healthy and decision.order is Order.KEEP and not silenced)
+    return CourierOrder(kind=decision.order.value, fit=healthy and decision.order is Order.KEEP and not silenced)
 
 
 class SlurmState(Struct, frozen=True, kw_only=True):
@@ -96,7 +96,7 @@ def blocked_because(result: Result) -> str:
     return result.detail if result.outcome in (Outcome.BLOCKED, Outcome.FOREIGN, Outcome.ORPHAN) else ""
 
 
-def state_after(before: SlurmState, result: Result, entry: Entry | None, *, ordered: bool, asked: bool) -> SlurmState:
+def state_after(before: SlurmState, result: Result, entry: LedgerEntry | None, *, ordered: bool, asked: bool) -> SlurmState:
     """Return what is known after an attempt. ``entry``: the ledger's. ``ordered``: it was to drain or to resume. ``asked``:
     slurmctld was asked."""
     outcome = result.outcome

@@ -20,28 +20,10 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleError
 from ansible.plugins.action import ActionBase
-
-MARK = "FAIRLEAD-REPLY "
-# Imports the program from a zip archive in memory, so nothing is written on the node. The installed release's own Python runs it
-# where there is one: it then calls `fairlead apply` in the same process.
-START = """import json,sys
-if sys.version_info<(3,11):
- said="%s is Python %d.%d; fairlead needs 3.11 or newer"%((sys.executable,)+sys.version_info[:2])
- print("MARK"+json.dumps({"failed":True,"msg":said,"hint":"install one and name it in the site's [ansible] python"}))
- sys.exit()
-import os
-b=sys.stdin.buffer
-f=os.memfd_create("on_node")
-os.write(f,b.read(int(b.readline())))
-sys.path.insert(0,"/proc/self/fd/%d"%f)
-from on_node.program import main
-main()
-""".replace("MARK", MARK)
-
 
 ANSWER_SECONDS = 900  # `fairlead apply` takes 10 minutes at most without packages (APPLYING_SECONDS), and waits 90 s for another
 MEMORY_MIB = 192  # what this process may grow by while a node answers: an answer that never ends ends there
@@ -66,10 +48,11 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         if said := OWN & set(variables.get("ansible_facts") or ()):
             # A fact that a module brought from a node wins over an inventory's variable, and Python is run from the bundle.
             raise AnsibleActionFail(f"{min(said)} is a fact of this node: it is the admin host's to say")
-        plain_text, answers, _ = _modules(bundle)
+        modules = _modules(bundle)
+        plain_text, answers = modules.plain_text, modules.node_answer
         try:
             with _bounded():
-                found = self._visit(bundle, variables, answers)
+                found = self._visit(bundle, variables, modules)
         except answers.NotAnAnswerError as e:
             found = {"failed": True, "msg": str(e), "hint": answers.HINT}
         except MemoryError:
@@ -83,7 +66,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             raise AnsibleActionFail(plain_text.one_line(str(e), answers.TEXT_MAX)) from None
         return {**result, **found}
 
-    def _visit(self, bundle: str, variables: dict[str, Any], answers: Any) -> dict[str, Any]:
+    def _visit(self, bundle: str, variables: dict[str, Any], modules: Modules) -> dict[str, Any]:
         """What came of one visit, which has one deadline. Only keys of ours, with values that were looked at."""
         node = variables["inventory_hostname"]
         try:
@@ -98,19 +81,19 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         request["diff"] = bool(self._task.diff)
         seconds = None if _may_build(request) else int(self._task.args.get("answer_seconds") or ANSWER_SECONDS)
         with _within(seconds):  # both questions and what is brought between them: a slow answer buys no more time
-            return self._settle(bundle, variables, answers, request)
+            return self._settle(bundle, variables, modules, request)
 
-    def _settle(self, bundle: str, variables: dict[str, Any], answers: Any, request: dict[str, Any]) -> dict[str, Any]:
+    def _settle(self, bundle: str, variables: dict[str, Any], modules: Modules, request: dict[str, Any]) -> dict[str, Any]:
         """Ask with this request, bring what the node lacks and ask again."""
-        python, node = str(self._task.args.get("python") or "/usr/bin/python3"), request["node"]
-        answer = self._ask(bundle, python, request, b"", answers)
+        node = request["node"]
+        answer = self._ask(bundle, request, b"", modules)
         if "need" in answer:
             if other := _other_node(bundle, node, answer):
                 words = f"{variables.get('ansible_host') or node} leads to {other}, which the site declares as another node"
                 hint = "mend [ansible] hosts of the site, DNS or the inventory, or that machine's hostname; nothing was changed"
                 return {"failed": True, "msg": words, "hint": hint}
             request["named"] = True
-            payload = _payload(bundle, request, answer)
+            payload = _payload(bundle, request, answer, modules)
             if isinstance(payload, dict):
                 return payload
             try:
@@ -119,7 +102,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 words = f"{os.path.basename(e.filename)}: in fairlead.lock, and not in {os.path.dirname(e.filename)}"
                 hint = "fetch it with `fairlead lock --download`, or declare settings.driver.mirror"
                 return {"failed": True, "msg": words, "hint": hint}
-            answer = self._ask(bundle, python, request, payload, answers, may_need=False)
+            answer = self._ask(bundle, request, payload, modules, may_need=False)
             if request["incoming"]:
                 self._low_level_execute_command(f"rm -rf -- {shlex.quote(request['incoming'])}", sudoable=False)
         if answer.get("failed"):
@@ -151,22 +134,25 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         return folder
 
     def _ask(
-        self, bundle: str, python: str, request: dict[str, Any], payload: bytes, answers: Any, *, may_need: bool = True
+        self, bundle: str, request: dict[str, Any], payload: bytes, modules: Modules, *, may_need: bool = True
     ) -> dict[str, Any]:
+        answers, pythons, named = modules.node_answer, modules.node_python, str(self._task.args.get("python") or "")
         program = _read(bundle, "program.zip")
         body = json.dumps(request).encode()
         data = b"".join((b"%d\n" % len(program), program, b"%d\n" % len(body), body, payload))
-        ours = request["opt"] + "/current/bin/python"
-        command = f"p={ours}; [ -x $p ] || p={shlex.quote(python)}; exec $p -I -c {shlex.quote(START)}"
-        done = self._low_level_execute_command(command, in_data=data)
-        lines = [line for line in done["stdout_lines"] if line.startswith(MARK)]
+        wheels = [wheel["name"] for wheel in json.loads(_read(bundle, "wheels.json"))]
+        done = self._low_level_execute_command(
+            pythons.command(f"{request['opt']}/current/bin/python", named, wheels), in_data=data
+        )
+        lines = [line for line in done["stdout_lines"] if line.startswith(pythons.MARK)]
         if not lines:
             said = (done["stderr"] or done["stdout"]).strip().splitlines()
             words = answers.one_line(said[-1], answers.TEXT_MAX) if said else f"exit code {done['rc']}"
-            hint = f"is {python} there? name another in the site's [ansible] python" if done["rc"] in (126, 127) else ""
-            return {"failed": True, "msg": f"no answer from the node: {words}", "hint": hint}
+            return {"failed": True, "msg": f"no answer from the node: {words}", "hint": ""}
         names = [entry["file"] for entry in request["package_files"]]
-        return dict(answers.read(lines[-1][len(MARK) :], request["documents"], package_files=names, may_need=may_need))
+        text = lines[-1][len(pythons.MARK) :]
+        answer = dict(answers.read(text, request["documents"], package_files=names, may_need=may_need))
+        return dict(pythons.failure(answer["no_python"], named)) if "no_python" in answer else answer
 
 
 def _may_build(request: dict[str, Any]) -> bool:
@@ -225,14 +211,22 @@ def _end_children() -> None:
             os.kill(int(pid), signal.SIGKILL)
 
 
-def _modules(bundle: str) -> tuple[Any, Any, Any]:
-    """Return plain_text, node_answer and wheel_tags, which the bundle brings along. They import no others of fairlead."""
+class Modules(NamedTuple):
+    """What the bundle brings along. These modules import no others of fairlead."""
+
+    plain_text: Any
+    node_answer: Any
+    node_python: Any
+    wheel_tags: Any
+
+
+def _modules(bundle: str) -> Modules:
     if (lib := os.path.join(bundle, "lib")) not in sys.path:
         sys.path.insert(0, lib)
     from fairlead.model import plain_text
-    from fairlead.provision import node_answer, wheel_tags
+    from fairlead.provision import node_answer, node_python, wheel_tags
 
-    return plain_text, node_answer, wheel_tags
+    return Modules(plain_text, node_answer, node_python, wheel_tags)
 
 
 def _read(*path: str) -> bytes:
@@ -261,13 +255,13 @@ def _outcome(answer: dict[str, Any]) -> dict[str, Any]:
     return outcome
 
 
-def _payload(bundle: str, request: dict[str, Any], answer: dict[str, Any]) -> bytes | dict[str, Any]:
+def _payload(bundle: str, request: dict[str, Any], answer: dict[str, Any], modules: Modules) -> bytes | dict[str, Any]:
     """What the node asked for, or why it cannot be had."""
     files = request["files"] if "files" in answer["need"] or "wheels" in answer["need"] else []
     wheels = json.loads(_read(bundle, "wheels.json")) if "wheels" in answer["need"] else []
     if wheels:
         own, rest = wheels[0], {w["name"]: w for w in wheels[1:]}
-        chosen, missing = _modules(bundle)[2].choose(rest, answer["python"], answer["machine"], answer["libc"])
+        chosen, missing = modules.wheel_tags.choose(rest, answer["python"], answer["machine"], answer["libc"])
         if missing:
             return {
                 "failed": True,

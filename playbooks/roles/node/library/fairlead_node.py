@@ -12,9 +12,9 @@ options:
     type: path
     required: true
   python:
-    description: Python 3.11 or newer on the node, used until fairlead's own is there.
-    type: path
-    default: /usr/bin/python3
+    description: Python 3.11 or newer on the node, used until fairlead's own is there. Empty, one is looked for in /usr/bin.
+    type: str
+    default: ""
   answer_seconds:
     description: A node that has no driver to install and has not answered by then has failed.
     type: int

@@ -1,4 +1,4 @@
-"""One apply at a time on a node, and a file that tells the agent that one runs."""
+"""Lets one apply run at a time on a node, and keeps a file that tells the agent that one runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fairlead.host.clock import boottime
 from fairlead.host.file_lock import locked_within
 from fairlead.host.root import Root
 
-APPLYING = "applying"  # below the run directory: while it is there and not expired, drift drains nothing
+APPLYING = "applying"  # a file below the run directory: while it is there and has not expired, drift drains nothing
 APPLYING_SECONDS = 600
 LOCK = "apply.lock"  # beside it
 LOCK_SECONDS = 90.0
@@ -22,7 +22,7 @@ LOCK_SECONDS = 90.0
 def applying(root: Root, run_dir: str, seconds: int = APPLYING_SECONDS) -> Iterator[None]:
     """Hold the lock, and keep RUN_DIR/applying while the block runs.
 
-    The file holds ``1 PID EXPIRES`` (CLOCK_BOOTTIME seconds), so that what a killed run left does not count for ever. Raises
+    The file holds ``1 PID EXPIRES`` (CLOCK_BOOTTIME seconds), so that the file of a killed run does not count for ever. Raises
     HostError where it cannot be written or another run does not end.
     """
     path = root.join(f"{run_dir}/{APPLYING}")

@@ -1,4 +1,4 @@
-"""One run: observe the node, plan each setting, execute what may be done now, verify by observing again, report."""
+"""Runs once: observes the node, plans each setting, executes what may be done now, verifies by observing again, and reports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from fairlead import settings as setting_list
 from fairlead.apply import items, undeclared
 from fairlead.apply.image import left_by_image, note_left
-from fairlead.apply.lock import APPLYING_SECONDS, applying
+from fairlead.apply.node_lock import APPLYING_SECONDS, applying
 from fairlead.apply.report import ApplyReport, Item, Phase
 from fairlead.apply.work import ApplyWork, plan
 from fairlead.config import Document
@@ -22,11 +22,11 @@ from fairlead.model.facts import Missing, Node, StuckCall, unreadable
 from fairlead.model.setting import Setting, Want
 from fairlead.nccl import compute_ports
 
-PACKAGES_SECONDS = 3600  # with packages: what apt and dkms may take
+PACKAGES_SECONDS = 3600  # for a run with packages: so long may apt and dkms take
 
 
 class Answer(Protocol):
-    """What NVML said in one sweep, in nvml.json form, or why it did not; and the call that has not come back."""
+    """Holds what NVML said in one sweep, in the form of nvml.json, or why it did not, and the call that has not come back."""
 
     @property
     def raw(self) -> Mapping[str, Any] | Missing: ...
@@ -35,7 +35,7 @@ class Answer(Protocol):
 
 
 class NvmlCalls(Protocol):
-    """The NVML worker, or a machine tree in its place."""
+    """Asks the NVML worker, or a machine tree in its place."""
 
     def sweep(self) -> Answer: ...
     def set(self, pci: str, what: str, value: int | str) -> None: ...
@@ -57,8 +57,8 @@ def apply(
 ) -> ApplyReport:
     """Make a node, or an image of one, what its document says.
 
-    busy: a job runs here, so only changes that no job can notice are made. drained: no job runs and none can come, so changes are
-    made too that must not meet a job (Disruption.DRAIN). only: these settings, () for all that are declared.
+    busy: a job runs here, so only changes that no job can notice are made. drained: no job runs and none can come, so changes
+    that must not meet a job are made too (Disruption.DRAIN). only: these settings; () for all that are declared.
     """
     run = ApplyRun(document, root, phase=phase, only=only, nvml=nvml, undo=undo)
     before = run.observe()
@@ -87,14 +87,15 @@ def apply(
 
 
 def chosen(document: Document, phase: Phase, left: Collection[str] = ()) -> dict[str, tuple[Setting, Want]]:
-    """The declared settings of this phase by name; ``boot`` are those that a reboot loses, and those that an image ``left``."""
+    """Return the declared settings of this phase by name. ``boot``: those that a reboot loses, and those that an image
+    ``left``."""
     every = setting_list.load()
     names = [n for n in sorted(document.settings) if phase == "all" or every[n].volatile or n in left]
     return {n: (every[n], document.settings[n]) for n in names}
 
 
 class ApplyRun:
-    """The settings of one run. Its methods are called in the order in which they stand here."""
+    """Holds the settings of one run. Its methods are called in the order in which they are written here."""
 
     def __init__(
         self, document: Document, root: Root, *, phase: Phase, only: Sequence[str], nvml: NvmlCalls | None, undo: str
@@ -162,7 +163,7 @@ class ApplyRun:
         return sum(len(work.todo) if dry_run else sum(o.done for o in work.done) for work in self._work.values())
 
     def ports(self, node: Node) -> tuple[compute_ports.Port, ...]:
-        """NCCL's ports on this node, which are compared with those of the other nodes of its class."""
+        """Return NCCL's ports on this node, which are compared with those of the other nodes of its class."""
         routes = node.texts.get("/proc/net/route")
         exclude = getattr(self._settings["nccl"][1], "exclude", ()) if "nccl" in self._settings else ()
         return compute_ports.ports(node, exclude=exclude, routes=routes if isinstance(routes, str) else "")
@@ -172,7 +173,7 @@ class ApplyRun:
         return plan(setting, want, node, self._document.unsupported, image=self.image)
 
     def _make(self, changes: Sequence[AnyChange]) -> tuple[changing.ChangeOutcome, ...]:
-        """Make the changes of one setting. NVML is let go of while the driver's modules are loaded anew."""
+        """Make the changes of one setting. fairlead lets go of NVML while the driver's modules are loaded again."""
         nvml = self._nvml
         reload = nvml is not None and any(isinstance(c, ModuleReload) for c in changes)
         if nvml is not None and reload:

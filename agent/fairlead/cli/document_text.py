@@ -1,0 +1,142 @@
+"""What `fairlead config show` prints: values as site.toml writes them, those that are no defaults, and who says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from fairlead import config, settings
+from fairlead.cli.value_text import value_lines, value_text
+from fairlead.config import Document
+from fairlead.errors import FairleadError
+
+Path = tuple[str, ...]
+Values = dict[Path, Any]
+_HEAD = ("schema", "generation", "hash", "node", "profile")
+DEFAULT = "default"
+VALUE_WIDTH = 24  # as most values; an origin after a longer one stands further to the right
+
+
+def flat(data: Mapping[str, Any], above: Path = ()) -> Values:
+    """Return every value of a tree by its path; an empty table is a value."""
+    found: Values = {}
+    for key, value in data.items():
+        inner = flat(value, (*above, key)) if isinstance(value, Mapping) and value else {}
+        found |= inner or {(*above, key): value}
+    return found
+
+
+def tree(values: Values) -> dict[str, Any]:
+    """Return the tree that such values make."""
+    made: dict[str, Any] = {}
+    for path, value in values.items():
+        table = made
+        for part in path[:-1]:
+            table = table.setdefault(part, {})
+        table[path[-1]] = value
+    return made
+
+
+def dotted(path: Path) -> str:
+    """Return a path as a key of a document is written."""
+    return ".".join(path)
+
+
+def changed(document: Document, origins: Mapping[str, str]) -> Values:
+    """Return what differs from the defaults. A declared setting differs by being declared: of one that has only defaults the keys
+    that somebody gave are there, or ``managed``. ``origins``: who gives each key."""
+    default, _ = config.resolve_layers(document.node, [])
+    usual = flat(config.to_data(default))
+    for name in document.settings:
+        usual |= flat({"settings": {name: _defaults(name)}})
+    found: Values = {}
+    for path, value in flat(config.to_data(document)).items():
+        given = path[0] == "settings" and dotted(path) in origins
+        if path[0] not in _HEAD and (given or path not in usual or usual[path] != value):
+            found[path] = value
+    for name, want in document.settings.items():
+        if not any(path[:2] == ("settings", name) for path in found):
+            found["settings", name, "managed"] = want.managed
+    return found
+
+
+def _defaults(setting: str) -> dict[str, Any]:
+    """Return what a setting is where it is declared and no more is said; {} where more has to be said."""
+    try:
+        made: dict[str, Any] = msgspec.to_builtins(settings.load()[setting].want())
+    except TypeError:
+        return {}
+    return made
+
+
+def origins_of(document: Document) -> dict[str, str]:
+    """Return who gives the values of a document that was resolved elsewhere: its profile where that says the same, else the
+    document."""
+    from fairlead.config.site import profile_layer
+
+    values = flat(config.to_data(document))
+    try:
+        of_profile = flat(profile_layer(config.load_profile(document.profile))) if document.profile else {}
+    except FairleadError:
+        of_profile = {}
+    found = {
+        dotted(path): f"profile {document.profile}"
+        for path, value in of_profile.items()
+        if path in values and value_text(values[path]) == value_text(value)
+    }
+    for path in changed(document, found):
+        found.setdefault(dotted(path), "the document")
+    return found
+
+
+def origin(path: Path, document: Document, origins: Mapping[str, str]) -> str:
+    """Say who gives a value; "" for what every document has. A declared setting may put parameters on checks."""
+    if path[0] in _HEAD:
+        return ""
+    for name, want in document.settings.items():
+        if want.managed and path[0] == "checks" and path[-1] in settings.load()[name].instead_of.get(path[1], {}):
+            return f"the declared setting {name}"
+    key = dotted(path)
+    if key in origins:
+        return origins[key]
+    declared = [by for given, by in origins.items() if given.startswith(f"{dotted(path[:2])}.")]
+    return declared[-1] if declared and path[0] == "settings" and path[-1] == "managed" else DEFAULT
+
+
+def all_lines(document: Document, values: Values, origins: Mapping[str, str] | None) -> list[str]:
+    """Return a line for each value, with its origin where that is asked for."""
+    width = max(map(len, map(dotted, values)))
+    lines = []
+    for path, value in values.items():
+        first, *more = value_lines(value)
+        by = f"  {origin(path, document, origins)}" if origins is not None else ""
+        lines += [f"{dotted(path):{width}}  {first:{VALUE_WIDTH if by else 0}}{by}".rstrip(), *more]
+    return lines
+
+
+def changed_lines(document: Document, values: Values, origins: Mapping[str, str]) -> list[str]:
+    """Return what differs from the defaults below whoever says it."""
+    by_origin: dict[str, list[str]] = {}
+    for path, value in values.items():
+        first, *more = value_lines(value)
+        said = by_origin.setdefault(origin(path, document, origins), [])
+        said += [f"  {dotted(path)} = {first}", *(f"  {line}" for line in more)]
+    profile = f"profile {document.profile}" if document.profile else "no profile"
+    lines = [f"{document.node}: {profile}, generation {document.generation}; what differs from the defaults:"]
+    for said_by in sorted(by_origin, key=_rank):
+        lines += ["", said_by, *by_origin[said_by]]
+    return lines if by_origin else [*lines, "  nothing"]
+
+
+def _rank(said_by: str) -> tuple[int, str]:
+    """Order as the layers lie: profile, fabric, the whole site, its classes, its nodes, then the rest."""
+    marks: Iterable[tuple[int, bool]] = (
+        (0, said_by.startswith("profile ")),
+        (1, said_by.startswith("fabric ")),
+        (3, " classes." in said_by),
+        (4, " nodes." in said_by),
+        (5, said_by.startswith("the declared setting ")),
+    )
+    return next((rank for rank, fits in marks if fits), 2), said_by

@@ -1,0 +1,60 @@
+"""Partitions of a site, which `fairlead slurm-config` writes: ``[partitions.NAME]`` of site.toml.
+
+[partitions.gpu]
+classes = ["h100", "l40s"]          # the nodes of these classes
+nodes = "login1"                    # and these
+options = { Default = true, MaxTime = "2-00:00:00" }
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from fairlead.config.document import config_error
+from fairlead.errors import ConfigError
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+#: What the line says by itself.
+_OURS = {"partitionname", "nodes"}
+Key = Annotated[str, Meta(pattern=r"^[A-Za-z]{1,40}\Z")]
+Value = Annotated[str, Meta(pattern=r"""^[^\s"'#\\]{1,400}\Z""")] | bool | int
+
+
+class Partition(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A partition of slurm.conf."""
+
+    classes: Annotated[tuple[str, ...], Meta(description="Classes whose nodes are in the partition.")] = ()
+    nodes: Annotated[str, Meta(description="More nodes, as a nodelist.")] = ""
+    options: Annotated[
+        dict[Key, Value], Meta(description="Other words of its line in slurm.conf, such as `{ Default = true, MaxTime = 60 }`.")
+    ] = {}
+
+
+def partitions_of(data: Mapping[str, Any], path: str, classes: Collection[str]) -> dict[str, Partition]:
+    """Return the partitions by name, in the file's order. Raise ConfigError."""
+    found = {}
+    for name, table in data.items():
+        where = f"partitions.{name}"
+        if not _NAME.fullmatch(name) or name.upper() == "DEFAULT":
+            raise ConfigError(path, where, "no name of a partition", hint="letters, digits, . _ -")
+        try:
+            made = msgspec.convert(table, Partition)
+        except msgspec.ValidationError as e:
+            raise config_error(path, e, where, Partition.__struct_fields__) from None
+        unknown = [c for c in made.classes if c not in classes]
+        if unknown:
+            raise ConfigError(path, f"{where}.classes", f"no class {unknown[0]}", hint=f"known: {', '.join(classes) or 'none'}")
+        if not made.classes and not made.nodes:
+            raise ConfigError(path, where, "names no nodes", hint='classes = ["NAME"], or nodes = "gpu[001-004]"')
+        ours = [key for key in made.options if key.lower() in _OURS]
+        if ours:
+            raise ConfigError(
+                path, f"{where}.options.{ours[0]}", "is written by `fairlead slurm-config` itself", hint="take it out"
+            )
+        found[name] = made
+    return found

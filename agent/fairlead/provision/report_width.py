@@ -1,0 +1,42 @@
+"""Bounds how wide a report for a person gets, however long a nodelist or a node's own words are; JSON has both whole."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from fairlead.provision.inventory import fold
+
+WIDTH = 120
+NAMES_WIDTH = 80
+_FURTHER = "      | "  # no line of a node's words begins as one of ours
+
+
+def names(nodes: Sequence[str]) -> str:
+    """Return a nodelist; of one that is too wide the beginning, which ends in three dots."""
+    whole = fold(list(nodes))
+    if len(whole) <= NAMES_WIDTH:
+        return whole
+    cut = whole[: NAMES_WIDTH - 5].rpartition(",")[0] or whole[: NAMES_WIDTH - 5]
+    return f"{cut},...{']' if cut.count('[') > cut.count(']') else ''}"
+
+
+def counted(nodes: Sequence[str]) -> str:
+    """Return a nodelist with the number of its nodes: "gpu[1-3] (3 nodes)"."""
+    shown = names(nodes)
+    cut = "; --json names all" if ",..." in shown else ""
+    return f"{shown} ({len(nodes)} node{'s' if len(nodes) > 1 else ''}{cut})"
+
+
+def within(lines: Iterable[str]) -> list[str]:
+    """Return the lines, each that is too wide as several, of which the further ones are marked."""
+    found: list[str] = []
+    for line in lines:
+        found += [line] if len(line) <= WIDTH else _wrapped(line)
+    return found
+
+
+def _wrapped(line: str) -> list[str]:
+    indent = line[: len(line) - len(line.lstrip())]
+    words = textwrap.wrap(line.strip(), WIDTH - len(_FURTHER), break_on_hyphens=False)
+    return [indent + words[0], *(_FURTHER + more for more in words[1:])]

@@ -1,0 +1,39 @@
+"""Says when nodes fail in the same way: equal words but for each node's own name and address, however else the nodes differ."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+K = TypeVar("K", bound=Hashable)
+_NAME_WORD = r"(?<![\w.-]){}(?:\.[\w-]+)*(?![\w-])"
+#: Where ssh(1) and Ansible's ssh connection name the address of the node that they do not reach.
+_ADDRESS = re.compile(
+    r"(?<=\bhost )[\w.:%-]+(?= port\b)|(?<=\bhost \")[\w.:%-]+|(?<=\bhostname )[\w.:%-]+(?=: )|(?<=\bby )[\w.:%-]+(?= port\b)"
+    r"|(?<=@)[\w.:%-]+(?=:)|\b\d{1,3}(?:\.\d{1,3}){3}\b"
+)
+
+
+def of_any_node(text: str, node: str, *, from_ssh: bool = False) -> str:
+    """Return the text with NODE in place of the node's own name and, in what ssh says, ADDRESS in place of its address."""
+    if from_ssh:
+        text = _ADDRESS.sub(lambda found: "NODE" if found[0] == node else "ADDRESS", text)
+    return re.sub(_NAME_WORD.format(re.escape(node)), "NODE", text)
+
+
+def shown_texts(texts: Sequence[Sequence[str]], common: Sequence[str]) -> tuple[str, ...]:
+    """Return what is told of several nodes: their own texts where these are all equal, else what they have in ``common``."""
+    return tuple(texts[0]) if all(tuple(each) == tuple(texts[0]) for each in texts) else tuple(common)
+
+
+def of_several(groups: Iterable[tuple[K | None, Sequence[str]]]) -> Mapping[K, list[str]]:
+    """Return the failures that more than one group of nodes has, with all their nodes."""
+    known = [(failure, nodes) for failure, nodes in groups if failure is not None]
+    counts = Counter(failure for failure, _ in known)
+    found: dict[K, list[str]] = {}
+    for failure, nodes in known:
+        if counts[failure] > 1:
+            found.setdefault(failure, []).extend(nodes)
+    return found
