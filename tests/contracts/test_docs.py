@@ -55,15 +55,26 @@ def test_alert_rules_are_valid() -> None:
     )
 
 
-def test_man_page_formats_without_a_warning() -> None:
+def manual(page: Path) -> str:
+    """Return a page of the manual as `man` shows it; fail where groff warns of something."""
     groff = shutil.which("groff")
     assert groff, "groff is missing: tests/lab/apt.sh installs it"
-    page = ROOT / "docs/man/fairlead.1"
     done = subprocess.run([groff, "-man", "-Tutf8", "-P-cbou", "-ww", page], capture_output=True, text=True, check=True)
-    assert "EXIT STATUS" in done.stdout
     assert not done.stderr
-    for name in COMMANDS:
-        assert f"fairlead {name}" in done.stdout.replace("\u2010", "-")
+    return done.stdout.replace("\u2010", "-")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_has_a_page_of_the_manual(name: str) -> None:
+    said = manual(ROOT / f"docs/man/fairlead-{name}.1")
+    assert "EXIT STATUS" in said and f"fairlead-{name} - " in " ".join(said.split())
+    assert "SUPPRESS" not in said and "%(" not in said
+
+
+def test_the_manual_lists_every_command() -> None:
+    said = manual(ROOT / "docs/man/fairlead.1")
+    assert "EXIT STATUS" in said
+    assert not [name for name in COMMANDS if f"fairlead {name}" not in said]
 
 
 def test_tests_that_a_page_names_are_there() -> None:
