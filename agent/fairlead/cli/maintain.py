@@ -62,53 +62,41 @@ NEW_ONLY = {"reason": "--reason", "reboot": "--reboot", "take_over": "--take-ove
 
 
 def register(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("nodelist", nargs="?", default="", help="the nodes to maintain: gpu[001-064]")
-    parser.add_argument("--reason", metavar="TEXT", default="", help="why, for `sinfo -R`")
-    parser.add_argument(
-        "--batch", default="", metavar="N|P%", help="work on so many nodes at once (1); P%% is a percentage of the nodelist"
-    )
-    parser.add_argument("--max-failed", type=int, metavar="K", help="begin no other node once K have failed (1)")
-    parser.add_argument(
-        "--floor", action="append", default=[], metavar="PARTITION=N|P%", help="keep so many nodes of this partition usable"
-    )
-    parser.add_argument("--reboot", action="store_true", help="reboot each node after the apply")
-    parser.add_argument(
+    add = parser.add_argument
+    add("nodelist", nargs="?", default="", help="the nodes to maintain: gpu[001-064]")
+    add("--reason", metavar="TEXT", default="", help="why, for `sinfo -R`")
+    add("--batch", default="", metavar="N|P%", help="work on so many nodes at once (1); P%% is a percentage of the nodelist")
+    add("--max-failed", type=int, metavar="K", help="begin no other node once K have failed (1)")
+    add("--floor", action="append", default=[], metavar="PARTITION=N|P%", help="keep so many nodes of this partition usable")
+    add("--reboot", action="store_true", help="reboot each node after the apply")
+    add(
         "--window",
         default="",
         metavar="[BEGIN/]END",
         help="begin no node before BEGIN, and none that would not be done by END: 2h, 2026-11-22T22:00/8h",
     )
-    parser.add_argument(
+    add(
         "--max-wait",
         default="",
         metavar="SPAN",
         help="give up a node whose jobs still run after so long: 90m, 2d (default: wait for ever)",
     )
-    parser.add_argument(
-        "--reboot-wait", default="", metavar="SPAN", help="a node that is not back after so long has failed (30m)"
-    )
-    parser.add_argument(
-        "--verify-wait",
-        default="",
-        metavar="SPAN",
-        help="a node that does not pass its verification after so long has failed (5m)",
-    )
-    parser.add_argument(
+    add("--reboot-wait", default="", metavar="SPAN", help="a node that is not back after so long has failed (30m)")
+    add("--verify-wait", default="", metavar="SPAN", help="a node that is not verified after so long has failed (5m)")
+    add(
         "--take-over",
         action="store_true",
         help="also take nodes that another run has left drained: a run of a lost journal, or an ended run of another admin host",
     )
-    parser.add_argument(
-        "--site", metavar="FILE", default="", help=f"the site's declaration ({SITE}; with --resume and --abort, the run's own)"
-    )
-    parser.add_argument("-n", "--dry-run", action="store_true", help="show what would be done and changed, and change nothing")
+    add("--site", metavar="FILE", default="", help=f"the site's declaration ({SITE}; with --resume and --abort, the run's own)")
+    add("-n", "--dry-run", action="store_true", help="show what would be done and changed, and change nothing")
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
         "--resume",
         nargs="?",
         const="",
         metavar="RUN",
-        help="go on with a run that was killed or stopped (the newest); limits on this command line replace the run's",
+        help="go on with a run that was killed or stopped (the newest); new limits replace the run's",
     )
     what.add_argument(
         "--abort",
@@ -119,16 +107,14 @@ def register(parser: argparse.ArgumentParser) -> None:
     )
     what.add_argument("--list", action="store_true", help="list the runs in the journal")
     what.add_argument("--show", nargs="?", const="", metavar="RUN", help="show a run's nodes and their steps (the newest run)")
-    parser.add_argument("--journal", default=JOURNAL, metavar="FILE", help=f"the journal ({JOURNAL})")
-    parser.add_argument("--wheel", metavar="FILE", default="", help="as in `fairlead provision`")
-    parser.add_argument("--wheelhouse", default="", metavar="DIR", help="as in `fairlead provision`")
-    parser.add_argument("--ssh", default="ssh", metavar="PROGRAM", help="the program to call in place of ssh")
-    parser.add_argument(
-        "--slurm-conf", default="", metavar="FILE", help="the slurm.conf to use, where Slurm's commands do not find it"
-    )
-    parser.add_argument("--bin-dir", metavar="DIR", default="/usr/bin", help="where scontrol, sinfo and squeue are")
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    parser.add_argument("-q", "--quiet", action="store_true", help="print nothing while it runs")
+    add("--journal", default=JOURNAL, metavar="FILE", help=f"the journal ({JOURNAL})")
+    add("--wheel", metavar="FILE", default="", help="as in `fairlead provision`")
+    add("--wheelhouse", default="", metavar="DIR", help="as in `fairlead provision`")
+    add("--ssh", default="ssh", metavar="PROGRAM", help="the program to call in place of ssh")
+    add("--slurm-conf", default="", metavar="FILE", help="the slurm.conf to use, where Slurm's commands do not find it")
+    add("--bin-dir", metavar="DIR", default="/usr/bin", help="where scontrol, sinfo and squeue are")
+    add("--json", action="store_true", help="print the report as JSON")
+    add("-q", "--quiet", action="store_true", help="print nothing while it runs")
 
 
 def run(args: argparse.Namespace) -> ExitCode:
