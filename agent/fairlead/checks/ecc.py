@@ -1,9 +1,10 @@
 """Reports GPU memory errors: uncorrectable ones, the SRAM threshold, and corrected ones that come fast.
 
 The counters are those of nvmlDeviceGetTotalEccErrors (volatile: since the driver loaded; aggregate: in the life of the GPU
-card) and of nvmlDeviceGetSramEccErrorStatus. Its bThresholdExceeded is NVIDIA's sign for an RMA. After an uncorrectable error
-since the driver loaded, the GPU needs a reset once the job has ended. Single corrected errors are harmless, so the check
-judges their rate: a storm seen in the field ran at 4,647 to 17,657 per second without any Xid (NVSentinel issue 1748).
+card) and of nvmlDeviceGetSramEccErrorStatus. The bThresholdExceeded of the latter is NVIDIA's sign for an RMA. After an
+uncorrectable error since the driver loaded, the GPU needs a reset once the job has ended. Single corrected errors are
+harmless, so the check judges their rate: a storm seen in the field ran at 4,647 to 17,657 per second without any Xid
+(NVSentinel issue 1748).
 
 After a double bit error some drivers answer N/A for all these counters (550.90.07). A counter that could be read earlier and
 cannot be read now is therefore as bad as the error itself. The hardware profile lists as `unsupported` what a kind of GPU

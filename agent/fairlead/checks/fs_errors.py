@@ -4,7 +4,7 @@ After an error, ext4 makes the file system read-only and does not change the fla
 Documentation/admin-guide/ext4.rst). /proc/1/mountinfo then says "rw" for the mount and "ro" for the file system. A file system
 that was mounted read-only on purpose says "ro" for both. The check recognises the mounts of one file system by major:minor and
 never by the source, because a user chooses the source of a FUSE mount. squashfs, erofs and iso9660 are never writable.
-`writable` names paths that must be writable for whatever reason they are not.
+`writable` names paths that must be writable, whatever made them read-only.
 
 The kernel records are "EXT4-fs error (device md0)", "EXT4-fs (md0): Remounting filesystem read-only", "XFS (dm-0): ...
 Filesystem has been shut down" and "BTRFS error (device ...)". From Linux 5.18 on, the last one has a state ("(device sda1:

@@ -1,9 +1,9 @@
 """Checks that the systemd units that this node needs are active.
 
 A process of its own asks once for all units (``systemctl list-units``; systemctl(1): LOAD, ACTIVE, SUB). If systemd does not
-answer, this is a finding, and the agent does not wait. A wanted unit is healthy when it is active. A unit that is starting or
-stopping has the time of the confirmation. A unit that crashes again and again ("auto-restart") is not active. A unit that
-nothing has loaded is not in the list at all.
+answer, this is a finding, and the agent does not wait. A wanted unit is healthy when it is active or reloading. A unit that is
+starting or stopping has the time of the confirmation. A unit that crashes again and again ("auto-restart") is not healthy. A
+unit that nothing has loaded is not in the list at all.
 """
 
 from __future__ import annotations

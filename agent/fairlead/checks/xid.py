@@ -368,8 +368,8 @@ def _covers(reported: Finding, action: Action, service: Service) -> bool:
 
 
 def kind(text: str) -> str:
-    """Return "fault" for a driver's line that reports a fault, and the beginning of a line that is part of a report of three
-    lines."""
+    """Return "fault" for a driver's line that reports a fault. Return "part" and the beginning of the line for a line of a
+    fault that takes three lines. Return "" for any other record."""
     return "fault" if parse(text) is not None else f"part {text[:40]}" if is_part(text) else ""
 
 
