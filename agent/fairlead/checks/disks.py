@@ -9,9 +9,10 @@ reset", "Removing after probe failure" and "Disabling device after reset failure
 "md/raid1:md0: Disk failure on ...".
 
 A failed request to discard or to zero sectors ("op 0x3:(DISCARD)", "op 0x9:(WRITE_ZEROES)"; blk_op_name in block/blk-core.c)
-does not count, because it loses no data: mkfs and fstrim also send it to drives that do not support it. Loop, network and
-removable devices do not count as the node's own, and neither do devices that are built on them alone: a job's user may control
-them (`Host.images`). Records of a block device that this node has not had in this boot are a warning and do not drain.
+does not count, because it loses no data. mkfs and fstrim also send such requests to drives that do not support them. Loop,
+network and removable devices do not count as the node's own, and neither do devices that are built on them alone: a job's user
+may control them (`Host.images`). Records of a block device that this node has not had in this boot are a warning and do not
+drain.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ any process is a context that the driver did not remove. The next job then finds
 does not exist, that process has ended and the driver has not released it, or it is in another PID namespace.
 
 The check never kills a process. A finding counts only after several sweeps, since the driver lists a process for a while after
-it has ended. In MIG mode memory is not judged, because the instances hold it. Memory is also not judged where the kernel
-itself has it as a NUMA node without CPUs, as by default on GH200, GB200 and GB300: any process, and the page cache too, may
-get pages of it (NVIDIA, "Understanding Memory Management on Hardware-Coherent Platforms").
+it has ended. In MIG mode memory is not judged, because the instances hold it. Memory is also not judged where the kernel has
+it as a NUMA node without CPUs, as by default on GH200, GB200 and GB300. Any process, and the page cache too, may get pages of
+such memory (NVIDIA, "Understanding Memory Management on Hardware-Coherent Platforms").
 """
 
 from __future__ import annotations

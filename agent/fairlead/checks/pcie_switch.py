@@ -4,8 +4,8 @@ load.
 All devices below a switch use that link. If it is slow, every transfer between them and memory is slow, while each GPU's own
 link looks healthy. The link is compared with what the switch and the port above it can do (sysfs max_link_width,
 max_link_speed; PCI Express Base Specification, Link Capabilities). An idle link may be slow (ASPM), so its speed is judged
-only while a GPU below it is busy. Links of bridges are read on thorough sweeps only, and so the check runs on thorough sweeps
-only: a link that was read at idle says nothing about a GPU that is busy now. A virtual machine's switches are invented and are
+only while a GPU below it is busy. Links of bridges are read on thorough sweeps only, so the check runs on thorough sweeps
+only. A link that was read at idle says nothing about a GPU that is busy now. A virtual machine's switches are invented and are
 not judged.
 """
 

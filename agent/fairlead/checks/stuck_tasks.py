@@ -8,9 +8,10 @@ helps. No process name is shown, because users choose them.
 
 Tasks that a user can bring into this state among their own processes do not count. One kind waits for a FUSE server, seen now
 (`StuckTask.fuse`) or in the trace that the kernel logs with it (`model.hung_tasks`). A site declares its own FUSE mounts to
-`hung_mounts`. Another kind waits for a task of the same process or user that waits for such a server: for a core dump, or for
-the lock of the process's memory or of a folder (`host.waits_for_others`). A task among these that waits for a disk is itself
-reported. The last kind is a parent that waits for its child of vfork(2); SIGKILL ends that.
+`hung_mounts`. Another kind waits for a task of the same process or user, and that task waits for such a server. This happens
+with a core dump, with the lock of the process's memory, and with the lock of a folder (`host.waits_for_others`). A task among
+these that waits for a disk is itself reported. The last kind is a parent that waits for its child of vfork(2); SIGKILL ends
+that.
 
 The kernel logs ten hung tasks in a boot and then no more (kernel.hung_task_warnings; -1: all), and a user's own tasks may use
 that up. The agent's watch of /proc does not depend on it and goes on. A log that is blind in this way is reported with level

@@ -1,8 +1,8 @@
 """Keeps interrupts of GPUs and adapters on CPUs of the system, away from the cores that jobs compute on.
 
 An interrupt takes a core from a rank that all other ranks wait for. The interrupts of a device go to the system's CPUs on the
-NUMA node of the device. If there are none, they go to all of the system's CPUs. Slurm must keep these CPUs free too
-(CpuSpecList or CoreSpecCount), or jobs run there as well. Sources: kernel documentation, core-api/irq/irq-affinity.rst
+NUMA node of the device. If there are none, they go to all of the system's CPUs. Reserve these CPUs in Slurm too (CpuSpecList
+or CoreSpecCount), or jobs run there as well. Sources: kernel documentation, core-api/irq/irq-affinity.rst
 (/proc/irq/N/smp_affinity_list) and ABI/testing/sysfs-bus-pci (msi_irqs); Slurm slurm.conf(5), CpuSpecList. An interrupt that
 its driver manages (NVMe queues) cannot be moved, and the kernel answers EIO: name a device with such interrupts in ``skip``.
 The values are lost at reboot, and the boot unit applies them again. New queues of a driver are found as drift.
