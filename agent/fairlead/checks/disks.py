@@ -1,9 +1,9 @@
 """Reports local disks that fail: NVMe controllers that died or are missing, and reads or writes that failed.
 
 The state of a controller is in /sys/class/nvme/*/state (drivers/nvme/host/sysfs.c). "live" is healthy and "dead" is final;
-"resetting" and "connecting" pass. The kernel records come from four places. The block layer writes "I/O error, dev nvme0n1,
-sector ..." (block/blk-mq.c), before Linux 5.19 with "blk_update_request: " in front. Of its errors (blk_errors in
-block/blk-core.c) only those count that mean a fault of the device, so "operation not supported" and a full device do not. The
+"resetting" and "connecting" are temporary. The kernel records come from four places. The block layer writes "I/O error, dev
+nvme0n1, sector ..." (block/blk-mq.c), before Linux 5.19 with "blk_update_request: " in front. Of its errors (blk_errors in
+block/blk-core.c) only those that mean a fault of the device count; "operation not supported" and a full device do not. The
 page cache writes "Buffer I/O error on dev ..." (fs/buffer.c). The NVMe driver writes "nvme nvme0: controller is down; will
 reset", "Removing after probe failure" and "Disabling device after reset failure" (drivers/nvme/host/pci.c). md writes
 "md/raid1:md0: Disk failure on ...".
@@ -46,7 +46,9 @@ class Params(CheckParams, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=0, le=64)] | None,
         Meta(description="Number of NVMe controllers of this kind of node; unset: it is not judged."),
     ] = None
-    errors_max: Annotated[int, Meta(ge=1, le=20, description="A disk with this many failed requests in the window drains.")] = 10
+    errors_max: Annotated[
+        int, Meta(ge=1, le=20, description="The check drains at this many failed requests of a disk in the window or more.")
+    ] = 10
     window_seconds: Annotated[
         int, Meta(ge=60, description="Length of the window; fewer failed requests in it are a warning.")
     ] = 86400

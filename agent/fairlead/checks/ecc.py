@@ -37,10 +37,10 @@ class Params(CheckParams, frozen=True, kw_only=True):
         int, Meta(ge=0, description="This many uncorrectable errors since the driver loaded are accepted.")
     ] = 0
     aggregate_uncorrected_max: Annotated[
-        int, Meta(ge=0, description="The check warns from this many uncorrectable errors in the card's life on; 0: never.")
+        int, Meta(ge=0, description="The check warns at this many uncorrectable errors in the card's life or more; 0: never.")
     ] = 64
     corrected_per_hour_max: Annotated[
-        float, Meta(ge=0, description="The check warns from this many corrected errors per hour on.")
+        float, Meta(ge=0, description="The check warns at this many corrected errors per hour or more.")
     ] = 100000.0
     window_seconds: Annotated[int, Meta(ge=60, description="The rate is measured over this window.")] = 3600
     window_least_seconds: Annotated[int, Meta(ge=1, description="Samples that are closer together than this give no rate.")] = 300

@@ -8,7 +8,7 @@ nvidia-fabricmanager.service, or root started a program of that name in another 
 of that name does not count.
 
 `gpu_fabric` judges whether the fabric itself works. On one fleet nobody noticed a dead fabric manager for 20 days (NVSentinel
-pull request 891). Its start sometimes takes minutes.
+pull request 891). The fabric manager sometimes needs minutes to start.
 """
 
 from __future__ import annotations

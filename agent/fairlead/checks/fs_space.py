@@ -78,7 +78,7 @@ def _space(space: Space, params: Params) -> Iterator[Finding]:
 
 
 def wants(params: Params) -> Wanted:
-    """Return the declared paths, which the host has to be asked for."""
+    """Return a ``Wanted`` with the declared paths."""
     return Wanted(mounts=params.paths)
 
 

@@ -1,7 +1,7 @@
 """Checks that each GPU has joined its NVLink fabric and that the fabric is healthy.
 
 nvmlDeviceGetGpuFabricInfoV (nvml.h, nvmlGpuFabricInfo_v2_t) gives a state: NOT_SUPPORTED, NOT_STARTED, IN_PROGRESS or
-COMPLETED. It also gives a status, which counts only in the state COMPLETED, the clique and the cluster.
+COMPLETED. It also gives the clique, the cluster, and a status that counts only in the state COMPLETED.
 NVML_GPU_FABRIC_HEALTH_MASK_* says: degraded bandwidth, route recovery, unhealthy route, recovery from an access time-out,
 incorrect configuration. An HGX H100 has a fabric of its own: its GPUs are COMPLETED in clique 0 of cluster 0, and NVML gives
 no health (recorded with 590.48). An HGX A100 has no fabric in this sense: NOT_SUPPORTED. CUDA starts on no GPU before its

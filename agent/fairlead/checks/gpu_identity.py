@@ -1,9 +1,9 @@
 """Checks that the GPU cards in this node are the known ones: none was swapped, and none was moved to another slot.
 
 The check knows a card by its serial number (nvmlDeviceGetSerial), or else by its UUID. It compares the card at each PCI
-address with the one that was first seen there (``Past.gpu_cards``). Only `fairlead clear` on the device forgets it. A swap is
-no hardware fault. But RMA cases, strikes and error trends all follow the serial number, and a swap that nobody has reported
-mixes them up. `gpu_count` reports a card that is missing.
+address with the one that was first seen there (``Past.gpu_cards``). fairlead forgets that card only after `fairlead clear` on
+the device. A swap is no hardware fault. But RMA cases, strikes and error trends all follow the serial number, and a swap that
+nobody has reported mixes them up. `gpu_count` reports a card that is missing.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ RESET_REQUIRED (16, nvml.h: "the GPU requires a reset before it can be used agai
 
 Some values are missing for a good reason, and then nothing is lost. Under MIG, NVML gives neither the utilisation of the whole
 GPU nor its remapped rows (nvml.h, notes on nvmlDeviceGetUtilizationRates and nvmlDeviceGetRemappedRows). With ECC off there
-are no ECC counters. With another driver or card the memory begins anew.
+are no ECC counters. After a change of driver or card, fairlead begins to remember anew.
 """
 
 from __future__ import annotations

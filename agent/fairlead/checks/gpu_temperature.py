@@ -30,7 +30,7 @@ class Params(CheckParams, frozen=True, kw_only=True):
     ] = 0
     memory_max_celsius: Annotated[
         Annotated[int, Meta(ge=40, le=130)] | None,
-        Meta(description="The check drains from this memory temperature on; unset: the driver's limit, if it has one."),
+        Meta(description="The check drains at this memory temperature or above; unset: the driver's limit, if it has one."),
     ] = None
 
 

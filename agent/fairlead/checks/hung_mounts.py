@@ -1,9 +1,9 @@
 """Checks that declared mounts are mounted and answer.
 
 When the server of a network file system does not answer, every process that touches it waits in uninterruptible sleep. So a
-process of its own calls statfs(2) on each declared mount. The agent waits for it over several sweeps and never starts a second
-one for the same mount. Mounts that are not declared are not touched, since a user's FUSE mount may hang without any fault of
-the node. PID 1's mount table says what is mounted. Below an automount, the statfs call itself mounts it.
+process of its own calls statfs(2) on each declared mount. This call may last several sweeps, and the agent never starts a
+second one for the same mount. Mounts that are not declared are not touched, since a user's FUSE mount may hang without any
+fault of the node. PID 1's mount table says what is mounted. Below an automount, the statfs call itself mounts it.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _automounted(path: str, table: dict[str, MountPoint]) -> bool:
 
 
 def wants(params: Params) -> Wanted:
-    """Return the declared mounts, which the host has to be asked for."""
+    """Return a ``Wanted`` with the declared mounts."""
     return Wanted(mounts=params.paths)
 
 

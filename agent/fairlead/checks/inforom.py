@@ -2,8 +2,8 @@
 
 nvmlDeviceValidateInforom reads the InfoROM from flash and verifies its checksums. NVML_ERROR_CORRUPTED_INFOROM (14) is what
 nvidia-smi prints as "WARNING: infoROM is corrupted at gpu ...". DCGM's diagnostic fails such a GPU (DCGM_FR_CORRUPT_INFOROM).
-The GPU still works, but it may forget remapped rows and retired pages, so it is a case for the vendor. Reading the flash takes
-long, so fairlead does it once an hour.
+The GPU still works, but it may forget remapped rows and retired pages, so it is a case for the vendor. Reading the flash is
+expensive, so fairlead does it once an hour.
 """
 
 from __future__ import annotations

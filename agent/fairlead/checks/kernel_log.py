@@ -8,8 +8,8 @@ that no record can delay the agent.
 
 The text of a record is not shown, since it may hold names of processes. Two kinds of records are never matched, because a user
 chooses how they begin: records that begin with a task's name (crashes, "NAME invoked oom-killer"), and lines of a firewall. A
-task's name has at most 15 characters. A pattern does not match a task's name by mistake if it begins with more fixed
-characters than that, and asks for nothing behind a name.
+task's name has at most 15 characters. A pattern cannot match a task's name by mistake if it begins with more fixed characters
+than that and requires nothing after a name.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Pattern(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     regex: Annotated[str, Meta(min_length=4, max_length=300, description="Matches from the start of the record's text.")]
     service: Annotated[Service, Meta(description="keep (warn), drain_after_job or drain_now.")] = Service.KEEP
     action: Annotated[Action, Meta(description="What to do next.")] = Action.NONE
-    count: Annotated[int, Meta(ge=1, le=20, description="The pattern counts from this many records within `seconds` on.")] = 1
+    count: Annotated[int, Meta(ge=1, le=20, description="The pattern counts at this many records within `seconds` or more.")] = 1
     seconds: Annotated[int, Meta(ge=1, description="A record counts for this long.")] = 86400
 
     def __post_init__(self) -> None:

@@ -50,7 +50,8 @@ class Params(CheckParams, frozen=True, kw_only=True):
         int, Meta(ge=0, description="This many uncorrected errors since the driver loaded are accepted.")
     ] = 0
     corrected_per_hour_max: Annotated[
-        float, Meta(ge=0, description="The check warns from this many corrected errors per hour of one controller on; 0: never.")
+        float,
+        Meta(ge=0, description="The check warns at this many corrected errors per hour of one controller or more; 0: never."),
     ] = 100.0
     window_seconds: Annotated[int, Meta(ge=60, le=7200, description="The rate is measured over this window.")] = 3600
     window_least_seconds: Annotated[int, Meta(ge=1, description="Samples that are closer together than this give no rate.")] = 300

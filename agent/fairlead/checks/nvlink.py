@@ -2,10 +2,10 @@
 
 The state of each link comes from nvmlDeviceGetNvLinkState. The number that must be active is declared (in the hardware
 profile); if it is not, all that NVML lists must be active. NVML also lists the links of a PCIe card without a bridge, none of
-which is active, so this alone is only a warning. Links train after a boot, and whole fleets were drained for that (NVSentinel
-pull request 1715). The check therefore has a boot grace and needs three bad sweeps. Under MIG no GPU communicates with another
-(NVIDIA MIG user guide: GPU to GPU P2P, by PCIe or NVLink, is not supported), and the fabric manager may leave the links off.
-So the state of links is not judged under MIG.
+which is active, so this alone is only a warning. Links train after a boot, and whole fleets were drained because their links
+were still training (NVSentinel pull request 1715). The check therefore has a boot grace and needs three bad sweeps. Under MIG
+no GPU communicates with another (NVIDIA MIG user guide: GPU to GPU P2P, by PCIe or NVLink, is not supported), and the fabric
+manager may leave the links off. So the state of links is not judged under MIG.
 
 Errors are judged for each link as growth over a window, without those within the boot grace. The counters are
 NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY, _RECOVERY, _CRC (161 to 163) up to NVLink 4, and NVML_FI_DEV_NVLINK_COUNT_* (206, 208, 214,
@@ -41,28 +41,33 @@ class Params(CheckParams, frozen=True, kw_only=True):
         Meta(description="This many NVLinks of each GPU must be active; unset: all that NVML lists."),
     ] = None
     crc_per_second_max: Annotated[
-        float, Meta(ge=0, description="This many CRC errors a second on one link drain; 0: not judged.")
+        float, Meta(ge=0, description="The check drains at this many CRC errors a second on one link or more; 0: never.")
     ] = 100.0
     replays_per_hour_max: Annotated[
-        float, Meta(ge=0, description="This many replays an hour on one link are a warning; 0: not judged.")
+        float, Meta(ge=0, description="The check warns at this many replays an hour on one link or more; 0: never.")
     ] = 3600.0
     recoveries_per_hour_max: Annotated[
-        float, Meta(ge=0, description="This many recoveries (retrainings) an hour on one link are a warning; 0: not judged.")
+        float,
+        Meta(ge=0, description="The check warns at this many recoveries (retrainings) an hour on one link or more; 0: never."),
     ] = 3.0
     recoveries_failed_per_hour_max: Annotated[
-        float, Meta(ge=0, description="NVLink 5: this many failed recoveries an hour on one link drain; 0: not judged.")
+        float,
+        Meta(
+            ge=0, description="NVLink 5: the check drains at this many failed recoveries an hour on one link or more; 0: never."
+        ),
     ] = 1.0
     receive_errors_per_hour_max: Annotated[
         float,
         Meta(
-            ge=0, description="NVLink 5: this many malformed packets or receive errors an hour on one link warn; 0: not judged."
+            ge=0,
+            description="NVLink 5: the check warns at this many malformed packets or receive errors an hour on a link; 0: never.",
         ),
     ] = 100.0
     effective_errors_per_hour_max: Annotated[
         float,
         Meta(
             ge=0,
-            description="NVLink 5: this many errors an hour on one link, after forward error correction, warn; 0: not judged.",
+            description="NVLink 5: the check warns at this many errors after error correction, an hour on one link; 0: never.",
         ),
     ] = 1000.0
     window_seconds: Annotated[int, Meta(ge=60, le=7200, description="Rates are measured over this window.")] = 3600

@@ -1,9 +1,10 @@
 """Checks that the NVIDIA driver answers: it is loaded, it fits its library, and every NVML call returns.
 
-A process of its own makes the calls. This check names a call that does not return in time, with its GPU. A worker in
-uninterruptible sleep (state D in /proc/PID/stat, proc(5)) hangs in the driver, and drains soon. A worker that is merely slow
-(state R or S) has more time, and so has one that dies in the same call again and again. A worker that dies outside all calls,
-or cannot be started, is a fault of the agent: the finding is UNKNOWN, because a broken installation must not drain a cluster.
+A process of its own makes the calls. This check names a call that does not return in time, with its GPU. If the worker is in
+uninterruptible sleep (state D in /proc/PID/stat, proc(5)), it hangs in the driver and the check drains soon. A worker that is
+merely slow (state R or S) has more time, and so has one that dies in the same call again and again. A worker that dies outside
+all calls, or cannot be started, is a fault of the agent: the finding is UNKNOWN, because a broken installation must not drain
+a cluster.
 
 A node without the driver and without an NVIDIA GPU on its bus is UNKNOWN too; `gpu_count` judges how many GPUs there should
 be. `driver_library` reports a driver module and a library of different versions. While a driver is being installed (`apply`,

@@ -42,15 +42,15 @@ _CONTAINED = re.compile(rf"\S{{1,40}} {_AT}: (?:AER: )?DPC: containment event, "
 
 class Params(CheckParams, frozen=True, kw_only=True):
     replays_per_minute_max: Annotated[
-        float, Meta(ge=0, description="The check warns from this many PCIe replays a minute on; 0: never.")
+        float, Meta(ge=0, description="The check warns at this many PCIe replays a minute or more; 0: never.")
     ] = 8.0
     correctable_per_hour_max: Annotated[
         float,
-        Meta(ge=0, description="The check warns from this many correctable AER errors an hour, of GPU or port, on; 0: never."),
+        Meta(ge=0, description="The check warns at this many correctable AER errors an hour, of GPU or port, or more; 0: never."),
     ] = 1000.0
     nonfatal_per_hour_max: Annotated[
         float,
-        Meta(ge=0, description="The check warns from this many non-fatal AER errors an hour, of GPU or port, on; 0: never."),
+        Meta(ge=0, description="The check warns at this many non-fatal AER errors an hour, of GPU or port, or more; 0: never."),
     ] = 10.0
     fatal_per_hour_max: Annotated[
         float, Meta(ge=0, description="This many fatal AER errors an hour, of GPU or port, are accepted.")

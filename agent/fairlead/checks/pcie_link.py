@@ -31,7 +31,7 @@ class Params(CheckParams, frozen=True, kw_only=True):
     gpu_gen: Annotated[
         Gen | None, Meta(description="PCIe generation of each GPU under load; unset: what GPU and slot can do.")
     ] = None
-    load_percent: Annotated[int, Meta(ge=1, le=100, description="Speed is judged from this GPU utilisation on.")] = 20
+    load_percent: Annotated[int, Meta(ge=1, le=100, description="Speed is judged at this GPU utilisation or above.")] = 20
 
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:

@@ -26,7 +26,7 @@ from fairlead.model.unread import unlisted
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
-    load_percent: Annotated[int, Meta(ge=1, le=100, description="Speed is judged from this GPU utilisation on.")] = 20
+    load_percent: Annotated[int, Meta(ge=1, le=100, description="Speed is judged at this GPU utilisation or above.")] = 20
 
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:

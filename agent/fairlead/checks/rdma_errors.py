@@ -43,19 +43,19 @@ Known = Mapping[tuple[str, str], Sequence[Sample]]
 
 class Params(CheckParams, frozen=True, kw_only=True):
     symbol_errors_per_hour_max: Annotated[
-        Limit, Meta(description="The check warns from this many symbol errors on; 0: never.")
+        Limit, Meta(description="The check warns at this many symbol errors or more; 0: never.")
     ] = 120.0
     recoveries_per_hour_max: Annotated[
-        Limit, Meta(description="The check warns from this many retrainings of the link on; 0: never.")
+        Limit, Meta(description="The check warns at this many retrainings of the link or more; 0: never.")
     ] = 4.0
     receive_errors_per_hour_max: Annotated[
-        Limit, Meta(description="The check warns from this many damaged packets on; 0: never.")
+        Limit, Meta(description="The check warns at this many damaged packets or more; 0: never.")
     ] = 120.0
     integrity_errors_per_hour_max: Annotated[
-        Limit, Meta(description="The check warns from this many local link integrity errors or buffer overruns on; 0: never.")
+        Limit, Meta(description="The check warns at this many local link integrity errors and buffer overruns or more; 0: never.")
     ] = 4.0
     retransmissions_per_hour_max: Annotated[
-        Limit, Meta(description="The check warns from this many time-outs or packets out of sequence (mlx5) on; 0: never.")
+        Limit, Meta(description="The check warns at this many time-outs and packets out of sequence (mlx5) or more; 0: never.")
     ] = 100000.0
     window_seconds: Annotated[int, Meta(ge=60, le=7200, description="The rate is measured over this window.")] = 3600
     window_least_seconds: Annotated[int, Meta(ge=1, description="Samples that are closer together than this give no rate.")] = 300

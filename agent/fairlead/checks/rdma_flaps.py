@@ -1,4 +1,5 @@
-"""Reports ports whose link comes and goes. Every loss of link stops a collective, although the port is active at most sweeps.
+"""Reports ports whose link comes and goes. Every loss of link stops a collective, although nearly every sweep finds the port
+active.
 
 Losses are counted in three ways, of which the largest number counts: the port's link_downed (/sys/class/infiniband; an 8 bit
 counter that stops at 255, drivers/infiniband/core/sysfs.c), carrier_down_count of its interfaces
@@ -31,7 +32,9 @@ Known = Mapping[tuple[str, str], Sequence[Sample]]
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
-    flaps_max: Annotated[int, Meta(ge=1, description="This many losses of link within the window drain.")] = 3
+    flaps_max: Annotated[
+        int, Meta(ge=1, description="The check drains at this many losses of link within the window or more.")
+    ] = 3
     window_seconds: Annotated[int, Meta(ge=60, le=7200, description="Length of the window.")] = 3600
     ignore: Annotated[tuple[str, ...], Meta(description="RDMA devices that are not judged.")] = ()
 

@@ -24,7 +24,7 @@ from fairlead.model.unread import unlisted, unread
 class Params(CheckParams, frozen=True, kw_only=True):
     pages_max: Annotated[int, Meta(ge=0, description="This many retired pages are accepted; a GPU has room for 64.")] = 63
     double_bit_pages: Annotated[
-        int, Meta(ge=0, description="The check warns from this many pages retired for double-bit errors on; 0: never.")
+        int, Meta(ge=0, description="The check warns at this many pages retired for double-bit errors or more; 0: never.")
     ] = 15
 
 

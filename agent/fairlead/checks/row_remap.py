@@ -32,7 +32,9 @@ class Params(CheckParams, frozen=True, kw_only=True):
     ] = 0
     uncorrected_rows: Annotated[
         int,
-        Meta(ge=1, description="The check warns from this many rows remapped for uncorrectable errors on (a GPU can remap 512)."),
+        Meta(
+            ge=1, description="The check warns at this many rows remapped for uncorrectable errors or more (a GPU can remap 512)."
+        ),
     ] = 512
     rows_per_month: Annotated[int, Meta(ge=0, description="The same for rows remapped within 30 days; 0: never.")] = 8
     banks_per_month: Annotated[

@@ -83,7 +83,7 @@ def _failed(units: tuple[UnitState, ...], params: Params) -> Iterator[Finding]:
 
 
 def wants(params: Params) -> Wanted:
-    """Return that systemd's list of units is wanted, if the parameters judge any unit."""
+    """Return a ``Wanted`` that asks for systemd's list of units if the parameters judge any unit."""
     return Wanted(units=bool(params.wanted or params.failed))
 
 

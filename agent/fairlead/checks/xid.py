@@ -6,7 +6,7 @@ catalogue and the driver's nverror.h, by the driver version of the node. The che
 - Xid 45 follows its cause.
 - 13, 31, 43 and similar codes are the job's own fault and are only reported for a while.
 - 63 and 94 wait for the job's end, and then need a GPU reset.
-- 154 counts by its number, and the last one per GPU counts.
+- 154 counts by the number of its recovery action, and only the last one of a GPU counts.
 - 162 cancels 163.
 - An NVLink line (144 to 150) or SXid counts only when the line itself says Fatal.
 - Hundreds of lines of one fault are one finding.

@@ -4,7 +4,7 @@ Locked clocks make runs repeatable and keep a power budget. They cost the boost 
 older way, which newer GPUs and drivers no longer have (deprecated in CUDA 13). A clock that is not declared is left as it is.
 
 NVML has no call that reads a lock back. fairlead therefore records in ``NOTE`` what it has locked. This file is in /run and is
-lost with the reboot that removes the lock. A clock above the lock shows that somebody has removed it; a reset of the GPU
+lost with the reboot that removes the lock. A clock above the lock shows that somebody has removed the lock. A reset of the GPU
 removes it without such a sign. Where the range ends far below the highest clock, declare ``checks.gpu_clocks`` accordingly.
 Sources: NVML API reference, nvmlDeviceSetGpuLockedClocks, nvmlDeviceSetMemoryLockedClocks, nvmlDeviceSetApplicationsClocks
 (root; lost at reboot). The boot unit applies the setting again.

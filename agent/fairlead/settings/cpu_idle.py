@@ -29,8 +29,8 @@ class CpuIdleWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Observed(Struct, frozen=True):
-    """Holds the exit latency in microseconds, and whether it is switched off, of each state by (CPU, state). ``without``:
-    online CPUs that have no idle states."""
+    """Holds what was read. ``states``: (exit latency in microseconds, whether the state is switched off) by (CPU, state).
+    ``without``: online CPUs that have no idle states."""
 
     states: dict[tuple[int, int], tuple[int, bool]]
     without: tuple[int, ...]

@@ -24,7 +24,8 @@ _SAFE = "bind,ro,nosuid,nodev,nofail,silent"
 
 class EnrootWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
     files: Annotated[
-        tuple[_PATH, ...], Meta(description="More files to show inside, read-only (the site's own task prolog, a topology file).")
+        tuple[_PATH, ...],
+        Meta(description="More files that containers see, read-only (the site's own task prolog, a topology file)."),
     ] = ()
     scratch: Annotated[
         str,

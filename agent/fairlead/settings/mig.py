@@ -1,9 +1,10 @@
 """Divides each GPU into the declared GPU instances (MIG), or switches MIG off.
 
 The geometry is declared by profile names, as `nvidia-smi mig -lgip` lists them. Each GPU instance has one compute instance
-that spans it, which is what CUDA and Slurm use. To destroy instances takes GPUs from their jobs, so it waits for a drained
-node. A driver that cannot switch the mode at once keeps it pending until the GPU is reset or the node reboots. Instances are
-always lost at a reboot, and so is the mode on Hopper and later. The boot unit makes them again before slurmd starts.
+that spans it, which is what CUDA and Slurm use. Destroying instances takes GPUs from their jobs, so fairlead does it only on a
+drained node. A driver that cannot switch the mode at once keeps it pending until the GPU is reset or the node reboots.
+Instances are always lost at a reboot, and so is the mode on Hopper and later. The boot unit makes them again before slurmd
+starts.
 
 Slurm must know the instances. With ``AutoDetect=nvml`` in gres.conf slurmd finds them when it starts, so restart it after a
 change. The node's ``Gres=`` in slurm.conf must count them by type, such as ``Gres=gpu:3g.40gb:8,gpu:1g.10gb:8``. slurmctld

@@ -46,10 +46,11 @@ class NcclWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
     network: Annotated[bool, Meta(description="false: fairlead writes nothing about networks (nodes that compute alone).")] = True
     hcas: Annotated[
         Annotated[int, Meta(ge=0, le=64)] | None,
-        Meta(description="Compute HCA ports that this node must have up; unset: not checked."),
+        Meta(description="Number of compute HCA ports that must be up on this node; unset: not checked."),
     ] = None
     exclude: Annotated[
-        tuple[str, ...], Meta(description="HCAs or interfaces not for NCCL (storage, management): exact, or a prefix with *.")
+        tuple[str, ...],
+        Meta(description="HCAs or interfaces that NCCL must not use (storage, management): a name, or a prefix with *."),
     ] = ()
     socket_interface: Annotated[
         str,
@@ -75,7 +76,9 @@ class NcclWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
     topology_file: Annotated[
         str, Meta(pattern=r"^(/[\x21-\x7e]+)?$", description="The vendor's topology XML, used only in virtual machines.")
     ] = ""
-    variables: Annotated[tuple[Stated, ...], Meta(description="Variables of the fabric profile, each with why and source.")] = ()
+    variables: Annotated[
+        tuple[Stated, ...], Meta(description="Variables of the fabric profile, each with a reason and a source.")
+    ] = ()
     extra: Annotated[dict[str, str], Meta(description="Further NCCL_ variables of this node.")] = field(default_factory=dict)
     replace_existing: Annotated[bool, Meta(description="Replace an /etc/nccl.conf that fairlead did not write.")] = False
 

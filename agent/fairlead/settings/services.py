@@ -115,7 +115,7 @@ def _off(unit: UnitSeen) -> list[AnyChange]:
     if unit.load == "masked" and not unit.runs:
         return []
     if unit.runs:
-        for trigger in unit.triggers:  # the socket is stopped first, because it would start its service again
+        for trigger in unit.triggers:  # triggers are stopped first: a socket would start its service again
             why = f"{trigger} starts {unit.name}, which should not run"
             changes.append(Unit(setting="services", why=why, name=trigger, enabled=False, active=False))
     if unit.runs or unit.starts_at_boot:

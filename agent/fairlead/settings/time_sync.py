@@ -37,7 +37,8 @@ class TimeSyncWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
         "chrony"
     )
     servers: Annotated[
-        tuple[Server, ...], Meta(max_length=16, description="Its time servers; empty: those of its own configuration.")
+        tuple[Server, ...],
+        Meta(max_length=16, description="Time servers of that program; empty: those of its own configuration."),
     ] = ()
 
 
