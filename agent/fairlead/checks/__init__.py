@@ -1,4 +1,4 @@
-"""Holds the checks. Each module in this folder is one check, and its file name is the name of the check."""
+"""Holds the checks, one in each module. The file name of a module is the name of its check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Holds the settings. Each module in this folder is one setting, and its file name is the name of the setting."""
+"""Holds the settings, one in each module. The file name of a module is the name of its setting."""
 
 from __future__ import annotations
 

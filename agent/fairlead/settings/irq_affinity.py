@@ -5,7 +5,7 @@ NUMA node of the device. If there are none, they go to all of the system's CPUs.
 or CoreSpecCount), or jobs run there as well. Sources: kernel documentation, core-api/irq/irq-affinity.rst
 (/proc/irq/N/smp_affinity_list) and ABI/testing/sysfs-bus-pci (msi_irqs); Slurm slurm.conf(5), CpuSpecList. An interrupt that
 its driver manages (NVMe queues) cannot be moved, and the kernel answers EIO: name a device with such interrupts in ``skip``.
-The values are lost at reboot, and the boot unit applies them again. New queues of a driver are found as drift.
+The values are lost at reboot, and the boot unit applies them again. New queues that a driver makes show as drift.
 
 irqbalance moves interrupts every ten seconds. Either it does not run (the default), or all other CPUs are forbidden to it
 (IRQBALANCE_BANNED_CPULIST, irqbalance(1)), and it may move interrupts among the system's CPUs.
