@@ -11,8 +11,10 @@ from fairlead.model.gpu_health import AerCounts, RetiredPages
 
 
 def families(gpus: tuple[Gpu, ...]) -> Iterator[Metric]:
-    """Yield the metric families. What cannot be read has no series."""
-    pages = GaugeMetricFamily("fairlead_gpu_retired_pages", "Memory pages retired, GPUs before Ampere.", labels=["pci", "kind"])
+    """Yield the metric families. A value that cannot be read gets no series."""
+    pages = GaugeMetricFamily(
+        "fairlead_gpu_retired_pages", "Retired memory pages, on GPUs before Ampere.", labels=["pci", "kind"]
+    )
     errors = CounterMetricFamily(
         "fairlead_gpu_pcie_errors",
         "AER errors of the GPU and of the port above it: correctable, nonfatal, fatal.",
