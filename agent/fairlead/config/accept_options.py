@@ -17,7 +17,7 @@ Name = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]*\Z")]
 
 class AcceptOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     tools: Annotated[
-        tuple[Name, ...], Meta(description="The tools to run, in this order. Empty: every tool that fairlead has.")
+        tuple[Name, ...], Meta(description="The tools to run, in this order. Empty: every tool that fairlead knows.")
     ] = ()
     commands: Annotated[
         dict[Name, Shell],
@@ -30,7 +30,8 @@ class AcceptOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     sbatch: Annotated[tuple[Shell, ...], Meta(description="More options of sbatch, such as --account=ops, --qos=accept.")] = ()
     folder: Annotated[Path, Meta(description="Folder that this host and the nodes share, for scripts and outputs.")] = ""
     store: Annotated[
-        Path, Meta(description="The SQLite file of the results. Empty: in /var/lib/fairlead, or in the user's ~/.local/state.")
+        Path,
+        Meta(description="The SQLite file of the results. Empty: in /var/lib/fairlead for root, else ~/.local/state/fairlead."),
     ] = ""
 
 

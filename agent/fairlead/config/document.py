@@ -37,7 +37,7 @@ _RENAMED = {"slurm": {"look_seconds": "reconcile_seconds"}}
 class AgentOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     interval_seconds: Annotated[float, Meta(ge=0.2, le=3600, description="Time from one full sweep to the next.")] = 15.0
     nvml_deadline_seconds: Annotated[
-        float, Meta(ge=0.2, le=300, description="If NVML answers later, its values are unreadable.")
+        float, Meta(ge=0.2, le=300, description="If NVML takes longer to answer, its values are unreadable.")
     ] = 5.0
     verdict_ttl_seconds: Annotated[int, Meta(ge=5, le=86400, description="A published verdict is valid for this long.")] = 120
     reapply: Annotated[bool, Meta(description="Apply PCIe settings again after a device's reset has lost them.")] = True
@@ -405,8 +405,8 @@ def _check_layer(origin: str, layer: Mapping[str, Any]) -> None:
 
 
 def mistakes_of_values(origin: str, layer: Mapping[str, Any]) -> Iterator[ConfigError]:
-    """Yield the mistakes that would otherwise appear only on the nodes: names of presets that are taken, and variables that a
-    site must not set."""
+    """Yield the mistakes that would otherwise appear only on the nodes: presets with the name of a built-in profile, and
+    variables that a site must not set."""
     from fairlead.jobenv.environment_text import render
     from fairlead.jobenv.variable_table import of_fabric
     from fairlead.nccl.nccl_conf import fault

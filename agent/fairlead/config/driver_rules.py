@@ -1,8 +1,8 @@
 """Lists which packages do not work with a driver, and why: known-bad and required combinations, as data with their sources.
 
 ``faults`` is called when a lock is written and each time a lock is read. A set with faults is never sent to a node. Each rule
-names a document that states the rule, and the day on which we read it. Without such a document there is no rule. An example is
-an older nvidia-persistenced, which Debian ships beside a newer driver.
+names a document that states the rule, and the day on which we read it. Where no document states a rule, there is none: Debian,
+for example, ships an older nvidia-persistenced beside a newer driver.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class AnsibleOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         str,
         Meta(
             pattern=r"^(/[A-Za-z0-9_./+-]*)?\Z",
-            description="Python 3.11 or newer on the nodes, from which fairlead's own is made. Empty: one is searched there.",
+            description="Python 3.11 or newer on the nodes, from which fairlead's own is made. Empty: it is searched for there.",
         ),
     ] = ""
     forks: Annotated[int, Meta(ge=1, le=1000, description="How many nodes Ansible works on at a time.")] = 50

@@ -1,4 +1,4 @@
-"""Finds the jobs that were on a GPU when the kernel reported an error of it, from the records of prolog and epilog."""
+"""Finds the jobs that were on a GPU when the kernel reported an error of that GPU, from the records of prolog and epilog."""
 
 from __future__ import annotations
 

@@ -267,7 +267,7 @@ class Loop:
             self._schedule.sweep_now()  # read the GPUs' state from the driver at once
         if not records:
             return
-        self._read_jobs()  # the jobs that run now are to blame, or delay a drain
+        self._read_jobs()  # the jobs that run now may be to blame, or may delay a drain
         node = self._sweep.node
         woken = self._kernel_log.remember(self._jobs.attribute(records, self._document.agent.run_dir, node))
         if woken and node is not None:

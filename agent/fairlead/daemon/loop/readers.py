@@ -60,7 +60,7 @@ class Readers:
             self.worker.deadline_seconds = document.agent.nvml_deadline_seconds
 
     def follow(self, document: Document, cursor: int | None) -> None:
-        """Open the kernel log. Start at ``cursor`` where that is of this boot."""
+        """Open the kernel log. Start at ``cursor`` if it was saved in this boot."""
         configured = document.agent.kmsg_path
         # A tree has its own log, unless the document names another file (the lab's FIFO).
         path = configured if self.root.is_live or configured != "/dev/kmsg" else os.path.join(self.root.path, "dev/kmsg")
@@ -82,7 +82,7 @@ class Readers:
         return self.worker.next_poll()
 
     def read_thoroughly(self) -> None:
-        """Make the next sweep read everything, and ask a driver that hung again."""
+        """Make the next sweep read everything, and try a hung driver again soon."""
         if self._gatherer is not None:
             self._gatherer.read_thoroughly()
         if self.worker is not None:

@@ -1,5 +1,5 @@
-"""Runs the return-to-service command on a drained node that is well again. It is a child of the agent, and never starts while
-jobs run.
+"""Runs the return-to-service command on a drained node that is well again, as a child of the agent. It never runs while jobs
+run.
 
 Exit 0 within the deadline is the proof. After any other end the command is tried again after a while. The loop never waits for
 the command: ``poll()`` notices its end. Before the command starts, its process id and start time are on disk. An agent that
@@ -34,7 +34,7 @@ TAIL_BYTES = 4096
 SAID_MAX = 200
 OUTCOMES = ("passed", "failed", "deadline", "given up")
 MARK = "FAIRLEAD_RETURN"
-#: The shell waits until the agent reports that the record is on disk. The OOM killer prefers it to the agent.
+#: The shell waits until the agent reports that the record is on disk. When memory runs out, the kernel kills it before the agent.
 _START = 'read -r go || exit 0; { echo 500 >/proc/self/oom_score_adj; } 2>/dev/null; exec "$@" </dev/null'
 _ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", "HOME": "/root"}
 
@@ -91,7 +91,7 @@ class Proving:
             self.state = Proof.NONE
             return
         if self.record is not None and self.record.drain != drain and self._process is None:
-            self._not_before = 0.0  # the failure was in another drain, so it does not count
+            self._not_before = 0.0  # an earlier failure belongs to another drain and does not count
             self.next_unix = 0.0
             self.state = Proof.NONE
         if self.state in (Proof.PASSED, Proof.RUNNING) or time.monotonic() < self._wait_until(drain):

@@ -18,7 +18,7 @@ _GAUGES = (
 
 
 def load(node: Node) -> Iterator[Metric]:
-    """Yield the metric families of every GPU that NVML lists, and of the driver."""
+    """Yield the metric families of the driver, and of every GPU that NVML lists."""
     yield from _driver(node)
     if isinstance(node.gpus, Missing):
         return

@@ -7,7 +7,7 @@ import os
 import socket
 import time
 
-READY_SECONDS = 10.0  # a drain that the first sweep orders delays slurmd at most so long
+READY_SECONDS = 10.0  # a drain that the first sweep orders delays the start of slurmd by at most this time
 
 
 class Notify:

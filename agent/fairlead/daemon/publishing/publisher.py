@@ -104,8 +104,8 @@ class Publisher:
         return verdict
 
     def publish_unknown(self, text: str, late: Callable[[], bool]) -> None:
-        """Replace a verdict that lets jobs start by ``unknown``, if ``late()`` returns True. Another thread than the loop's
-        calls this."""
+        """Publish ``unknown`` in place of a verdict that lets jobs start, if ``late()`` is true. Another thread than the
+        loop's calls this."""
         with self._lock:
             last = self.verdict or self._read_earlier()
             if late() and (last is None or last.state is not State.DRAIN):

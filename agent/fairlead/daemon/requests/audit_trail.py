@@ -2,7 +2,7 @@
 
 ``STATE_DIR/audit.jsonl`` has one JSON object per line. ``add`` only appends to the file (open(2), O_APPEND), and returns when
 the line is on the disk (fsync(2)). The trail is not a table of the history, because the history may be damaged, moved aside or
-deleted, and the trail must go on. A person needs only `tail` to read it. When it reaches ROTATE_BYTES it is renamed to
+deleted, and the trail must go on. A person needs only `tail` to read it. When the file reaches ROTATE_BYTES, it is renamed to
 ``audit.jsonl.1``, which replaces the earlier one. So both files together are never larger than twice that.
 
 A command writes its entry twice under one id: before it begins, and with the outcome. A command that is killed in between
@@ -112,7 +112,7 @@ class Trail:
 
     def read(self, since: float = 0.0) -> list[AuditEntry]:
         """Return every entry from a Unix time on, oldest first, one per id with its last outcome. What cannot be read is left
-        out, and ``trouble`` reports it. ``trouble`` also counts a line that a crash has cut short."""
+        out, and ``trouble`` reports it, also a line that a crash has cut short."""
         found: dict[str, AuditEntry] = {}
         broken = 0
         self.trouble = ""

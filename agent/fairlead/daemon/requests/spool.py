@@ -1,5 +1,5 @@
-"""Keeps people's requests to the agent in a spool. Each request is one file, which is written whole. They are applied in their
-order.
+"""Keeps people's requests to the agent in a spool. Each request is one file, which is written whole. The agent applies the
+requests in the order in which they were made.
 
 The spool is ``STATE_DIR/requests``, or ``RUN_DIR/requests`` where the disk takes nothing. A request is in the spool before the
 command answers the person, so it works whether the agent runs, starts or is stopped. The agent applies it, saves the state
@@ -71,14 +71,15 @@ class Requests:
             history.save_state(made)
         history.commit()
         if history.on_disk:
-            with suppress(OSError):  # a disk that does not answer: the files are found again, and their ids are known
+            with suppress(OSError):  # if the disk does not answer, the files are found again, and their ids are known
                 self._disk.do(lambda: _remove(path for path, _ in found))
         for request in new:
             self._tell(request, history)
         return made
 
     def _found(self) -> list[tuple[str, Request]]:
-        """Return the waiting requests in their order. A file that is not a request of root's is moved aside and reported once."""
+        """Return the waiting requests in the order in which they were made. A file that is not a request of root's is moved
+        aside and reported once."""
         found: list[tuple[str, Request]] = []
         wrong: list[tuple[str, str]] = []
         for folder, disk in zip(self.folders, (self._disk, Direct()), strict=True):

@@ -67,8 +67,8 @@ class Courier:
             check=entry.token.check if entry and drained else "",
             since=entry.since if entry and drained else 0.0,
         )
-        self._due = self._clock() if entry is not None else float("inf")  # of the next reconciliation
-        self._not_before = 0.0  # of the next attempt at an order
+        self._due = self._clock() if entry is not None else float("inf")  # time of the next reconciliation
+        self._not_before = 0.0  # earliest time of the next attempt at an order
         self._budget_until = 0.0
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="slurm", daemon=True)
@@ -127,8 +127,8 @@ class Courier:
                 self._condition.notify()
 
     def _wake(self) -> bool:
-        """Return whether new evidence is a reason to ask slurmctld now, either whether our drain is still set, or about a
-        blocked order."""
+        """Return whether new evidence is a reason to ask slurmctld now. The question is whether our drain is still set, or
+        whether a blocked order is possible now."""
         now = self._clock()
         if not self._pace.is_new(self._known, now):
             return False

@@ -64,8 +64,8 @@ class Pace:
         return at
 
     def unsettled(self, result: Result, entry: LedgerEntry | None, now: float) -> float:
-        """Return when to ask again while slurmctld has yet to say what became of our drain, because the node boots or has not
-        registered. Return inf in any other case."""
+        """Return when to ask again while our drain's outcome is open in slurmctld, because the node boots or has not
+        registered yet. Return inf in any other case."""
         stood = entry is not None and entry.phase in (Phase.DRAINED, Phase.TAKEN)
         gone = result.outcome is Outcome.BLOCKED and "DRAIN" not in result.states
         if entry is None or not stood or not (gone or entry.reboot is RebootState.ASKED):

@@ -51,7 +51,7 @@ class SlurmState(Struct, frozen=True, kw_only=True):
     drained, reason, check, since: whether our drain is set in slurmctld, its text, its check, and when it began (Unix time in
     seconds). manual: a person drained the node through fairlead. confirmed: how often a reading has shown our drain.
     blocked_because: why an order is not carried out; foreign: somebody else has drained the node. over_budget: one line on the
-    drain limit that left no room, kept until the next attempt; limit: the same as data. error: slurmctld's last error or
+    drain limit that left no room, kept for a while after the attempt; limit: the same as data. error: slurmctld's last error or
     timeout.
 
     acknowledged: how many of our drains a person has resumed. lost: how many have gone without a person's resume; why_lost:
