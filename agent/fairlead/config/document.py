@@ -46,7 +46,13 @@ class AgentOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     state_dir: Annotated[str, Meta(description="Folder of ledger, history, audit trail and hold. It survives a boot.")] = (
         "/var/lib/fairlead"
     )
-    metrics_textfile: Annotated[str, Meta(description="Prometheus text file. Empty: none.")] = "/run/fairlead/metrics.prom"
+    metrics_textfile: Annotated[
+        str,
+        Meta(
+            pattern=r"^$|^(/[A-Za-z0-9_.+-]+)+(?!\n)$",
+            description="Prometheus text file, NAME.prom in a folder that exists (node_exporter's). Empty: none.",
+        ),
+    ] = "/run/fairlead/metrics.prom"
     metrics_listen: Annotated[
         str,
         Meta(
@@ -54,6 +60,10 @@ class AgentOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             description="Address host:port that serves the metrics. Empty: no port is opened.",
         ),
     ] = ""
+    metrics_nvlink_links: Annotated[
+        bool,
+        Meta(description="Add metrics of each NVLink of each GPU: 144 series on 8 GPUs with 18 links."),
+    ] = False
 
 
 class SlurmOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Adds a sweep to the history: counters, which facts could be read, and which GPU card is where."""
+"""Adds a sweep to the history: counters, which facts could be read, which GPU card is where, and the labels of the cards."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection
 from fairlead import checks
 from fairlead.config import Document
 from fairlead.history.memory import History
-from fairlead.model.device import gpu_cards_of, readable_fields
+from fairlead.model.device import gpu_cards_of, gpu_labels_of, readable_fields
 from fairlead.model.facts import Missing, Node
 
 KEEP_SECONDS = 60.0  # what rarely changes is added this often at most, like the counters
@@ -44,3 +44,4 @@ def after_judging(
             fields |= {f"{DRIVER}{node.driver.library_version}"}
         history.add_readable(fields)
         history.add_gpu_cards(gpu_cards_of(node))
+        history.add_gpu_labels(gpu_labels_of(node))

@@ -5,6 +5,7 @@ A full or read-only disk is reported once, and the agent tries again. It never e
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -220,7 +221,7 @@ class Publisher:
             try:
                 disk.do(lambda: write_atomic(options.metrics_textfile, data))
             except OSError as e:
-                self._report_trouble(options.metrics_textfile, e)
+                self._report_trouble(options.metrics_textfile, _with_advice(e))
             else:
                 self.trouble.pop(options.metrics_textfile, None)
 
@@ -247,3 +248,11 @@ class Publisher:
         if self.trouble.get(what) != text:
             self.trouble[what] = text
             log.line(log.ERROR, "cannot publish", error=text)
+
+
+def _with_advice(error: OSError) -> Exception:
+    """Return the error with advice for the case that the unit's sandbox prevents the write."""
+    if error.errno != errno.EROFS:
+        return error
+    advice = "the unit may write there after `fairlead provision` and a restart of fairlead-agent"
+    return DataError(f"{error.strerror}; if only the agent gets this error, {advice}")

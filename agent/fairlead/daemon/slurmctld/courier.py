@@ -269,7 +269,7 @@ class Courier:
             self._not_before = self._clock() + wait
             # also where the order is withdrawn, because what was sent may have arrived
             self._due = min(self._due, self._not_before)
-            self._set(replace(self._state, error=error))
+            self._set(replace(self._state, error=error, asked=True))
 
     def _done(self, result: Result, want: CourierOrder, began: float) -> None:
         """Record how an attempt ended."""

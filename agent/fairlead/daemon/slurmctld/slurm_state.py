@@ -51,8 +51,8 @@ class SlurmState(Struct, frozen=True, kw_only=True):
     drained, reason, check, since: whether our drain is set in slurmctld, its text, its check, and when it began (Unix time in
     seconds). manual: a person drained the node through fairlead. confirmed: how often a reading has shown our drain.
     blocked_because: why an order is not carried out; foreign: somebody else has drained the node. over_budget: one line on the
-    drain limit that left no room, kept for a while after the attempt; limit: the same as data. error: slurmctld's last error or
-    timeout.
+    drain limit that left no room, kept for a while after the attempt; limit: the same as data. error: slurmctld's last error
+    or timeout. asked: slurmctld has been asked since the agent started.
 
     acknowledged: how many of our drains a person has resumed. lost: how many have gone without a person's resume; why_lost:
     why the last of them went. known: the names of the evidence that the last acknowledged or lost drain covers. returned: how
@@ -67,6 +67,7 @@ class SlurmState(Struct, frozen=True, kw_only=True):
     over_budget: str = ""
     limit: DrainLimit | None = None
     error: str = ""
+    asked: bool = False
     acknowledged: int = 0
     known: tuple[str, ...] = ()
     returned: int = 0
@@ -117,6 +118,7 @@ def state_after(before: SlurmState, result: Result, entry: LedgerEntry | None, *
         foreign=outcome in (Outcome.FOREIGN, Outcome.ORPHAN) and ordered,
         over_budget=result.detail if over else "",
         limit=result.limit if over else None,
+        asked=before.asked or asked,
         acknowledged=before.acknowledged + acknowledged,
         lost=before.lost + lost,
         why_lost=result.detail if lost else before.why_lost,
