@@ -1,6 +1,6 @@
-"""Runs the command line. Each command is a module, which is imported only when it is chosen.
+"""Runs the command line: one module per command, imported only when it is chosen.
 
-Such a module has ``register(parser)`` and ``run(args) -> ExitCode``. This package turns an error into one line and an exit code.
+Each module has ``register(parser)`` and ``run(args) -> ExitCode``. This package turns an error into one line and an exit code.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Parser(argparse.ArgumentParser):
         if kind == "unrecognized arguments":
             import difflib
 
-            word = next(iter(rest.split()), "")
+            word = next(iter(rest.split()), "")  # an empty argument has no word
             if word.endswith(".toml") and "--site" in options:
                 return f"--site {word}"
             like = difflib.get_close_matches(word.partition("=")[0], options, n=1) if word.startswith("-") else []
