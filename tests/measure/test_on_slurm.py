@@ -352,7 +352,7 @@ def test_bad_input_is_one_line(site: Site) -> None:
         (("n1", "--tools=linpack"), 64, "no such tool"),
         (("--partition=gone",), 66, "no node in partition gone"),
         (("--show", "nothing"), 66, "no results yet"),
-        (("n1", "--raw=copy"), 64, "--raw belongs to --show"),
+        (("n1", "--raw=copy"), 64, "--raw needs --show"),
     ):
         got, out, err = site.accept(*words)
         assert got == code and says in err.splitlines()[0] and not out, err

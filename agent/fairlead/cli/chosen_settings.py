@@ -16,7 +16,7 @@ def chosen(option: str, words: str) -> tuple[str, ...]:
     every, groups = settings.load(), settings.groups()
     for word in filter(None, (w.strip() for w in words.split(","))):
         if word not in every and word not in groups:
-            raise UsageError(f"{option} {word}: there is no such setting and no such group of settings", hint=_hint(option, word))
+            raise UsageError(f"{option} {word}: no setting and no group of settings", hint=_hint(option, word))
     return settings.select(words)
 
 
