@@ -105,8 +105,7 @@ def next_kernel(root: Root, releases: list[str]) -> str:
 
 
 def module_of(root: Root, release: str) -> str:
-    """Return the version of the NVIDIA module that is built for a kernel, ``none``, or ``unknown`` when there is a module
-    whose version cannot be read."""
+    """Return the version of the NVIDIA module that is built for a kernel, ``none``, or ``unknown`` when it cannot be read."""
     dep = root.read_text(f"/lib/modules/{release}/modules.dep", STATUS_MAX_BYTES)
     if isinstance(dep, Missing):
         return "unknown"
