@@ -66,13 +66,14 @@ class RebootState(StrEnum):
 class LedgerEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Describes one drain. ``since``: Unix seconds at which the drain was intended. ``machine``: the machine that intended it.
 
-    Unix seconds: sent: when a drain with the text of ``token`` was last about to be written; 0 once it was read back.
-    unanswered: the same for a drain with a text of ``late``. lifting: when a resume was last about to be written; 0 once it
-    was read back. written: when slurmctld wrote the drain that is on the node, by its own clock; 0 when that is not known.
+    Four fields are times in Unix seconds. sent: when a drain with the text of ``token`` was last about to be written, or 0
+    once it was read back. unanswered: the same for a drain with a text of ``late``. lifting: when a resume was last about to
+    be written, or 0 once it was read back. written: when slurmctld wrote the drain that is on the node, by its own clock, or 0
+    when that is not known.
 
     These fields describe the last reading that showed the drain, ours or a person's in its place. seen: its time, by
     slurmctld's clock or somewhat earlier. boot: this node's boot id. reboot: what slurmctld said of a reboot. known: the names
-    of the evidence that the agent knew before that reading (``policy.policy_state.identity``); a person who lifts the drain
+    of the evidence that the agent knew before that reading (``policy.policy_state.identity``). A person who lifts the drain
     acknowledges them.
 
     freed: a person has lifted the drain with `fairlead resume`. theirs: the reason of a person's drain that our resume has

@@ -1,5 +1,5 @@
-"""Knows this node's drain state in Slurm together with our ledger of it: who owns the drain, and which of our writes may still
-be in flight or have been lost."""
+"""Knows this node's drain state in Slurm together with our ledger of it. It says who owns the drain, and which of our writes
+may still be in flight or have been lost."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from fairlead.slurm.client import NodeState, NodeTimes, SlurmClient
 SKEW_SECONDS = 5.0  # this node's clock and slurmctld's may differ by this much
 # an intent in the ledger may be this old when it is written; its time says how long the write may arrive late
 SAVED_SECONDS = 30.0
-#: `scontrol reconfigure` starts slurmctld anew from 23.11 on, and every slurmd in the same seconds.
+#: From 23.11 on `scontrol reconfigure` starts slurmctld again, and every slurmd in the same seconds.
 RECONFIGURE_SECONDS = (0.0, 5.0)
 RECONFIGURE_GAP_SECONDS = 150.0  # after a longer gap between readings, something else may have happened to slurmctld too
 
 
 class DrainLoss(NamedTuple):
-    """Says why a drain that is gone may have gone without a person's resume.
+    """Says why a drain may have gone without a person's resume.
 
     why: "" when only a person can have lifted it. known: the names of the evidence that counts as acknowledged all the same.
     """

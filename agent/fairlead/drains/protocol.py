@@ -123,7 +123,7 @@ class DrainProtocol:
             return Result(outcome=Outcome.BLOCKED, detail=why)
         entry = self.ledger.load()
         if entry is not None and not by_hand and (entry.manual or entry.phase is Phase.DRAINING):
-            return (yield from self.reconcile())  # the order is stale: a person ran `fairlead drain` after it was given
+            return (yield from self.reconcile())  # the order is stale: a person has run `fairlead drain` since
         if entry is not None and entry.ours:
             # This is saved before the reading, as a drain's intent is. When a person resumes, the ledger still says "drained".
             now = self.state.time_of_save()

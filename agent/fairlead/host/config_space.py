@@ -48,7 +48,7 @@ def walk(read: Read) -> Capabilities:
         return Capabilities(acs_offset=unreadable("config space ends after 64 bytes: reading more needs root"))
     express = _express(read, header)
     if express is None:
-        return Capabilities()  # conventional PCI: no extended space, so no ACS
+        return Capabilities()  # conventional PCI has no extended space, so no ACS
     if isinstance(express, Missing):
         return Capabilities(acs_offset=express)
     flags = _word(read, express + 2)

@@ -1,7 +1,7 @@
 """Reads CPUs and NUMA nodes from /sys/devices/system (Documentation/ABI/stable/sysfs-devices-{system-cpu,node}).
 
-It takes the numbering and the presence of every file as the machine has them: offline CPUs, holes in the numbers, sparse
-nodes, nodes without CPUs (GPU memory) or without memory, and old kernels that write masks instead of lists.
+It takes the numbering and the presence of every file as the machine has them. CPUs may be offline, numbers may have holes,
+NUMA nodes may be sparse, or without CPUs (GPU memory) or memory. Old kernels write masks instead of lists.
 """
 
 from __future__ import annotations

@@ -1,14 +1,18 @@
 """Says which sleeping tasks wait for a FUSE server: that is, for a process and not for a disk, a network or a driver.
 
-A user who mounts a FUSE file system whose server does not answer puts own processes into state D (fs/fuse/dev.c: until
-SIGKILL, and even after it when the server has already read the request). That is no fault of the node. The kernel says where a
-task sleeps: /proc/PID/wchan has one function, /proc/PID/stack all of them (proc(5)). The stack is needed since a read waits
-for a page.
+When the server of a user's FUSE file system does not answer, the user's own processes go into state D. They stay there until
+SIGKILL, and even after it if the server has already read the request (fs/fuse/dev.c). That is no fault of the node. The kernel
+says where a task sleeps: /proc/PID/wchan has one function, /proc/PID/stack all of them (proc(5)). The stack is needed since a
+read waits for a page.
 
-A task waits for FUSE when all three of these are true. One of these functions belongs to FUSE; none of them serves /dev/fuse
-or reads from a disk; and the mount table of the task has a FUSE mount. (virtiofs runs through the same functions, but the host
-of a virtual machine serves it, and it is no FUSE mount in that table.) When neither file can be read, no task counts as
-waiting for FUSE, so this never hides a hang.
+A task waits for FUSE when all three of these are true:
+
+- one of these functions belongs to FUSE;
+- none of them serves /dev/fuse or reads from a disk;
+- the mount table of the task has a FUSE mount. (virtiofs runs through the same functions, but the host of a virtual machine
+  serves it, and it is no FUSE mount in that table.)
+
+When neither file can be read, no task counts as waiting for FUSE, so this never hides a hang.
 
 A read of /proc/PID/stack waits for a task that executes a program (before Linux 5.10 for as long as that takes). So a separate
 process reads it (``probe``), and the answer is there at the next sweep.

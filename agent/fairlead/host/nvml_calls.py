@@ -173,7 +173,7 @@ def fast_calls(calls: Calls, structs: Any) -> Calls:
 
 def vital_calls(calls: Calls, structs: Any) -> Calls:
     """Add the calls that are made in every sweep because a GPU that does not answer them is mute. Their values are reported
-    when the GPU is read closely."""
+    only in a sweep with ``closely``."""
     memory = structs.c_nvmlMemory_v2_t(version=0x02000028)
     calls.struct(
         "nvmlDeviceGetMemoryInfo_v2", "memory", memory, total_bytes="total", reserved_bytes="reserved", used_bytes="used"
@@ -185,8 +185,8 @@ def vital_calls(calls: Calls, structs: Any) -> Calls:
 
 
 def near_calls(calls: Calls) -> Calls:
-    """Add the calls that are made when the GPU is read closely. What a check confirms over several thorough sweeps is read
-    again for each."""
+    """Add the calls that are made only in a sweep with ``closely`` (``Device.sweep``). What a check confirms over several
+    thorough sweeps is read again for each."""
     calls.uint("nvmlDeviceGetPersistenceMode", "persistence_mode")
     calls.uint("nvmlDeviceGetCurrPcieLinkGeneration", "pcie", "gen_current")
     calls.uint("nvmlDeviceGetCurrPcieLinkWidth", "pcie", "width_current")

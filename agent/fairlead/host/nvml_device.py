@@ -73,8 +73,8 @@ class Device:
             self.values = {**self.values, "index": index}
 
     def sweep(self, now: float, *, closely: bool) -> int:
-        """Refresh ``values``: what is judged in every sweep, what is due of the rest, and with ``closely`` all that a close
-        reading needs. Return 0, or the code that ended this GPU's sweep."""
+        """Refresh ``values``: what is judged in every sweep, what is due of the rest, and with ``closely`` all that thorough
+        sweeps and metrics show. Return 0, or the code that ended this GPU's sweep."""
         if self.failed:
             self.failed = False
             self.values = dict(self.identity)

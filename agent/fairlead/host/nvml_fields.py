@@ -24,7 +24,7 @@ FAST_FIELDS: dict[int, ValuePath] = {  # judged at every sweep
     31: ("retired_pages", "pending"),
     230: ("recovery_action", None),
 }
-NEAR_FIELDS: dict[int, ValuePath] = {  # read when a GPU is read closely
+NEAR_FIELDS: dict[int, ValuePath] = {  # read only in a sweep with ``closely``
     82: ("temperature", "memory_celsius"),
     83: ("power", "energy_millijoules"),
     94: ("pcie", "replays"),

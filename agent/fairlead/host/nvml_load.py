@@ -1,8 +1,8 @@
 """Reads a GPU's clocks, temperatures and fabric for the NVML worker, beside the calls of ``nvml_calls``.
 
-Clock event counters (nvml.h, all in nanoseconds): ids 74 to 79 never moved. Those of the slowdowns came with r575 as 252 and
-253, and are 270 and 271 since r590, where 251 to 268 mean power smoothing. (This was compared in the binding's releases 12.575
-to 13.615, and in k8s-test-infra's pkg/gpu/mocknvml for r580.) So the ids are chosen by the driver's branch.
+nvml.h counts clock events in nanoseconds. The field ids 74 to 79 never changed. Those of the slowdowns came with r575 as 252
+and 253. Since r590 they are 270 and 271, and 251 to 268 mean power smoothing. (This was compared in the binding's releases
+12.575 to 13.615, and in k8s-test-infra's pkg/gpu/mocknvml for r580.) So the ids are chosen by the driver's branch.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def branch_of(version: object) -> int:
 
 
 def near_calls(calls: Calls, structs: Any) -> Calls:
-    """Add the calls that are made when a GPU is read closely."""
+    """Add the calls that are made only in a sweep with ``closely`` (``Device.sweep``)."""
     margin = calls.new(structs.c_nvmlMarginTemperature_v1_t(version=structs.nvmlMarginTemperature_v1))
     said = partial(getattr, margin, "marginTemperature")
     calls.add("nvmlDeviceGetMarginTemperature", "temperature", "margin_celsius", said, ctypes.byref(margin))

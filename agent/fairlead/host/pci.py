@@ -60,7 +60,7 @@ class Tour:
         self._said_last: tuple[PciDevice, ...] = ()
         self._said: dict[str, tuple[bytes | Missing | None, ...]] = {}  # speed and width as last read
         self._inodes: dict[str, int] = {}  # a device that went and came back has another inode, and all of it is read again
-        self._now: dict[str, int] = {}  # the same, from the last listing
+        self._now: dict[str, int] = {}  # the inodes in the last listing
         self._passed_through: frozenset[str] = frozenset()  # addresses that vfio-pci has, for virtual machines
         self._of_nvidia: frozenset[str] = frozenset()  # addresses of the GPUs that NVIDIA's driver names
 

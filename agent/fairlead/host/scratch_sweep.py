@@ -175,7 +175,7 @@ class Sweep:
         self._said_once.keep()
         whose = {f"{job.id}.{job.started}": job.uid for job in records().known}
         for name in all_ended:
-            uid = whose.get(name)  # the agent removes a record soon after the job; then the job may be of any unfinished user
+            uid = whose.get(name)  # None: the agent has removed the record, and the job may be any user's
             if not self._unfinished or (uid is not None and uid not in self._unfinished):
                 _unlink(f"{RUN}/ended/{name}")
         if self._unfinished:

@@ -107,13 +107,13 @@ _SKIPPED_WHEN_REDACTED = (
 
 
 def snapshot(root: Root, nvml: Mapping[str, Any] | Missing, target: Path, *, redact: bool, reads: Iterable[str] = ()) -> None:
-    """Write the machine at ``root``, with NVML's answers, as a tree into ``target`` (made if need be).
+    """Write the machine at ``root``, with NVML's answers, as a tree into ``target``, which is made if it does not exist.
 
     reads: what checks and settings read besides (``Setting.reads``; globs, and the paths of ``process.read_text``).
 
     redact: replace serials, UUIDs, MAC addresses and GUIDs, and leave out what names people and servers. Of ``reads`` these
-    are all files below /etc but those that fairlead itself has written. The tree's file ``left-out`` lists them, so that they
-    count there as unreadable and not as absent.
+    are all files below /etc but those that fairlead itself has written. The tree's file ``left-out`` lists them. So they count
+    there as unreadable and not as absent.
 
     Raises HostError when ``target`` cannot be written.
     """
@@ -308,7 +308,8 @@ class _Writer:
         return json.dumps(raw if self._redactor is None else self._redactor.value(raw), indent=1) + "\n"
 
     def _host_json(self) -> str:
-        """Return the content of ``host.json``: what is no file. A tree's own is copied, so that the copy says the same."""
+        """Return the content of ``host.json``, which holds what is no file. A tree's own is copied, so that the copy says the
+        same."""
         if not self._root.is_live:
             path = os.path.join(self._root.path, HOST_FILE)
             recorded = read_recorded(path)
