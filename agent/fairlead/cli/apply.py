@@ -40,7 +40,7 @@ def register(parser: argparse.ArgumentParser) -> None:
         "--drained", action="store_true", help="this node is drained in Slurm and no job runs: make changes that need that too"
     )
     parser.add_argument("--undo", action="store_true", help="bring back what was there before fairlead's first change")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> ExitCode:

@@ -23,13 +23,13 @@ PEEK_BYTES = 4096  # of a file whose name does not say what it is
 
 
 def register(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=["check", "show", "schema", "profiles"])
+    parser.add_argument("what", choices=["check", "show", "schema", "profiles"], help="what to do, as said above")
     parser.add_argument("file", nargs="?", default="", help="a node's document, or a site (.toml)")
-    parser.add_argument("--site", default="", help="resolve --node from this site")
-    parser.add_argument("--node", default="", help="the node to resolve")
+    parser.add_argument("--site", metavar="FILE", default="", help="resolve --node from this site")
+    parser.add_argument("--node", metavar="NAME", default="", help="the node to resolve")
     parser.add_argument("--origin", action="store_true", help="also print where each value comes from")
     parser.add_argument("--changed", action="store_true", help="show: only what differs from the defaults, and who says so")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> ExitCode:

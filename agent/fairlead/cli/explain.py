@@ -27,7 +27,7 @@ from fairlead.errors import ExitCode, InputMissing
 def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", nargs="+", metavar="WHAT", help="xid CODE, sxid CODE, the name of a check or setting, or list")
     parser.add_argument("--document", default="", metavar="FILE", help="the document with the site's own choice (xid, sxid)")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> ExitCode:

@@ -36,7 +36,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(site="")
     parser.add_argument("--root", action="append", default=[], metavar="[NODE=]TREE", help="a machine tree instead of nodes")
     parser.add_argument("--document", default="", metavar="FILE", help="with --root: what the node should be")
-    parser.add_argument("--profile", default="", help="with --root: what the node should be, a hardware profile")
+    parser.add_argument("--profile", metavar="NAME", default="", help="with --root: what the node should be, a hardware profile")
     parser.add_argument("--wheelhouse", default="", metavar="DIR", help="the dependencies' wheels, for every Python of the nodes")
     parser.add_argument("--diff", action="store_true", help="show the changes as diffs")
     parser.add_argument("--exit-code", action="store_true", help="end with 1 where something would be changed")

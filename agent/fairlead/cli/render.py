@@ -18,10 +18,12 @@ from fairlead.errors import ExitCode
 def register(parser: argparse.ArgumentParser) -> None:
     provision.choose_nodes(parser)
     parser.add_argument("-o", "--output", required=True, metavar="DIR", help="the folder to write; nothing else may be in it")
-    parser.add_argument("--wheel", default="", help="this wheel of fairlead instead of one packed from this installation")
+    parser.add_argument(
+        "--wheel", metavar="FILE", default="", help="this wheel of fairlead instead of one packed from this installation"
+    )
     parser.add_argument("--wheelhouse", default="", metavar="DIR", help="the dependencies' wheels, for every Python of the nodes")
     parser.add_argument("-n", "--dry-run", action="store_true", help="check everything, write nothing")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> ExitCode:

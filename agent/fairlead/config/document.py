@@ -41,7 +41,13 @@ class AgentOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     kmsg_path: Annotated[str, Meta(description="Where kernel records are read.")] = "/dev/kmsg"
     run_dir: Annotated[str, Meta(description="What hooks and commands read; on tmpfs.")] = "/run/fairlead"
     state_dir: Annotated[str, Meta(description="Ledger, history, audit trail, hold; outlives a boot.")] = "/var/lib/fairlead"
-    metrics_textfile: Annotated[str, Meta(description="Prometheus text file; empty: none.")] = "/run/fairlead/metrics.prom"
+    metrics_textfile: Annotated[
+        str,
+        Meta(
+            pattern=r"^$|^(/[A-Za-z0-9_.+-]+)+(?!\n)$",
+            description="Prometheus text file, NAME.prom in a folder that is there (node_exporter's); empty: none.",
+        ),
+    ] = "/run/fairlead/metrics.prom"
     metrics_listen: Annotated[
         str,
         Meta(
@@ -49,6 +55,10 @@ class AgentOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             description="host:port, localhost without a host; empty: no open port.",
         ),
     ] = ""
+    metrics_nvlink_links: Annotated[
+        bool,
+        Meta(description="Metrics of each NVLink of each GPU too, not only of each GPU; on 8 GPUs with 18 links 144 series."),
+    ] = False
 
 
 class SlurmOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ def fabric_names() -> tuple[str, ...]:
 def load_fabric(name: str) -> Fabric:
     """A fabric profile by name, or by the path of a site's own file. Raises InputMissing, ConfigError."""
     path = Path(name) if "/" in name else assets.profile_directory() / "fabrics" / f"{name}.toml"
-    if not path.is_file():
+    if not os.path.isfile(path):
         from fairlead.config import schema_keys
 
         hint = f"{schema_keys.meant(name, fabric_names())} known fabrics: {', '.join(fabric_names())}".strip()

@@ -21,6 +21,7 @@ prelude = "module load nccl-tests"
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -105,7 +106,7 @@ def profile_names() -> tuple[str, ...]:
 def load_profile(name: str) -> Profile:
     """A hardware profile by name, or by the path of a site's own file. Raises InputMissing, ConfigError."""
     path = Path(name) if "/" in name else assets.profile_directory() / f"{name}.toml"
-    if not path.is_file():
+    if not os.path.isfile(path):
         from fairlead.config import schema_keys
 
         hint = f"{schema_keys.meant(name, profile_names())} known profiles: {', '.join(profile_names()) or 'none'}".strip()

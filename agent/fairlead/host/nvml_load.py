@@ -1,8 +1,8 @@
 """Reads a GPU's clocks, temperatures and fabric for the NVML worker, beside the calls of ``nvml_calls``.
 
-nvml.h counts clock events in nanoseconds. The field ids 74 to 79 never changed. Those of the slowdowns came with r575 as 252
-and 253. Since r590 they are 270 and 271, and 251 to 268 mean power smoothing. (This was compared in the binding's releases
-12.575 to 13.615, and in k8s-test-infra's pkg/gpu/mocknvml for r580.) So the ids are chosen by the driver's branch.
+The clock event counters are in nanoseconds (nvml.h). The field ids 74 to 79 never changed. Those of the slowdowns came with
+r575 as 252 and 253. Since r590 they are 270 and 271, and 251 to 268 mean power smoothing. (This was compared in the binding's
+releases 12.575 to 13.615, and in k8s-test-infra's pkg/gpu/mocknvml for r580.) So the ids are chosen by the driver's branch.
 """
 
 from __future__ import annotations
