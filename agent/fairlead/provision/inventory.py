@@ -1,4 +1,5 @@
-"""Which nodes a site has, and which of them a run is for: Slurm nodelists by ClusterShell, or what slurmctld knows."""
+"""Says which nodes a site has, and which of them a run is for. Nodes come from Slurm nodelists (ClusterShell), or from
+slurmctld."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ _GROUP = re.compile(r"@[^\s,&!^\[\]]+")
 
 
 class Target(Struct, frozen=True, kw_only=True):
-    """One node of a run. ``address``: where ssh finds it. ``origin``: who says each given value of its document."""
+    """Describes one node of a run. ``address``: where ssh finds it. ``origin``: which file declares each value of its
+    document."""
 
     node: str
     address: str
@@ -30,9 +32,10 @@ class Target(Struct, frozen=True, kw_only=True):
 
 
 def expand(nodelist: str) -> tuple[str, ...]:
-    """The names of a Slurm nodelist, each once, in its order; also ClusterShell's groups (@gpu). Raises ValueError."""
+    """Return the names of a Slurm nodelist, each once, in its order. ClusterShell's groups (@gpu) are read too. Raises
+    ValueError."""
     try:
-        for group in _GROUP.findall(nodelist):  # ClusterShell takes an unknown one for an empty one
+        for group in _GROUP.findall(nodelist):  # ClusterShell treats an unknown group as an empty one
             if not NodeSet(group):
                 raise ValueError(f"{group}: no such group, or nobody in it (ClusterShell's groups.conf)")
         return tuple(str(n) for n in NodeSet(nodelist))
@@ -41,12 +44,12 @@ def expand(nodelist: str) -> tuple[str, ...]:
 
 
 def fold(nodes: tuple[str, ...] | list[str]) -> str:
-    """Names as a nodelist: gpu1 gpu2 gpu3 becomes gpu[1-3]."""
+    """Return names as a nodelist: gpu1 gpu2 gpu3 becomes gpu[1-3]."""
     return str(NodeSet.fromlist(list(nodes)))
 
 
 def members(site: Site) -> dict[str, tuple[str, ...]]:
-    """The nodes of each class."""
+    """Return the nodes of each class. Raises ConfigError."""
     found = {}
     for entry in site.classes:
         try:
@@ -57,21 +60,21 @@ def members(site: Site) -> dict[str, tuple[str, ...]]:
 
 
 def classes_of(site: Site, node: str) -> tuple[str, ...]:
-    """The names of the classes that hold the node."""
+    """Return the names of the classes that the node is in. Raises ConfigError."""
     return tuple(name for name, nodes in members(site).items() if node in nodes)
 
 
 def all_nodes(site: Site) -> tuple[str, ...]:
-    """Every node that the site declares, by class, then those with a table of their own."""
+    """Return every node that the site declares: by class, then those with a table of their own. Raises ConfigError."""
     named = [n for nodes in members(site).values() for n in nodes]
     return tuple(dict.fromkeys([*named, *site.nodes]))
 
 
 def in_slurm(client: Scontrol) -> dict[str, str]:
-    """Every node of a partition and the address that slurmctld has of it (`sinfo`). Raises SlurmError, and InputMissing when
-    there is none."""
-    # Not `scontrol show nodes`: what a slurmd says of its machine (Arch, OS) stands in that text as it came, and may look like
-    # another field or another node. sinfo is asked for two fields that slurm.conf alone gives, each ended by a random mark.
+    """Return every node of a partition, with the address that slurmctld has of it (`sinfo`). Raises SlurmError, and
+    InputMissing when there is none."""
+    # `scontrol show nodes` is not used: its text has what a slurmd says about its machine (Arch, OS), unchanged. That may look
+    # like another field or another node. sinfo gives two fields that come from slurm.conf alone, each ended by a random mark.
     mark = f"@{secrets.token_hex(12)}@"
     found: dict[str, str] = {}
     for name, address in rows(client.ask(["sinfo", "-h", "-a", "-N", "-O", f"NodeList:{mark},NodeAddr:{mark}"]), mark, 2):
@@ -85,7 +88,7 @@ def in_slurm(client: Scontrol) -> dict[str, str]:
 
 
 def _addresses(site: Site, nodes: tuple[str, ...], slurm: Mapping[str, str]) -> dict[str, str]:
-    """Where ssh finds each node. Raises ConfigError for what would lead to another machine than the one that is meant."""
+    """Return where ssh finds each node. Raises ConfigError for what would lead to another machine than the intended one."""
     for node in nodes:
         if not _NAME.fullmatch(node) or node in {"all", "ungrouped"}:
             raise ConfigError(site.file, f"nodes.{node}", "no name of a node", hint="a Slurm NodeName: letters, digits, . _ -")
@@ -107,8 +110,9 @@ def _addresses(site: Site, nodes: tuple[str, ...], slurm: Mapping[str, str]) -> 
 
 
 def targets(site: Site, nodelist: str = "", slurm: Mapping[str, str] | None = None) -> tuple[Target, ...]:
-    """The nodes of a run with their documents. ``slurm``: only nodes that are in it (``in_slurm``), at the addresses there
-    where the site names none. Raises UsageError for a node that the site does not declare or Slurm does not have."""
+    """Return the nodes of a run with their documents. ``slurm`` (from ``in_slurm``): only these nodes are taken, at the
+    addresses there where the site names none. Raises ConfigError, and UsageError for a node that the site does not declare or
+    Slurm does not have."""
     by_class = members(site)
     classes: dict[str, list[str]] = {}
     for name, nodes in by_class.items():
