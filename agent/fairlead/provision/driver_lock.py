@@ -39,7 +39,7 @@ _OURS = re.compile(
 
 class PackageSources(Struct, frozen=True, kw_only=True):
     """Says where packages come from. repositories: lines of sources.list(5). debs: a folder of package files. With neither,
-    the admin host's own sources are used. status: a copy of a node's /var/lib/dpkg/status."""
+    the admin host's own sources are used. status: a node's /var/lib/dpkg/status."""
 
     repositories: tuple[str, ...] = ()
     debs: str = ""

@@ -1,4 +1,4 @@
-"""From what an admin asks for to a run: nodes, limits, and what is wrong with either before anything is touched."""
+"""Makes a run from what an admin asks for: nodes and limits. It says what is wrong with either before anything is touched."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ TOO_FEW = "--max-failed: at least 1: no further nodes are started after so many 
 
 
 class MaintenanceRequest(Struct, frozen=True, kw_only=True):
-    """The command line's words: batch ``4`` or ``10%``, floors ``PARTITION=4`` or ``PARTITION=50%``; times as in Plan."""
+    """Holds the command line's words: batch ``4`` or ``10%``, floors ``PARTITION=4`` or ``PARTITION=50%``; times as in
+    MaintenancePlan."""
 
     nodelist: str
     reason: str
@@ -40,7 +41,7 @@ class MaintenanceRequest(Struct, frozen=True, kw_only=True):
 
 
 class Prepared(Struct, frozen=True, kw_only=True):
-    """A run that may begin. targets by node; budgets by Slurm name."""
+    """Holds a run that may begin. targets: by node. budgets: by Slurm name."""
 
     plan: MaintenancePlan
     works: tuple[NodeWork, ...]
@@ -49,7 +50,8 @@ class Prepared(Struct, frozen=True, kw_only=True):
 
 
 def prepare(site: Site, asked: MaintenanceRequest, listing: Listing) -> Prepared:
-    """Raises UsageError, ConfigError, InputMissing for what makes no sense; no node has been touched then."""
+    """Return the run that ``asked`` describes. Raises UsageError, ConfigError, InputMissing for what makes no sense; no node
+    has been touched then."""
     chosen = targets(site, asked.nodelist)
     missing = [t.node for t in chosen if t.document.slurm_node not in listing.nodes]
     if missing:
@@ -84,7 +86,7 @@ def prepare(site: Site, asked: MaintenanceRequest, listing: Listing) -> Prepared
 
 
 def maintenance_reason(slurm: str, listing: Listing) -> str:
-    """The reason of maintenance that the node has, whoever wrote it; "" for none."""
+    """Return the reason of maintenance that the node has, even if another admin host wrote it; "" for none."""
     reason = strip_suffixes(listing.nodes[slurm].reason)
     return reason if listing.availability[slurm].maintained and parse(reason) else ""
 
@@ -94,15 +96,15 @@ def by_name(chosen: Sequence[Target]) -> dict[str, Target]:
 
 
 def budgets(chosen: Sequence[Target]) -> dict[str, Budget]:
-    """The agents' drain budget of each node's document, by Slurm name."""
+    """Return the agents' drain budget of each node's document, by Slurm name."""
     return {t.document.slurm_node: Budget(t.document.policy.budget_percent, t.document.policy.budget_nodes) for t in chosen}
 
 
 def replanned(
     plan: MaintenancePlan, changed: Mapping[str, Any], nodes: int, availability: Callable[[], Mapping[str, NodeAvailability]]
 ) -> MaintenancePlan:
-    """The plan with the options of --resume, by their names in MaintenanceRequest. ``availability``: asks slurmctld, for a floor.
-    Raises UsageError."""
+    """Return the plan with the options of --resume, by their names in MaintenanceRequest. ``availability``: asks slurmctld,
+    for a floor. Raises UsageError."""
     new = dict(changed)
     if "batch" in new:
         new["batch"] = batch(new["batch"], nodes)
@@ -121,7 +123,7 @@ def batch(word: str, nodes: int) -> int:
 
 
 def floors(words: Sequence[str], availability: Mapping[str, NodeAvailability]) -> dict[str, int]:
-    """``main=4`` or ``main=50%`` as nodes by partition. Raises UsageError."""
+    """Return ``main=4`` or ``main=50%`` as numbers of nodes by partition. Raises UsageError."""
     found: dict[str, int] = {}
     for word in words:
         partition, equals, number = word.partition("=")
@@ -140,7 +142,7 @@ def floors(words: Sequence[str], availability: Mapping[str, NodeAvailability]) -
 def outlook(
     prepared: Prepared, controller: Controller, listing: Listing, earlier_reasons: Mapping[str, frozenset[str]]
 ) -> list[str]:
-    """What the run would do now, in lines: which nodes in which order, which not and why, and under which limits."""
+    """Return in lines what the run would do now: which nodes in which order, which ones not and why, and under which limits."""
     plan = prepared.plan
     idle: list[str] = []
     busy: list[str] = []
