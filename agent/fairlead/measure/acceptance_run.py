@@ -38,8 +38,6 @@ NODES_SECONDS = 10.0  # between two readings of the nodes' states
 FILE_MAX = 8 << 20  # bytes of one job's output that are read; the tools write far less
 
 #: States in which a job can end, and what each means. None says anything about the node's speed.
-
-#: How a job can end that says nothing of the node's speed, and what it means.
 ENDS = {
     "NODE_FAIL": "the node failed while the job ran",
     "BOOT_FAIL": "the node did not boot for the job",
@@ -88,7 +86,7 @@ class AcceptanceRun:
                 self._find() if resumed else self._submit()
                 self._wait()
             except SlurmUnavailable as e:
-                raise SlurmUnavailable(str(e), hint=f"its jobs go on: fairlead accept --resume {self.plan.run}") from None
+                raise SlurmUnavailable(str(e), hint=f"the jobs go on: fairlead accept --resume {self.plan.run}") from None
             except BaseException:
                 self._cancel()
                 raise
@@ -181,7 +179,7 @@ class AcceptanceRun:
             if progress.job is None:
                 self._close(progress, "the run was killed before its job was submitted")
         self._store.taken_over(self.plan.run)
-        self._tell(f"run {self.plan.run}: {len(self._open())} jobs taken up again")
+        self._tell(f"run {self.plan.run}: {len(self._open())} jobs found again")
 
     # -- waiting ----------------------------------------------------------------------------------
 
@@ -277,7 +275,7 @@ class AcceptanceRun:
         if progress.state.startswith("CANCELLED"):
             ended = "the job was cancelled by somebody"
         if read.cut:
-            ended = f"its output is longer than {FILE_MAX >> 20} MiB, of which the rest is not read"
+            ended = f"its output is longer than {FILE_MAX >> 20} MiB, and the rest is not read"
         tools, results = load(), []
         for step in target.steps:
             ran = read.ran.get(step.name, job_output.ToolRun())

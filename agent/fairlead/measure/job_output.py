@@ -19,15 +19,13 @@ from fairlead.model.isolated import isolated
 from fairlead.model.plain_text import one_line
 
 #: Signals that a program causes itself. Others come from outside and say nothing about the node (signal(7)).
-#: The most figures that one tool may give. 16 GPUs give 240 pairs and 32 copies of the host. 16 ports with ib_write_bw's 23
-#: sizes give 368 figures. No node gives more, and judging them costs this host time.
 CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGSYS, signal.SIGTRAP})
 
 
 NAME_MAX, WHY_MAX = 100, 800  # characters
 LINES_MAX = 200
-#: Figures of one tool. The most that any has on a node: 16 GPUs have 240 pairs and 32 copies of the host, 16 ports in each of
-#: ib_write_bw's 23 sizes 368. More is no node's, and judging them costs this host time.
+#: The most figures that one tool may give. 16 GPUs give 240 pairs and 32 copies of the host. 16 ports with ib_write_bw's 23
+#: sizes give 368 figures. No node gives more, and judging them costs this host time.
 FIGURES_MAX = 600
 MARKS_MAX, MARK_LINE_MAX = 1000, 1000  # marks of one job (two for each tool), characters of such a line
 
@@ -132,9 +130,7 @@ def _bounded(said: ToolReading) -> ToolReading:
     """Return the reading with no more figures and text than a table can show. One impossible figure makes all of it unknown."""
     few = len(said.figures) <= FIGURES_MAX
     if not few or not all(can_be(f.value) and 0 <= f.bytes < 1 << 53 for f in said.figures):
-        return ToolReading(
-            outcome=MeasuredOutcome.UNKNOWN, why="its output has figures that none can be", versions=_versions(said)
-        )
+        return ToolReading(outcome=MeasuredOutcome.UNKNOWN, why="its output has impossible figures", versions=_versions(said))
     return replace(
         said,
         why=one_line(said.why, WHY_MAX),

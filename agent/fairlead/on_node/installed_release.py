@@ -31,7 +31,7 @@ def verify(request: dict[str, Any], payload: dict[str, Any]) -> None:
         if entry is None:
             raise Stop("{}: sent to this node, and not in the list of wheels for it".format(wheel["name"]), "run it again")
         if len(wheel["content"]) != entry["size"] or hashlib.sha256(wheel["content"]).hexdigest() != entry["sha256"]:
-            hint = "run it again; if it stays so, make the folder that it comes from (bundle, wheelhouse) again"
+            hint = "run it again; if it fails again, make the folder that it comes from (bundle, wheelhouse) again"
             raise Stop("{}: not the file that the admin host listed (another sha256)".format(wheel["name"]), hint)
         packages.append(wheel["name"].split("-")[0])
     if payload["wheels"] and sorted(packages) != sorted({name.split("-")[0] for name in locked}):

@@ -62,7 +62,9 @@ def locked(request: dict[str, Any]) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > end:
-                    raise Stop("another fairlead provision is at work here", "run it again when that one has ended") from None
+                    raise Stop(
+                        "another `fairlead provision` is running on this node", "run it again when that has ended"
+                    ) from None
                 time.sleep(0.05)
         yield
     finally:

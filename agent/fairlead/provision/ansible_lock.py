@@ -42,7 +42,7 @@ def wait_released(path: str, say: Callable[[str], None], stopped: Callable[[], b
     wait. Raises OSError."""
     pid = lock_owner(path)
     if pid:
-        say(f"waits for ansible-playbook, process {pid}, which a killed `fairlead maintain` has left")
+        say(f"waiting for ansible-playbook (process {pid}) of a killed `fairlead maintain` to end")
     while pid and not stopped():
         time.sleep(0.2)
         pid = lock_owner(path)

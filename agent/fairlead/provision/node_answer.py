@@ -44,13 +44,13 @@ def flag(value: Any, where: str) -> bool:
 
 def number(value: Any, where: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 53:
-        raise _wrong(where, "is not a number that it can be")
+        raise _wrong(where, "is not a number in its range")
     return value
 
 
 def rate(value: Any, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
-        raise _wrong(where, "is not a number that it can be")
+        raise _wrong(where, "is not a number in its range")
     return float(value)
 
 
@@ -82,7 +82,7 @@ def like(pattern: str) -> Shape:
 
     def fit(value: Any, where: str) -> str:
         if not isinstance(value, str) or not re.fullmatch(pattern, value, re.ASCII):
-            raise _wrong(where, "has another form than it can have")
+            raise _wrong(where, "does not have the right form")
         return value
 
     return fit
@@ -207,7 +207,7 @@ def read(
             raise _wrong("need", "asks again for what was sent")
         wanted = dict(_NEED(said, ""))
         if len(wanted["libc"]) != 2 or (wanted["libc"][0] == "glibc" and not wanted["libc"][1][:1].isdigit()):
-            raise _wrong("libc", "has another form than it can have")
+            raise _wrong("libc", "does not have the right form")
         if len(set(wanted["packages"])) < len(wanted["packages"]):
             raise _wrong("packages", "names a file twice")
         if not set(wanted["packages"]) <= set(package_files):

@@ -106,8 +106,9 @@ def of_one(result: NodeResult) -> NodePlan:
 
 
 def groups(plans: Sequence[NodePlan]) -> list[tuple[NodePlan, list[str]]]:
-    """Return nodes with the same plan together, with the plan of the first of them; what was on the nodes before may differ.
-    The largest group is first, and nodes that were not reached are at the end."""
+    """Return nodes with the same plan together, with the plan of the first of them. What was on the nodes before may differ,
+    and so may a node's own name and address in its failures. The largest group is first, and nodes that were not reached are
+    at the end."""
     found: dict[NodePlan, list[NodePlan]] = {}
     for plan in plans:
         steps = tuple(msgspec.structs.replace(step, diff="") for step in plan.steps)
@@ -121,7 +122,7 @@ def groups(plans: Sequence[NodePlan]) -> list[tuple[NodePlan, list[str]]]:
 
 
 def _of_any_node(plan: NodePlan) -> tuple[str, ...]:
-    """Return what the plan fails with and its hint, without the node's own name and address."""
+    """Return the plan's failures and its hint, without the node's own name and address."""
     return tuple(of_any_node(text, plan.node, from_ssh=plan.state == "unreachable") for text in (*plan.failures, plan.hint))
 
 
@@ -136,8 +137,8 @@ def needing(plans: Sequence[NodePlan]) -> dict[str, tuple[str, ...]]:
 
 
 def text(plans: Sequence[NodePlan], *, diff: bool = False, undeclared: Sequence[str] = ()) -> str:
-    """Return the plan for a person: a paragraph for each group of equal nodes, then which nodes need what. undeclared: nodes
-    that Slurm has and the site does not."""
+    """Return the plan for a person: a paragraph for each group of equal nodes, then the failures that several groups have in
+    common, then which nodes need what. undeclared: nodes that Slurm has and the site does not."""
     lines: list[str] = []
     grouped = groups(plans)
     alike = of_several((_Failing.of(plan), nodes) for plan, nodes in grouped)
@@ -150,7 +151,7 @@ def text(plans: Sequence[NodePlan], *, diff: bool = False, undeclared: Sequence[
             lines.append(f"needs {WAITS[need]}: {names(named)}")
     busy = [p.node for p in plans if p.busy]
     lines += [f"a job runs there now: {names(busy)}"] if busy else []
-    lines += [f"{names(undeclared)}: Slurm has them, no class of the site does: not looked at"] if undeclared else []
+    lines += [f"{names(undeclared)}: in Slurm, but in no class of the site: not checked"] if undeclared else []
     states = ("same", "would_change", "failed", "unreachable")
     words = {"same": "the same", **_WORDS}
     counts = [(sum(p.state == s for p in plans), words.get(s, s)) for s in states]
@@ -159,7 +160,7 @@ def text(plans: Sequence[NodePlan], *, diff: bool = False, undeclared: Sequence[
 
 
 def _paragraph(example: NodePlan, nodes: Sequence[str], *, diff: bool, alike: bool) -> list[str]:
-    """Return what is told of a group of equal nodes. ``alike``: what they fail with is told below, of other nodes too."""
+    """Return the lines about a group of equal nodes. ``alike``: other groups have the same failures, so these are shown below."""
     needs = f", needs {WAITS[example.needs]}" if example.needs else ""
     lines = [f"{counted(nodes)}: {_WORDS.get(example.state, example.state)}{needs}", *within(_steps(example.steps))]
     shown = [f"    {line}" for step in example.steps for line in step.diff.splitlines()] if diff else []
@@ -167,13 +168,13 @@ def _paragraph(example: NodePlan, nodes: Sequence[str], *, diff: bool, alike: bo
     lines += shortened(shown)
     warned = [f"  warning: {aside(w)}" for w in example.warnings]
     if alike:
-        return lines + within([*warned, "  cannot: as other nodes, told below"])
+        return lines + within([*warned, "  cannot: as on other nodes, shown below"])
     failed = [f"  cannot: {aside(f)}" for f in example.failures]
     return lines + within([*failed, *warned, *advice(example.hint, nodes, of_node=example.hint_of_node)])
 
 
 class _Failing(Struct, frozen=True):
-    """What nodes fail with, and what to do next."""
+    """Holds the failures of nodes, and what to do next."""
 
     failures: tuple[str, ...]
     hint: str

@@ -107,7 +107,7 @@ def node_result(node: str, event: str, task: str, res: Mapping[str, Any]) -> Nod
         words = one_line(str(res.get("msg", "")), TEXT_MAX)
         return NodeResult(node=node, state="unreachable", message=words, hint=_reach_hint(words), task=task)
     if event == "runner_on_ok" and "changes" not in res:  # ansible-runner leaves such a result where it was too long
-        res = {"failed": True, "msg": f"{SAID}: nothing came of it", "hint": HINT}
+        res = {"failed": True, "msg": f"{SAID}: its result is empty", "hint": HINT}
     if not res.get("apply") and (event != "runner_on_ok" or res.get("failed")):
         words = one_line(str(res.get("msg") or res.get("exception") or "no message"), TEXT_MAX)
         return NodeResult(
@@ -201,7 +201,8 @@ def _reach_hint(words: str) -> str:
 
 
 def groups(nodes: Sequence[NodeResult]) -> list[tuple[NodeResult, list[str]]]:
-    """Return nodes with equal outcome together: the largest group first, and those that were not reached at the end."""
+    """Return nodes with equal outcome together. A node's own name and address in its failures may differ. The largest group is
+    first, and nodes that were not reached are at the end."""
     found: dict[tuple[Any, ...], list[NodeResult]] = {}
     for n in nodes:
         # this is all that is shown
@@ -216,7 +217,7 @@ def groups(nodes: Sequence[NodeResult]) -> list[tuple[NodeResult, list[str]]]:
 
 
 def _of_any_node(n: NodeResult) -> tuple[str, ...]:
-    """Return what the node failed with, its message and its hint, without the node's own name and address."""
+    """Return the node's failures, its message and its hint, without the node's own name and address."""
     return tuple(of_any_node(text, n.node, from_ssh=n.state == "unreachable") for text in (*n.failures, n.message, n.hint))
 
 
@@ -234,7 +235,8 @@ def theirs(line: str) -> str:
 
 
 def text(report: ProvisionReport, *, diff: bool = False) -> str:
-    """Return the report for a person: one paragraph for each group of equal nodes, those not reached last, then the totals."""
+    """Return the report for a person: one paragraph for each group of equal nodes, those not reached last, then the failures
+    that several groups have in common, then the totals."""
     lines: list[str] = []
     words = {"changed": "would change"} if report.check else {}
     grouped = groups(report.nodes)
@@ -250,17 +252,17 @@ def text(report: ProvisionReport, *, diff: bool = False) -> str:
         lines += [f"{counted(nodes)}: all of them {failing.state} alike", *within(failing.lines(nodes))]
     lines += within(each.text() for each in report.networks)
     if report.undeclared:
-        lines.append(f"{names(report.undeclared)}: Slurm has them, no class of {report.site} does: not looked at")
+        lines.append(f"{names(report.undeclared)}: in Slurm, but in no class of {report.site}: left out")
     return "\n".join([line for line in lines if line] + [summary(report)])
 
 
 def _paragraph(example: NodeResult, nodes: Sequence[str], *, alike: bool) -> list[str]:
-    """Return what is told of a group of equal nodes. ``alike``: what they failed with is told below, of other nodes too."""
+    """Return the lines about a group of equal nodes. ``alike``: other groups have the same failures, so these are shown below."""
     lines = [f"  {theirs(change)}" for change in example.changes]
     lines += [f"  waits for {WAITS[k]}: {aside(w)}" for w, k in zip(example.waiting, example.waits, strict=True)]
     failing = _Failing.of(example)
     if failing is not None:
-        lines += ["  as other nodes, told below"] if alike else failing.lines(nodes)
+        lines += ["  as on other nodes, shown below"] if alike else failing.lines(nodes)
     if example.warnings:
         lines += [f"  warning: {aside(w)}" for w in example.warnings]
         lines += advice(example.hint, nodes, of_node=example.hint_of_node) if example.state in {"same", "changed"} else []
@@ -268,7 +270,7 @@ def _paragraph(example: NodeResult, nodes: Sequence[str], *, alike: bool) -> lis
 
 
 class _Failing(Struct, frozen=True):
-    """What nodes failed with, in which task of the playbook, and what to do next."""
+    """Holds the failures of nodes, in which task of the playbook they failed, and what to do next."""
 
     state: str
     words: tuple[str, ...]

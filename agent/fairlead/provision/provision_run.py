@@ -142,7 +142,7 @@ def _play(
         if any(r.state != "unfinished" for r in results.values()):
             return
         if stopped:
-            words = "a node that had begun may complete it by itself; what is there is whole, and the next run does the rest"
+            words = "a node that has begun may finish by itself; what is there is complete, and the next run does the rest"
             raise KeyboardInterrupt("" if options.check else words)
         raise ProvisionError(f"ansible-playbook ended {runner.status}: {_last_words(runner)}")
 

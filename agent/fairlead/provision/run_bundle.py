@@ -30,7 +30,7 @@ from fairlead.provision.wheels import Wheel
 from fairlead.settings.driver import DriverWant
 
 OPT = "/opt/fairlead"
-# Slurm runs everything in prolog.d and epilog.d: only these two go there, the others beside.
+# Slurm runs everything in prolog.d and epilog.d. Only these two hooks go there, and the others go elsewhere.
 HOOKS = {
     "prolog": "/etc/slurm/prolog.d/50-fairlead",
     "epilog": "/etc/slurm/epilog.d/50-fairlead",

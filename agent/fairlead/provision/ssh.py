@@ -13,8 +13,8 @@ from msgspec import Struct
 
 ANSWER_MAX_BYTES = 8 << 20  # of one answer of a node; no honest answer is so long
 
-# ssh takes the first value that it is given, so these come after the site's own. A node that dies ends its own task in a minute.
-# A node is handed nothing of the admin's: no agent that would log in elsewhere, no display, no port of this host.
+# ssh uses the first value of an option, so these come after the site's own. The task of a node that dies ends within a minute.
+# A node gets nothing of the admin's: no agent that would log in elsewhere, no display, no port of this host.
 SSH_ARGS = (
     "-o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=15 -o ServerAliveCountMax=4"
     " -o ForwardAgent=no -o ForwardX11=no -o PermitLocalCommand=no -o ClearAllForwardings=yes"
@@ -77,7 +77,7 @@ def ask(words: Sequence[str], seconds: float) -> SshAnswer:
             if sum(map(len, kept)) > ANSWER_MAX_BYTES:
                 process.kill()
                 return SshAnswer(None, endless=True)
-            if ended and not ready:  # a connection that ssh keeps open has its pipes
+            if ended and not ready:  # a connection that ssh keeps open still has these pipes
                 break
             ended = process.poll() is not None
         try:

@@ -21,7 +21,7 @@ from fairlead.errors import DataError, InputMissing
 from fairlead.provision.wheel_tags import normal
 
 FILE = Path(__file__).parent / "node_wheels.toml"
-# For `pip --require-hashes`: the same, and what an admin host needs.
+# These two are for `pip --require-hashes`: the same wheels, and what an admin host needs.
 NODE_FILE = Path(__file__).parent / "node.txt"
 ADMIN_FILE = Path(__file__).parent / "admin.txt"
 

@@ -142,7 +142,7 @@ def _of_text(out: str) -> tuple[dict[str, Matrix | None], dict[str, str]]:
             raise _Failed(line.strip())
         elif name in NAMES and words and words[0].isdecimal() and not all(w.isdecimal() for w in words):
             if int(words[0]) != len(rows):
-                raise ValueError(f"row {words[0]} stands where row {len(rows)} should")
+                raise ValueError(f"row {words[0]} is where row {len(rows)} should be")
             rows.append(words[1:])
             found[name] = rows
     whole = {n: m for n, m in found.items() if m is None or n in sums}

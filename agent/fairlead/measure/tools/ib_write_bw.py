@@ -21,7 +21,7 @@ _HEAD = re.compile(r"^\s*#bytes\s+#iterations\s+BW peak\[(.*?)\]\s+BW average\[(
 _ROW = re.compile(r"^\s*(\d+)\s+(\d+)\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)\s*$")
 _FAULT = re.compile(r"Completion with error|Failed status|Unable to|Couldn't|failed|syndrome", re.IGNORECASE)
 
-# The server ends by itself after one client; a client that finds none says so at once. -F: the CPU's clock may change.
+# The server ends by itself after one client. A client that finds no server reports that at once. -F: the CPU's clock may change.
 COMMAND = f"""\
 n=0 all=0
 command -v ib_write_bw >/dev/null || exit 127

@@ -156,7 +156,7 @@ class Controller:
         if seen.hand is DrainOwner.COVERED:
             return Move(MaintenanceStep.FAILED, f"{work.detail}; slurmctld keeps it drained: {seen.who}")
         if seen.hand is not DrainOwner.OURS:
-            return Move(MaintenanceStep.TAKEN, f"{work.detail}; left to whoever has changed it since: {seen.who}")
+            return Move(MaintenanceStep.TAKEN, f"{work.detail}; left as somebody else has set it since: {seen.who}")
         if not writer.fresh():
             return None
         writer.write(lambda: self.client.update_reason(work.slurm, work.mark))

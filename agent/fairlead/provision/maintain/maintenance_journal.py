@@ -168,7 +168,7 @@ class Journal:
 
     @property
     def _lost(self) -> str:
-        return f"move it away, so that a new one is made: mv {self.path} {self.path}.lost; its drains may stand in Slurm"
+        return f"move it away, so that a new one is made: mv {self.path} {self.path}.lost; its drains may still be in Slurm"
 
     def _trouble(self, error: sqlite3.Error) -> FairleadError:
         """Return SQLite's error as damage of the file (65) or as trouble of this machine (69)."""

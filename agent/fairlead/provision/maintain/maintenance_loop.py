@@ -113,7 +113,9 @@ class Maintenance:
     def _turn(self) -> None:
         works = [replace(w, detail=self._why[at]) if at in self._why else w for at, w in enumerate(self.works)]
         waits_because = self._slurm_trouble or self._journal.full or self.waits_because
-        self._shown.show(works, STOPPING if self.stop_asked else waits_because and f"no other node is begun now: {waits_because}")
+        self._shown.show(
+            works, STOPPING if self.stop_asked else waits_because and f"no further node is started now: {waits_because}"
+        )
         try:
             for future in [f for f in self._flying if f.done()]:
                 _, then = self._flying.pop(future)
@@ -136,7 +138,7 @@ class Maintenance:
         self._slurm_pause = min(15.0, self._slurm_pause * 2 or 1.0)
         self._slurm_again = time.monotonic() + self._slurm_pause
         if not self._slurm_trouble:
-            self._shown.say(f"{error}; it is asked again until it answers")
+            self._shown.say(f"{error}; fairlead asks again until it answers")
         self._slurm_trouble = str(error)
 
     def _answers(self) -> None:
@@ -345,7 +347,7 @@ class Maintenance:
         def then(said: Mapping[str, ApplyOutcome]) -> None:
             self._grouped.discard(check)
             for at in chosen:
-                found = said.get(self.works[at].node, ApplyOutcome(trouble="the provisioning run says nothing of it"))
+                found = said.get(self.works[at].node, ApplyOutcome(trouble="the provisioning run has no result for it"))
                 (self._checked if check else self._applied)(at, found)
 
         self._send(chosen, lambda: self._nodes.apply(nodes, check=check), then)
@@ -392,7 +394,7 @@ class Maintenance:
     def _unregistered(self, work: NodeWork) -> str:
         """Return why slurmctld may not use the node yet; "" when it may."""
         if self._controller.now(work).silent:
-            return "slurmd there does not answer slurmctld, or is not taken"
+            return "slurmd there does not answer slurmctld, or slurmctld refuses its registration"
         if work.boot_after and self._controller.registered(work) == work.registered_before:
             return "slurmd has not registered since the reboot"
         return ""

@@ -56,7 +56,7 @@ def prepare(site: Site, asked: MaintenanceRequest, listing: Listing) -> Prepared
     missing = [t.node for t in chosen if t.document.slurm_node not in listing.nodes]
     if missing:
         raise UsageError(
-            f"{fold(missing)}: slurmctld has no such node in any partition", hint="mend the nodelist; none was touched"
+            f"{fold(missing)}: slurmctld has no such node in any partition", hint="correct the nodelist; no node was touched"
         )
     if not asked.reason.strip():
         raise UsageError("--reason: say why, for `sinfo -R`")
@@ -135,7 +135,7 @@ def floors(words: Sequence[str], availability: Mapping[str, NodeAvailability]) -
         except ValueError as e:
             raise UsageError(f"--floor {word}: {e}") from None
         if found[partition] >= total:
-            raise UsageError(f"--floor {word}: {partition} has {total} nodes: no node could ever be begun")
+            raise UsageError(f"--floor {word}: {partition} has {total} nodes: no node could ever be started")
     return found
 
 
@@ -156,7 +156,7 @@ def outlook(
         else:
             (busy if listing.availability[work.slurm].jobs else idle).append(work.node)
     lines = [f"{fold(idle)}: idle, first"] if idle else []
-    lines += [f"{fold(busy)}: with jobs, which are waited for"] if busy else []
+    lines += [f"{fold(busy)}: the run waits until their jobs have ended"] if busy else []
     lines += not_touched
     failures = "1 failure" if plan.max_failed == 1 else f"{plan.max_failed} failures"
     lines.append(f"batch size {plan.batch}; no further nodes are started after {failures}")
@@ -170,7 +170,7 @@ def outlook(
     if plan.window:
         opens = f"from {datetime.fromtimestamp(plan.opens):%Y-%m-%d %H:%M} " if plan.opens else ""
         until = f"until {datetime.fromtimestamp(plan.window):%Y-%m-%d %H:%M}"
-        lines.append(f"window: {opens}{until}; no node is begun that would not be done by then")
+        lines.append(f"window: {opens}{until}; no node is started that would not be done by then")
     lines.append(
         "each node is rebooted" if plan.reboot else "no node is rebooted: what waits for a reboot is reported (--reboot)"
     )

@@ -98,7 +98,7 @@ def condition(work: NodeWork, now: NodeService | None) -> str:
     if work.step in (MaintenanceStep.DONE, MaintenanceStep.RELEASED) and not now.serving:
         return f"not in service now: {now.who}"
     if work.step is MaintenanceStep.TAKEN:
-        return "left to whoever holds it: " + ("in service now" if now.serving else now.who)
+        return "left as somebody else has set it: " + ("in service now" if now.serving else now.who)
     if work.step is MaintenanceStep.FAILED and now.serving:
         return "in service now: somebody has resumed it"
     if work.step is MaintenanceStep.FAILED and now.hand is not DrainOwner.OURS:
@@ -114,7 +114,7 @@ def by_journal(work: NodeWork) -> str:
         MaintenanceStep.QUEUED: "not begun, untouched",
         MaintenanceStep.DONE: "in service",
         MaintenanceStep.FAILED: "drained, and stays so",
-        MaintenanceStep.TAKEN: "left to whoever holds it",
+        MaintenanceStep.TAKEN: "left as somebody else has set it",
         MaintenanceStep.SKIPPED: "untouched",
         MaintenanceStep.RELEASED: "given back as it was",
         MaintenanceStep.NOT_BEGUN: "untouched",
@@ -143,5 +143,5 @@ def text(report: MaintenanceReport, works: Sequence[NodeWork]) -> str:
 def unended(run: str, *, full: str, closed: str) -> str:
     """Return why a run has ended with nodes that it has not begun, and how to go on with it. full: the journal's trouble;
     closed: the window's."""
-    why = f"{full}: nothing new was begun; make room there" if full else closed or "stopped"
+    why = f"{full}: no further node was started; make room there" if full else closed or "stopped"
     return f"{why}; go on with --resume {run}{' --window [BEGIN/]END' if closed else ''}, or --abort {run}"

@@ -37,7 +37,7 @@ def unwell(work: NodeWork, reading: NodeReading, now: float) -> str:
     if reading.verdict_boot and reading.verdict_boot != reading.boot:
         return "the agent's verdict is of an earlier boot"
     if reading.age_seconds is None or reading.age_seconds > now - work.since:
-        return "the agent has not looked since"
+        return "the agent has made no sweep since then"
     if reading.worse:
         return reading.worse[0]
     new = [finding for finding in reading.bad if finding not in work.known]

@@ -29,10 +29,10 @@ class ReturnedDrain(Struct, frozen=True, kw_only=True):
     def line(self) -> str:
         """Return which drain is back, and the next step."""
         name, run = self.work.node, f"run {self.run}"
-        back = f"{name}: the drain of {run} stands again: slurmctld was killed before it had saved"
+        back = f"{name}: the drain of {run} is back: slurmctld was killed before it had saved"
         if self.work.step is MaintenanceStep.TAKEN:
-            return f"{back} what somebody did to it; look at the node, then: scontrol update nodename={name} state=resume"
-        return f"{back} that it was lifted; `fairlead maintain --resume {self.run}` lifts it again"
+            return f"{back} what somebody did to it; check the node, then: scontrol update nodename={name} state=resume"
+        return f"{back} that the drain was lifted; `fairlead maintain --resume {self.run}` lifts it again"
 
 
 def returned_drains(journal: Journal, controller: Controller, listing: Listing, *, run: str = "") -> tuple[ReturnedDrain, ...]:
