@@ -29,7 +29,7 @@ Shape = Callable[[Any, str], Any]
 
 
 class NotAnAnswerError(ValueError):
-    """Says in which way the answer is not as it can be. ``str()`` has only words of fairlead, and none of the node."""
+    """Says what is wrong with the answer. ``str()`` has only words of fairlead, and none of the node."""
 
 
 def _wrong(where: str, what: str) -> NotAnAnswerError:
@@ -189,8 +189,8 @@ _DONE = table({"changed": flag, "changes": each(_CHANGE)}, {"apply": lambda v, w
 def read(
     text: str, documents: Iterable[dict[str, Any]], *, package_files: Iterable[str] = (), may_need: bool = True
 ) -> dict[str, Any]:
-    """Return the answer in one line of JSON, of the node whose documents and package files these are. may_need: what it lacks
-    has not been sent to it yet. Raises NotAnAnswerError."""
+    """Check an answer, which is one line of JSON, and return it. documents, package_files: those of the node that answers.
+    may_need: whether the node may still ask for what it lacks. Raises NotAnAnswerError."""
     if len(text) > LINE_MAX:
         raise _wrong("", f"is longer than {LINE_MAX >> 20} MiB")
     try:

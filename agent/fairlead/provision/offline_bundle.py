@@ -158,7 +158,7 @@ def _readme(wheel: str, pythons: Sequence[str], machine: str, lock: Lock | None,
 
 
 def _here() -> str:
-    """Return what this host is, as the wheels that pip fetches here are: "Python 3.11 on x86_64"."""
+    """Return the Python and the machine of this host, for which pip fetches wheels: "Python 3.11 on x86_64"."""
     return f"Python {sys.version_info.major}.{sys.version_info.minor} on {platform.machine()}"
 
 

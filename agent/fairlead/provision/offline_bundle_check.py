@@ -118,7 +118,7 @@ def _refuse_unknown(base: Path, listed: Mapping[str, str]) -> None:
 
 
 def _refuse_incomplete(base: Path, listed: Mapping[str, str]) -> None:
-    """Raise InputMissing unless the files are there that every bundle has."""
+    """Raise InputMissing unless all files are there that a bundle must have."""
     missing = [name for name in (README, "node.txt") if name not in listed]
     distributions = {normal(name.split("/")[1].split("-")[0]) for name in listed if name.startswith("wheelhouse/")}
     missing += [f"wheelhouse/{name}-*.whl" for name in wheel_lock.load().versions() if normal(name) not in distributions]

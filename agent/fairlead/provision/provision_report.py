@@ -290,7 +290,7 @@ class _Failing(Struct, frozen=True):
 
 
 def shortened(lines: list[str]) -> list[str]:
-    """Return the lines of a diff; only the first ones of a very long one."""
+    """Return the lines of a diff, or only the first ones where there are very many."""
     more = len(lines) - SHOWN_LINES_MAX
     return lines if more <= 0 else [*lines[:SHOWN_LINES_MAX], f"    and {more} more lines, left out here"]
 

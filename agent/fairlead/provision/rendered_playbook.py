@@ -4,7 +4,7 @@ OUTPUT/bundle           what the role `node` sends to the nodes (run_bundle.py);
 OUTPUT/inventory.yml    the nodes by class, with their addresses
 OUTPUT/roles            the roles, of the same version as the bundle
 
-The folder is made beside its place and then renamed, so that no run sees half of it.
+The folder is made under another name and then renamed, so that no run sees half of it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PARTS = ("bundle", "inventory.yml", "roles")
 
 
 def render(site: Site, chosen: Sequence[Target], own: Wheel, wheels: Sequence[Wheel], output: Path, **request: Any) -> bool:
-    """Write ``output``; return False when it was already so. request: what write_bundle takes besides. Raises HostError, and
+    """Write ``output``; return False when it was already so. request: the other arguments of write_bundle. Raises HostError, and
     DataError for a folder with other things in it."""
     if output.is_dir() and (strange := sorted({p.name for p in output.iterdir()} - set(PARTS))):
         raise DataError(f"{output}: has {strange[0]} in it, which is not of `fairlead render`", hint="name another folder")

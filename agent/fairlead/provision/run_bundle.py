@@ -3,7 +3,7 @@
 request.json      what every node must have: release, files with their hashes, links, units
 files.json, files the contents, sent only to a node that lacks one
 wheels/           wheels, sent in the same way
-documents/NODE    what one node's request has besides: its documents, the units of its local disk, its driver's package files
+documents/NODE    what only this node's request has: its documents, the units of its local disk, its driver's package files
 nodes             the names of all nodes that the site declares
 packages          where the package files of the lock are on this host
 program.zip       the program that does the work on the node (fairlead/on_node)
@@ -146,7 +146,7 @@ def write_bundle(
 
 
 def _request_of(document: config.Document) -> dict[str, Any]:
-    """Return what one node is asked for besides what every node is (``_request``)."""
+    """Return what is asked of one node only, in addition to ``_request``."""
     return {
         "documents": documents(document),
         "scratch_units": scratch_units(document),
@@ -155,7 +155,7 @@ def _request_of(document: config.Document) -> dict[str, Any]:
 
 
 def _request(files: Sequence[tuple[str, bytes, int]], release: str, index: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what every node is asked for: the files, the wheels of ``index``, the links and units, and what an uninstall
+    """Return what is asked of every node: the files, the wheels of ``index``, the links and units, and what an uninstall
     removes."""
     units = [u for u in UNITS if any(path.endswith(f"/{u['name']}") for path, _, _ in files)]
     return {

@@ -280,7 +280,7 @@ class Journal:
         self._write(act)
 
     def replan(self, run: MaintenanceRun, plan: MaintenancePlan) -> MaintenanceRun:
-        """Return the run with another plan from now on, which is for the next window."""
+        """Replace the run's plan, for the next window. Return the run with it."""
         self._write(lambda: self._db.execute("UPDATE run SET plan = ? WHERE id = ?", (msgspec.json.encode(plan), run.id)))
         return msgspec.structs.replace(run, plan=plan)
 

@@ -182,7 +182,7 @@ class Maintenance:
         return build(CHECK, token, summary).text
 
     def _take_up(self) -> None:
-        """Take up a run that is driven again. The deadlines of reboots and verifications begin anew, because nobody drove it."""
+        """Take up a run that is driven again. The deadlines of reboots and verifications begin anew."""
         for at, work in enumerate(self.works):
             move = maintenance_steps.abort(work) if self._aborting else None
             if move is not None:

@@ -14,9 +14,9 @@ from fairlead.provision.maintain.maintenance_steps import RESUMED, DrainOwner, M
 
 
 class NodeReport(Struct, frozen=True, kw_only=True):
-    """Describes one node. condition: what it is in now, in words. in_service: whether new jobs start there now, by slurmctld's
-    word; None where slurmctld was not asked. slurm: that word. seconds: from the drain to the end. busy_seconds: the part of
-    it until the node was idle."""
+    """Describes one node. condition: the node's condition now, in words. in_service: whether new jobs start there now, by
+    slurmctld's word; None where slurmctld was not asked. slurm: that word. seconds: from the drain to the end. busy_seconds:
+    the part of it until the node was idle."""
 
     node: str
     step: str

@@ -2,7 +2,7 @@
 lifted.
 
 slurmctld writes its state up to 5 s after a change (SAVE_MAX_WAIT, src/slurmctld/state_save.c). A run that is being driven
-sees such a drain itself. After its end this module does. It compares the exact text, so nobody else's drain is mistaken for
+sees such a drain itself. After its end this module finds it. It compares the exact text, so nobody else's drain is mistaken for
 one.
 """
 
