@@ -41,7 +41,9 @@ def take_in(request: dict[str, Any]) -> int:
         with open(source, "rb") as f:
             digest = hashlib.file_digest(f, "sha256").hexdigest()
         if digest != digests[name]:
-            raise Stop(f"{name}: damaged on the way here, or not the file that the lock names", "`fairlead lock --check` says")
+            raise Stop(
+                f"{name}: damaged on the way here, or not the file that the lock names", "`fairlead lock --check` says which"
+            )
         os.makedirs(PACKAGES, mode=0o755, exist_ok=True)
         part = os.path.join(PACKAGES, f".{name}.part")
         shutil.move(source, part)

@@ -166,12 +166,12 @@ class AptArchive:
         known = sorted({driver_version(version) for version in every} - {""}, key=numbers, reverse=True)
         if want.version:
             if want.version not in known:
-                hint = f"there are {', '.join(known[:5])}" if known else "none of the packages in `install` is of a driver"
+                hint = f"there are {', '.join(known[:5])}" if known else "no package in `install` is a driver"
                 raise ConfigError(file, f"{key}.version", f"{want.version} is in none of the repositories", hint=hint)
             return want.version
         of_branch = [v for v in known if v.partition(".")[0] == want.branch]
         if not of_branch:
-            hint = f"there are {', '.join(known[:5])}" if known else "none of the packages in `install` is of a driver"
+            hint = f"there are {', '.join(known[:5])}" if known else "no package in `install` is a driver"
             raise ConfigError(file, f"{key}.branch", f"no version of branch {want.branch} in the repositories", hint=hint)
         return of_branch[0]
 
@@ -200,7 +200,7 @@ class AptArchive:
         try:
             packages = self._described(found, want, version)
         except ValueError as e:  # a name could become the path of another file
-            raise DataError(f"the package lists, or {self._sources.status}: {e}", hint="are they what they should be?") from None
+            raise DataError(f"the package lists, or {self._sources.status}: {e}", hint="check both, and try again") from None
         return LockedSet(
             version=version,
             branch=version.partition(".")[0],

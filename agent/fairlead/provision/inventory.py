@@ -79,11 +79,11 @@ def in_slurm(client: Scontrol) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, address in rows(client.ask(["sinfo", "-h", "-a", "-N", "-O", f"NodeList:{mark},NodeAddr:{mark}"]), mark, 2):
         if found.get(name, address) != address or not _NAME.fullmatch(name) or not _ADDRESS.fullmatch(address):
-            words = f"sinfo: {one_line(name, 60)!r} at {one_line(address, 60)!r} is no node, or is there twice"
-            raise SlurmError(words, hint="look at `scontrol show nodes`, or run without --inventory slurm")
+            words = f"sinfo: {one_line(name, 60)!r} at {one_line(address, 60)!r} is no node, or is listed twice"
+            raise SlurmError(words, hint="see `scontrol show nodes`, or run without --inventory slurm")
         found[name] = address
     if not found:
-        raise InputMissing("sinfo: no node", hint="is this the cluster that is meant? name its slurm.conf")
+        raise InputMissing("sinfo: no node", hint="is this the intended cluster? name its slurm.conf")
     return found
 
 
@@ -93,7 +93,7 @@ def _addresses(site: Site, nodes: tuple[str, ...], slurm: Mapping[str, str]) -> 
         if not _NAME.fullmatch(node) or node in {"all", "ungrouped"}:
             raise ConfigError(site.file, f"nodes.{node}", "no name of a node", hint="a Slurm NodeName: letters, digits, . _ -")
     for node in site.ansible.hosts.keys() - set(nodes):
-        raise ConfigError(site.file, f"ansible.hosts.{node}", "no such node is declared", hint="mend the name, or take it out")
+        raise ConfigError(site.file, f"ansible.hosts.{node}", "no such node is declared", hint="correct the name, or take it out")
     for node, address in site.ansible.hosts.items():
         if address.count(":") == 1:
             hint = 'ssh_args = "-p PORT", or `Port` in ~/.ssh/config'
@@ -129,7 +129,9 @@ def targets(site: Site, nodelist: str = "", slurm: Mapping[str, str] | None = No
         raise UsageError(f"{fold(unknown)}: not declared in {site.file}", hint="add it to a class there")
     strange = [n for n in wanted if slurm is not None and n not in slurm]
     if strange:
-        raise UsageError(f"{fold(strange)}: Slurm has no such node", hint="mend the nodelist, or run without --inventory slurm")
+        raise UsageError(
+            f"{fold(strange)}: Slurm has no such node", hint="correct the nodelist, or run without --inventory slurm"
+        )
     if not wanted and nodelist:
         raise UsageError(f"-l {nodelist}: names no node")
     if not wanted and known:

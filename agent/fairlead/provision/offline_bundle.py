@@ -101,7 +101,7 @@ def make(
     one. Package files that are right there are not fetched again, also after a run that ended early (``SUMS`` is written
     last). Raises UsageError, ProvisionError, DataError."""
     if output.exists() and (not output.is_dir() or (any(output.iterdir()) and not (output / README).is_file())):
-        raise UsageError(f"{output}: is there already and no bundle", hint="name a new folder")
+        raise UsageError(f"{output}: exists already, and is no bundle", hint="name a new folder")
     output.mkdir(parents=True, exist_ok=True)
     own = wheels.own_wheel()
     # written first, so that a run that ends early can go on

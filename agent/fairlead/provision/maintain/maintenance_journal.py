@@ -94,7 +94,7 @@ class Journal:
         except sqlite3.Error as e:
             raise self._trouble(e) from None
         except OSError as e:
-            why = next_step(e) or "--journal names another place"
+            why = next_step(e) or "--journal names another file"
             raise HostError(f"{self.path}: {e.strerror}", hint=f"{why}; {self._in_work()}" if write else "") from None
 
     def _make(self) -> None:

@@ -355,7 +355,7 @@ def amid(work: NodeWork) -> str:
     """Return what a person who has resumed a node has to know of its reboot, which cannot be cancelled; "" where none was
     ordered."""
     if work.step is MaintenanceStep.REBOOTING and work.registered_before:
-        return " after its reboot was ordered, which nobody can call back: jobs that start there before it are lost"
+        return " after its reboot was ordered, which cannot be cancelled: jobs that start there before it are lost"
     return ""
 
 
@@ -418,7 +418,7 @@ def verified(work: NodeWork, said: ApplyOutcome, plan: MaintenancePlan) -> Move:
     again once after it.
     """
     if said.changed and work.boot_after and not work.again:
-        return Move(MaintenanceStep.APPLYING, f"another node since the reboot, applied again: {said.changed[0]}")
+        return Move(MaintenanceStep.APPLYING, f"the reboot has changed the node, applied again: {said.changed[0]}")
     if found := (*said.changed, *said.waiting):
         return Move(MaintenanceStep.MARKING, f"not as declared: {found[0]}")
     if said.pending and plan.reboot:
