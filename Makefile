@@ -30,7 +30,7 @@ lint: setup
 	@$(BIN)/python -m pytest -q tests/lint
 
 unit: setup ## ROOM=checks: the tests of one room, in seconds
-	@$(BIN)/python -m pytest -q -m "not rack and not slurm and not root and not slow$(if $(ROOM), and not trees)" $(if $(ROOM),tests/$(ROOM))
+	@$(BIN)/python -m pytest -q -m "not rack and not slurm and not root and not slow$(if $(ROOM), and not trees and not heavy)" $(if $(ROOM),tests/$(ROOM))
 
 test: ## lint, unit, hooks, contracts, real Slurm, rack
 	@tests/lab/apt.sh

@@ -1,22 +1,22 @@
-"""Writes what the documentation takes from the code: man page, completion, reference pages, README's table.
+"""Writes what the documentation takes from the code: man pages, completion, reference pages, README's table.
 
 `make docs` writes; tests/contracts/test_docs.py fails when a file is not what would be written.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 from msgspec import Struct
 
 from fairlead import __version__, checks, config, settings
-from fairlead.cli import COMMANDS, command_parser
+from fairlead.cli import COMMANDS
 from fairlead.cli.explain import _parameters
 from fairlead.cli.machine_tree import recorded_nvml
 from fairlead.config.accept_options import AcceptOptions
@@ -24,98 +24,18 @@ from fairlead.config.document import AgentOptions, HookOptions, JobEnvOptions, S
 from fairlead.config.partitions import Partition
 from fairlead.config.site import AnsibleOptions
 from fairlead.daemon.publishing.metrics import Metrics, MetricsInput
-from fairlead.errors import ExitCode
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
 from fairlead.measure.collective import size_text
 from fairlead.model.check import CheckParams
 from fairlead.policy.decision_rules import Rules
 from fairlead.topology.picture.machine_svg import draw
-from tests import rooms
+from tests import completion_scripts, man_pages, rooms
 from tests.lab.trees import MACHINES, ensure
 from tests.slurm import node_states
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- generated: {} -->", "<!-- end: {} -->"
-
-
-def roff(text: str) -> str:
-    lines = [ln.replace("\\", "\\\\").replace("-", "\\-") for ln in text.splitlines()]
-    return "\n".join("\\&" + ln if ln.startswith((".", "'")) else ln for ln in lines)
-
-
-def man_page() -> str:
-    out = [f'.TH FAIRLEAD 1 "" "fairlead {__version__}" "User Commands"', ".SH NAME"]
-    out += ["fairlead \\- keep the GPU nodes of a Slurm cluster tuned, and jobs off the broken ones"]
-    out += [".SH SYNOPSIS", ".B fairlead", ".I COMMAND", "[options]", ".SH DESCRIPTION"]
-    out += [
-        roff("fairlead judges a node's GPUs, drives its Slurm state, sets what the node should be, and binds tasks to the"),
-        "",
-    ]
-    out[-2] += " CPUs next to their GPUs."
-    out += [".SH COMMANDS"]
-    for name in COMMANDS:
-        parser = command_parser(name)
-        out += [f".SS fairlead {name}", roff((parser.description or "").strip().split("\n\n")[0]).replace("\n", " ")]
-        for action in parser._actions:
-            if isinstance(action, argparse._HelpAction):
-                continue
-            label = ", ".join(action.option_strings) or str(action.metavar or action.dest).upper()
-            value = "" if action.nargs == 0 or not action.option_strings else f" {(action.metavar or action.dest).upper()}"
-            out += [".TP", f"\\fB{roff(label)}\\fR{roff(value)}", roff(action.help or "") or "\\&"]
-    out += [
-        ".SH EXIT STATUS",
-        ".TP",
-        "\\fB0 1 2 3\\fR",
-        "check, status: ok, warn, drain, unknown (the order of monitoring plugins); what is only observed is warn",
-    ]
-    for code in ExitCode:
-        if code >= 64:
-            out += [".TP", f"\\fB{code.value}\\fR", code.name.lower().replace("_", " ")]
-    out += [".SH FILES"]
-    for path, text in FILES:
-        out += [".TP", f"\\fI{roff(path)}\\fR", roff(text)]
-    return "\n".join(out) + "\n"
-
-
-FILES = [
-    ("/etc/fairlead/node.json", "the node's document: its only input, written by fairlead provision"),
-    ("/etc/fairlead/hooks", "the one line of it that the shell hooks read"),
-    ("/etc/fairlead/disabled", "while it exists, every hook and every drain is stopped on this node"),
-    ("/run/fairlead/verdict", "the verdict: version, state, expiry (CLOCK_BOOTTIME seconds), sequence, text; TAB separated"),
-    ("/run/fairlead/status.json", "findings, what is held back, and the drain ledger, for status and why"),
-    ("/run/fairlead/topology, /run/fairlead/plans/", "what the task prolog binds by"),
-    (
-        "/run/fairlead/nvml-release",
-        "while it is there and not expired, the agent has let go of NVML: 1, pid, expiry; TAB separated",
-    ),
-    ("/var/cache/fairlead/packages/", "the driver's package files: this set, and the one before it for the way back"),
-    ("/var/lib/fairlead/audit.jsonl", "the audit trail: one JSON object a line; fairlead audit reads it"),
-    ("/var/lib/fairlead/", "ledger, history, undo records, the hold, requests that the agent has not taken up yet"),
-]
-
-
-def completion() -> str:
-    out = ["# bash completion for fairlead; generated", "_fairlead() {", '  local cur=${COMP_WORDS[COMP_CWORD]} words=""']
-    out += ['  if [ "$COMP_CWORD" -eq 1 ]; then', f'    words="{" ".join(COMMANDS)}"', "  else", "    case ${COMP_WORDS[1]} in"]
-    for name in COMMANDS:
-        options = sorted({o for a in command_parser(name)._actions for o in a.option_strings if o.startswith("--")})
-        extra = {
-            "explain": ["xid", "setting", *checks.load(), *settings.load()],
-            "config": ["check", "show", "schema", "profiles"],
-            "xid": ["decode"],
-            "env": ["explain", "list"],
-            "slurm-config": ["gres", "nodes", "topology"],
-        }
-        out.append(f'      {name}) words="{" ".join([*options, *extra.get(name, [])])}" ;;')
-    out += [
-        "    esac",
-        "  fi",
-        '  mapfile -t COMPREPLY < <(compgen -W "$words" -- "$cur")',
-        "  [ ${#COMPREPLY[@]} -gt 0 ] || compopt -o default",
-        "}",
-    ]
-    return "\n".join([*out, "complete -F _fairlead fairlead"]) + "\n"
 
 
 def row(*cells: str) -> str:
@@ -205,8 +125,9 @@ def policy_page() -> str:
 SITE_TOML = """\
 ## site.toml
 
-The site's declaration, on the admin host. `fairlead config check` finds every mistake in it, `fairlead config show --node NODE
---origin` says where each value of a node comes from. The later of these wins: defaults, profile, fabric, whole site, class, node.
+The site's declaration, on the admin host. The later of these wins: defaults, profile, fabric, whole site, class, node. `fairlead
+config check site.toml` prints every mistake of the file in one run and the nodes of each class. `fairlead config show --site
+site.toml --node NODE --origin` says where each value of a node comes from.
 
 | key | meaning |
 | --- | --- |
@@ -216,8 +137,23 @@ The site's declaration, on the admin host. `fairlead config check` finds every m
 | `classes.NAME.profile`, `.fabric` | The [hardware profile](profiles.md) and the [fabric profile](fabrics.md); may be left out. |
 | `settings.NAME.KEY` ... | For the whole site: [settings](settings.md), [checks](checks.md), [policy](policy.md), and below. |
 | `classes.NAME.settings...` | The same for the nodes of a class. |
-| `nodes.NODE.settings...` | The same for one node. |
+| `nodes.NODE.settings...` | The same for one node, which has to be in a class. |
 | `partitions.NAME.KEY` | What [`fairlead slurm-config`](../how-to/slurm-config.md) writes for Slurm, below. |
+
+What `config check` finds:
+
+- Keys that do not exist, with the key that was probably meant, and values of another type or out of range, in each table.
+- Lines that are no TOML. Where the file can be read without the line, the rest is checked too.
+- Nodelists that cannot be read, groups that ClusterShell does not have, and groups of the sample configuration that ClusterShell
+  comes with: pip installs the sample, and `@gpu` is `example[156-159]` there.
+- Nodes with a table of their own that are in no class, and addresses of nodes that nobody declares.
+- Profiles and fabrics that do not exist, and two classes of one node that name different ones.
+- A driver that is declared and is not in `fairlead.lock`.
+- MIG geometries that the GPUs cannot hold, with those that they can. The GPUs are known by the hardware profile; for a profile of
+  the site's own they are held against all GPUs that fairlead knows.
+
+Each mistake is a line with file and key, most have a second line with the next step, and `--json` has them as a list beside the
+classes. Exit codes: 0 right, 78 a mistake, 66 where a file that is named is not there.
 """
 
 
@@ -266,6 +202,12 @@ def metrics_page() -> str:
     out += [
         "Made anew every 14 s, from a sweep that reads all of it, and when the verdict changes: then temperatures, power, memory",
         "in use, processes and NVLinks may be 14 s older than `fairlead_sweep_timestamp_seconds`.",
+        "",
+    ]
+    out += [
+        "Each series of a GPU names it three times: `pci` (as in every finding), `index` (NVML's, which may change when a GPU is",
+        "away) and `uuid`. dcgm-exporter calls them `pci_bus_id`, `gpu` and `UUID`. A GPU that is lost keeps the labels that it",
+        "had last. [Monitoring](../how-to/monitoring.md) says how to scrape, join and alert.",
         "",
     ]
     out += [row("metric", "labels", "meaning"), row("---", "---", "---")]
@@ -355,6 +297,13 @@ def decisions_table() -> str:
 DECISION = re.compile(r"# (\d+)\. ([^\n]+)\n\nDate: (\d{4}-\d\d-\d\d)\. Status: ((?:accepted|superseded by \[)[^\n]*)\.\n")
 
 
+def index_page() -> str:
+    """The index of all pages: manual pages and decisions are listed by what is there."""
+    manual = textwrap.wrap(", ".join(f"[{n}](man/fairlead-{n}.1)" for n in COMMANDS) + ".", 130, break_on_hyphens=False)
+    text = with_block((ROOT / "docs/README.md").read_text(), "manual", "\n".join(manual))
+    return with_block(text, "decisions", decisions_table())
+
+
 def architecture_page() -> str:
     return with_block(ARCHITECTURE.read_text(), "rooms", rooms.page_block(rooms.rooms_of(ROOT), rooms.room_sentences()))
 
@@ -363,8 +312,11 @@ def architecture_page() -> str:
 GENERATED: dict[Path, Callable[[], str]] = {
     ROOMS: lambda: rooms.draw(rooms.rooms_of(ROOT), "The rooms of fairlead"),
     ARCHITECTURE: architecture_page,
-    ROOT / "docs/man/fairlead.1": man_page,
-    ROOT / "templates/usr/share/bash-completion/completions/fairlead": completion,
+    ROOT / "docs/man/fairlead.1": man_pages.main_page,
+    **{ROOT / f"docs/man/fairlead-{name}.1": partial(man_pages.command_page, name) for name in COMMANDS},
+    ROOT / "templates/usr/share/bash-completion/completions/fairlead": completion_scripts.bash,  # nodes get it, too
+    ROOT / "docs/completion/_fairlead": completion_scripts.zsh,
+    ROOT / "docs/completion/fairlead.fish": completion_scripts.fish,
     ROOT / "docs/reference/checks.md": lambda: reference("checks"),
     ROOT / "docs/reference/settings.md": lambda: reference("settings"),
     ROOT / "docs/reference/profiles.md": profiles_page,
@@ -373,7 +325,7 @@ GENERATED: dict[Path, Callable[[], str]] = {
     ROOT / "docs/reference/options.md": options_page,
     ROOT / "docs/reference/metrics.md": metrics_page,
     ROOT / "docs/images/width-x8.svg": picture,
-    ROOT / "docs/README.md": lambda: with_block((ROOT / "docs/README.md").read_text(), "decisions", decisions_table()),
+    ROOT / "docs/README.md": index_page,
     ROOT / "README.md": lambda: with_block((ROOT / "README.md").read_text(), "checks and settings", readme_table()),
 }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import re
 import sys
 import tomllib
 from collections.abc import Mapping
@@ -212,7 +213,8 @@ def room_sentences(tree: Path = ROOT) -> dict[str, str]:
         file = path / "__init__.py" if path.is_dir() else path
         if file.suffix == ".py" and file.is_file():
             text = ast.get_docstring(ast.parse(file.read_text())) or ""
-            found[path.stem] = text.partition("\n")[0].replace("|", "\\|")
+            paragraph = " ".join(text.partition("\n\n")[0].split())  # a sentence may go over several lines
+            found[path.stem] = re.split(r"(?<=\.) (?=[A-Z])", paragraph)[0].replace("|", "\\|")
     return found
 
 

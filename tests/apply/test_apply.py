@@ -258,7 +258,7 @@ def test_two_runs_at_once_do_not_write_the_same_files(tree: Path, monkeypatch: p
     (tree / "run/fairlead").mkdir(parents=True)
     with open(tree / "run/fairlead/apply.lock", "w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        monkeypatch.setattr("fairlead.apply.lock.LOCK_SECONDS", 0.1)
+        monkeypatch.setattr("fairlead.apply.node_lock.LOCK_SECONDS", 0.1)
         with pytest.raises(HostError, match="another fairlead apply"):
             run(tree)
     assert run(tree).changed > 100

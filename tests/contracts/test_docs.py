@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fairlead.cli import COMMANDS
-from tests import docs_write
+from tests import docs_write, rooms
 
 ROOT = docs_write.ROOT
 
@@ -20,6 +20,11 @@ ROOT = docs_write.ROOT
 def test_generated_files_are_current(path: Path) -> None:
     there, expected = (docs_write.without_counts(path, text) for text in (path.read_text(), docs_write.GENERATED[path]()))
     assert there == expected, f"{path.relative_to(ROOT)} is stale: run `make docs`"
+
+
+def test_the_page_of_rooms_has_whole_sentences() -> None:
+    cut = {room: sentence for room, sentence in rooms.room_sentences().items() if sentence[-1] != "." and room != "__main__"}
+    assert not cut
 
 
 def test_decisions_are_numbered_once() -> None:
@@ -66,15 +71,26 @@ def test_alert_rules_are_valid() -> None:
     )
 
 
-def test_man_page_formats_without_a_warning() -> None:
+def manual(page: Path) -> str:
+    """Return a page of the manual as `man` shows it; fail where groff warns of something."""
     groff = shutil.which("groff")
     assert groff, "groff is missing: tests/lab/apt.sh installs it"
-    page = ROOT / "docs/man/fairlead.1"
     done = subprocess.run([groff, "-man", "-Tutf8", "-P-cbou", "-ww", page], capture_output=True, text=True, check=True)
-    assert "EXIT STATUS" in done.stdout
     assert not done.stderr
-    for name in COMMANDS:
-        assert f"fairlead {name}" in done.stdout.replace("\u2010", "-")
+    return done.stdout.replace("\u2010", "-")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_has_a_page_of_the_manual(name: str) -> None:
+    said = manual(ROOT / f"docs/man/fairlead-{name}.1")
+    assert "EXIT STATUS" in said and f"fairlead-{name} - " in " ".join(said.split())
+    assert "SUPPRESS" not in said and "%(" not in said
+
+
+def test_the_manual_lists_every_command() -> None:
+    said = manual(ROOT / "docs/man/fairlead.1")
+    assert "EXIT STATUS" in said
+    assert not [name for name in COMMANDS if f"fairlead {name}" not in said]
 
 
 def test_tests_that_a_page_names_are_there() -> None:
@@ -86,4 +102,20 @@ def test_tests_that_a_page_names_are_there() -> None:
             path = file or path
             if not re.search(rf"^(async )?def {name}\(", (ROOT / path).read_text(), re.MULTILINE):
                 missing.append(f"{page.name}: {path}::{name}")
+    assert not missing
+
+
+#: Files of an example that the reader is to make.
+TO_MAKE = {"agent/fairlead/checks/spool_room.py", "tests/checks/test_spool_room.py", "agent/fairlead/settings/ksm.py",
+           "tests/settings/test_ksm.py"}  # fmt: skip
+
+
+def test_files_of_the_project_that_a_page_names_are_there() -> None:
+    """``FOLDER/FILE.py`` and the like, from the root of the project or of the package."""
+    missing = []
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        for name in re.findall(r"`([a-z][\w./-]*/[\w.-]+\.(?:py|sh|lua|c|toml|md|yml))`", page.read_text()):
+            roots = (ROOT, ROOT / "agent/fairlead", page.parent)
+            if name not in TO_MAKE and not any((root / name).exists() for root in roots):
+                missing.append(f"{page.relative_to(ROOT)}: {name}")
     assert not missing

@@ -16,7 +16,7 @@ from jinja2 import meta
 
 pytest.importorskip("ansible")
 
-from fairlead.apply import lock as apply_lock
+from fairlead.apply import node_lock
 from fairlead.on_node import program
 
 ROLES = Path(__file__).resolve().parents[2] / "playbooks/roles"
@@ -122,4 +122,4 @@ def test_only_a_node_that_may_build_a_driver_has_the_longer_time(settings: dict[
 
 
 def test_the_shorter_time_is_longer_than_what_takes_longest_without_packages() -> None:
-    assert action().ANSWER_SECONDS >= apply_lock.APPLYING_SECONDS + apply_lock.LOCK_SECONDS + program.LOCK_SECONDS + 120
+    assert action().ANSWER_SECONDS >= node_lock.APPLYING_SECONDS + node_lock.LOCK_SECONDS + program.LOCK_SECONDS + 120

@@ -121,6 +121,18 @@ class Agent:
             self.process.kill()
 
 
+#: Tests of a real agent that `make unit ROOM=daemon` runs all the same.
+SHORT = {"test_healthy_machine", "test_an_xid_wakes_the_check_at_once", "test_sigterm_ends_it_while_everything_is_quiet"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that start agents: half a second of CPU time and more, each."""
+    for item in items:
+        here = Path(__file__).parent in item.path.parents
+        if here and "agents" in getattr(item, "fixturenames", ()) and getattr(item, "originalname", "") not in SHORT:
+            item.add_marker(pytest.mark.heavy)
+
+
 @pytest.fixture
 def agents(tmp_path: Path) -> Iterator[Callable[..., Agent]]:
     """Makes agents below tmp_path; ends them all."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fairlead.daemon.slurmctld.courier import Courier
-from fairlead.daemon.slurmctld.slurm_state import SlurmState, Want
+from fairlead.daemon.slurmctld.slurm_state import CourierOrder, SlurmState
 from fairlead.drains.acknowledgement import KnownEvidence, known_evidence
 from fairlead.drains.ledger import Ledger
 from fairlead.drains.node_state import NodeDrainState
@@ -17,7 +17,7 @@ from fairlead.policy import PolicyState, Rules, acknowledge_evidence
 from fairlead.policy.policy_state import Track
 from tests.slurm import model
 
-ORDER = Want(kind="drain", check="xid", summary="GPU gone")
+ORDER = CourierOrder(kind="drain", check="xid", summary="GPU gone")
 
 
 def fault(name: str) -> Finding:
@@ -58,7 +58,7 @@ class Node:
         if self.slurm_state.acknowledged > before.acknowledged:
             self.state = acknowledge_evidence(self.state, self.slurm_state.known)
         due = any(track.bad for track in self.state.tracks.values())
-        self.courier.want(ORDER if due and not self.slurm_state.drained else Want(), known_evidence(self.state))
+        self.courier.want(ORDER if due and not self.slurm_state.drained else CourierOrder(), known_evidence(self.state))
         return self.slurm_state
 
     def turns(self, count: int = 4) -> SlurmState:
@@ -161,7 +161,9 @@ def test_new_evidence_does_not_wait_for_a_node_that_an_admin_has_just_given_back
 def test_new_evidence_does_not_wait_for_a_reservation_that_has_just_ended(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.ctld.records["n1"].flags.add("MAINTENANCE")
-    node.courier.want(Want(kind="drain", check="driver_library", summary="other library"), known_evidence(state_with("1")))
+    node.courier.want(
+        CourierOrder(kind="drain", check="driver_library", summary="other library"), known_evidence(state_with("1"))
+    )
     for _ in node.courier.turn():
         pass
     assert node.courier.take().blocked_because
@@ -177,7 +179,7 @@ def test_a_flood_of_evidence_asks_slurmctld_every_five_seconds_at_most(node: Nod
     asked = 0
     for second in range(60):
         node.now += 0.5
-        node.courier.want(Want(), KnownEvidence(drains=frozenset((f"fault {second}",))))
+        node.courier.want(CourierOrder(), KnownEvidence(drains=frozenset((f"fault {second}",))))
         if node.courier.due() <= node.now:
             asked += 1
             for _ in node.courier.turn():
@@ -189,5 +191,5 @@ def test_what_would_not_drain_wakes_nobody(node: Node) -> None:
     warning = Finding(check="ecc", level=Level.WARN, device="gpu3", summary="x")
     state = PolicyState(tracks={**node.state.tracks, warning.key: Track(level=Level.WARN, found=(warning,))})
     node.now += 6
-    node.courier.want(Want(), known_evidence(state))
+    node.courier.want(CourierOrder(), known_evidence(state))
     assert node.courier.due() > node.now

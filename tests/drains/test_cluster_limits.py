@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from fairlead.daemon.slurmctld.courier import Courier
-from fairlead.daemon.slurmctld.slurm_state import Want
+from fairlead.daemon.slurmctld.slurm_state import CourierOrder
 from fairlead.drains.cluster_limits import FORGET_SECONDS, ClusterLimits
 from fairlead.drains.ledger import Ledger
 from fairlead.drains.node_state import NodeDrainState
@@ -22,7 +22,7 @@ from fairlead.slurm.client import NodeState
 from tests.daemon.slurmctld.test_courier import Ctld
 
 RULES = Rules(budget_percent=100, common_cause_nodes=1, common_cause_hold_seconds=100)
-XID = Want(kind="drain", check="xid", summary="Xid 119 on GPU 0000:1b:00.0")
+XID = CourierOrder(kind="drain", check="xid", summary="Xid 119 on GPU 0000:1b:00.0")
 
 
 def nodes(*drained: str, job: int | None = None) -> tuple[NodeState, ...]:
@@ -144,7 +144,7 @@ def test_a_held_order_is_tried_again_and_stays_visible_meanwhile(tmp_path: Path,
 
 def test_a_held_order_whose_fault_is_gone_is_forgotten(tmp_path: Path, clock: Clock) -> None:
     ctld, courier = squeezed(tmp_path, clock)
-    courier.want(Want())
+    courier.want(CourierOrder())
     ctld.resume("n2")
     for _ in range(3):
         clock.now += 256
@@ -170,7 +170,7 @@ def test_a_contested_drain_is_settled_within_seconds_whatever_is_wanted_then(tmp
     courier.want(XID)
     standing = turned(courier).take()
     assert ctld.node("n1").drained and not standing.drained and not standing.over_budget
-    courier.want(Want())
+    courier.want(CourierOrder())
     ctld.resume("n2")
     assert not turned(courier).take().drained  # not before its time
     clock.now += CONTEST_SECONDS[1]

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.drains.ledger import Entry, Ledger, Phase
+from fairlead.drains.ledger import Ledger, LedgerEntry, Phase
 from fairlead.errors import SlurmUnavailable
 from fairlead.policy.ownership import build
 
-ENTRY = Entry(node="n1", phase=Phase.DRAINED, token=build("xid", "abcdef012345", "GPU gone"), since=1.0, machine="m")
+ENTRY = LedgerEntry(node="n1", phase=Phase.DRAINED, token=build("xid", "abcdef012345", "GPU gone"), since=1.0, machine="m")
 
 
 def ledger_of(folder: Path, **changes: str) -> Ledger:

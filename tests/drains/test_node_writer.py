@@ -11,7 +11,7 @@ from fairlead.drains.node_writer import STALE_SECONDS, NodeWriter, owner_among
 from fairlead.errors import SlurmUnavailable
 from fairlead.policy.decision_rules import Rules
 from fairlead.policy.ownership import Owner, Token, build
-from fairlead.slurm.client import JobOn, NodeState, Stamp
+from fairlead.slurm.client import JobOn, NodeState, NodeTimes
 
 MARK, TEXT = build("maintain", "aaaaaaaaaaaa", "failed"), build("maintain", "bbbbbbbbbbbb", "new driver")
 IDLE = NodeState(name="n1", states=frozenset({"IDLE"}))
@@ -38,7 +38,7 @@ class Ctld:
     def began(self) -> float:
         return 0.0
 
-    def stamps(self) -> tuple[Stamp, ...]:
+    def node_times(self) -> tuple[NodeTimes, ...]:
         return ()
 
     def drain(self, name: str, reason: str) -> None:

@@ -152,10 +152,10 @@ def test_what_was_told(share): ...
 SITE_NAMED = {"cli", "checks", "settings", "measure/tools"}
 #: Names that several files still have, by what they are. None may be added; one that is unique leaves the list.
 SAME_FILES = frozenset({
-    "check", "clock", "lock", "run",
+    "check", "clock",
 })  # fmt: skip
 SAME_CLASSES = frozenset({
-    "ClockEvents", "Entry", "Observed", "Reboot", "Stamp", "Want",
+    "ClockEvents",
 })  # fmt: skip
 
 

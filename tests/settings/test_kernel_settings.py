@@ -196,9 +196,9 @@ def test_idle_states_are_judged_by_latency_and_switched_on_again() -> None:
 def test_energy_hints_where_there_are_none_or_not_this_one() -> None:
     want = energy_performance.EnergyPerformanceWant(preference="power")
     with pytest.raises(ConfigError, match="no CPU has energy_performance_preference"):
-        energy_performance.plan(want, cpufreq.Observed(()))
+        energy_performance.plan(want, cpufreq.ObservedCpufreq(()))
     with pytest.raises(ConfigError, match="has no preference power; it offers default performance"):
-        energy_performance.plan(want, cpufreq.Observed(((0, "default", ("default", "performance")),)))
+        energy_performance.plan(want, cpufreq.ObservedCpufreq(((0, "default", ("default", "performance")),)))
 
 
 # -- tuned, modules, limits, journal

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fairlead.daemon.slurmctld.courier import Courier
-from fairlead.daemon.slurmctld.slurm_state import Want
+from fairlead.daemon.slurmctld.slurm_state import CourierOrder
 from fairlead.drains.cluster_limits import ClusterLimits
 from fairlead.drains.ledger import Ledger
 from fairlead.drains.node_state import NodeDrainState
@@ -24,7 +24,9 @@ from fairlead.slurm.scontrol import Scontrol
 from tests.lab.cluster import Cluster
 from tests.lab.roots import LabError
 
-WANT = Want(kind="drain", check="xid", summary="Xid 79 on GPU 0000:1b:00.0 (fallen off the bus): reboot_node", certain=True)
+WANT = CourierOrder(
+    kind="drain", check="xid", summary="Xid 79 on GPU 0000:1b:00.0 (fallen off the bus): reboot_node", certain=True
+)
 PROBE_SECONDS = 0.25
 #: What fairlead's own questions and writes are, by message type; the probe's are REQUEST_PING and REQUEST_JOB_INFO.
 OURS = ("REQUEST_NODE_INFO", "REQUEST_NODE_INFO_SINGLE", "REQUEST_PARTITION_INFO", "REQUEST_UPDATE_NODE", "REQUEST_TOPO_INFO")
@@ -181,7 +183,7 @@ class Crowd:
             if thread.name == "slurm":  # an attempt under way could drain a node that the next test takes for free
                 thread.join(120)
 
-    def go(self, want: Want = WANT) -> None:
+    def go(self, want: CourierOrder = WANT) -> None:
         for courier in self.couriers.values():
             courier.want(want)
 

@@ -13,14 +13,14 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 from fairlead.daemon.slurmctld.courier import Courier
-from fairlead.daemon.slurmctld.slurm_state import SlurmState, Want
+from fairlead.daemon.slurmctld.slurm_state import CourierOrder, SlurmState
 from fairlead.drains.ledger import LATE_SECONDS, Ledger, Phase
 from fairlead.drains.node_state import SAVED_SECONDS, NodeDrainState
 from fairlead.drains.outcome import Steps, finish
 from fairlead.drains.protocol import DrainProtocol
 from fairlead.errors import SlurmError, SlurmUnavailable
 from fairlead.policy.ownership import MANUAL, strip_suffixes
-from fairlead.slurm.client import JobOn, NodeState, Stamp
+from fairlead.slurm.client import JobOn, NodeState, NodeTimes
 from tests.slurm.monitor import RULES, Clock, Monitor, Violation, World
 
 MUNGE_SECONDS = 300.0  # munged(8), ttl
@@ -72,8 +72,8 @@ class Wire:
             self.agent.lift = None
         return began
 
-    def stamps(self) -> tuple[Stamp, ...]:
-        return tuple(Stamp(name=n.name, reason_time=n.reason_time) for n in self.nodes())
+    def node_times(self) -> tuple[NodeTimes, ...]:
+        return tuple(NodeTimes(name=n.name, reason_time=n.reason_time) for n in self.nodes())
 
     def drain(self, name: str, reason: str) -> None:
         self.texts.add(reason)
@@ -224,12 +224,12 @@ class Agent:
         if not self.courier.refusal_pending:
             self.record = False
         if self.state.drained:
-            self.courier.want(Want() if self.order else Want(kind="resume"))
+            self.courier.want(CourierOrder() if self.order else CourierOrder(kind="resume"))
         elif self.order and not self.state.over_budget:
             check = ("xid", "gpu_count", "ecc")[self.evidence % 3]
-            self.courier.want(Want(kind="drain", check=check, summary=f"fault {self.evidence}"))
+            self.courier.want(CourierOrder(kind="drain", check=check, summary=f"fault {self.evidence}"))
         else:
-            self.courier.want(Want(fit=not self.order))
+            self.courier.want(CourierOrder(fit=not self.order))
 
     def step(self) -> None:
         """One step of what is under way, or the start of what is due."""

@@ -13,7 +13,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 
 from fairlead.errors import SlurmError, SlurmUnavailable
-from fairlead.slurm.client import JobOn, NodeState, Stamp
+from fairlead.slurm.client import JobOn, NodeState, NodeTimes
 
 SLURM_USER = "slurm"
 REGISTRATION = "gres/gpu count reported lower than configured (7 < 8)"
@@ -69,9 +69,9 @@ class Ctld:
         self._answer()
         return self.booted
 
-    def stamps(self) -> tuple[Stamp, ...]:
+    def node_times(self) -> tuple[NodeTimes, ...]:
         began = self.slurmd_began
-        return tuple(Stamp(name=n.name, reason_time=n.reason_time, slurmd_began=began) for n in self.nodes())
+        return tuple(NodeTimes(name=n.name, reason_time=n.reason_time, slurmd_began=began) for n in self.nodes())
 
     def drain(self, name: str, reason: str) -> None:
         self.update(name, "DRAIN", reason)

@@ -11,7 +11,7 @@ import pytest
 from fairlead.drains.outcome import Outcome, finish
 from fairlead.errors import SlurmUnavailable
 from fairlead.slurm.client import NodeState
-from fairlead.slurm.scontrol import Scontrol, parse_began, parse_stamps
+from fairlead.slurm.scontrol import Scontrol, parse_began, parse_node_times
 from tests.lab.cluster import Cluster
 from tests.slurm.conftest import drain_of, kill_slurmctld, save
 
@@ -32,20 +32,20 @@ NodeName=n3 State=DOWN SlurmdStartTime=None Reason=Not responding [slurm@1795384
 
 
 def test_the_times_of_all_nodes_are_read_from_one_answer() -> None:
-    n1, n2, n3 = parse_stamps(NODES)
+    n1, n2, n3 = parse_node_times(NODES)
     assert (n1.name, n1.reason_time, n1.slurmd_began) == ("n1", 0, 1795384029)
     assert (n2.name, n2.reason_time, n2.slurmd_began) == ("n2", 1795384035, 1795384030)
     assert (n3.name, n3.reason_time, n3.slurmd_began) == ("n3", 1795384036, 0)
-    assert parse_stamps("") == ()
+    assert parse_node_times("") == ()
 
 
 def test_slurmctlds_own_times_of_all_nodes(cluster: Cluster, client: Scontrol) -> None:
     before = int(time.time())
     cluster.scontrol("update", "nodename=n2", "state=drain", "reason=ann: said [bob@12] so")
-    stamps = {stamp.name: stamp for stamp in client.stamps()}
-    assert set(stamps) == {node.name for node in client.nodes()}
-    assert stamps["n2"].reason_time == client.node("n2").reason_time >= before
-    assert all(0 < stamp.slurmd_began <= time.time() for stamp in stamps.values())
+    times = {each.name: each for each in client.node_times()}
+    assert set(times) == {node.name for node in client.nodes()}
+    assert times["n2"].reason_time == client.node("n2").reason_time >= before
+    assert all(0 < each.slurmd_began <= time.time() for each in times.values())
 
 
 def test_the_begin_is_the_primarys_own() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fairlead.daemon.slurmctld.courier import Courier
-from fairlead.daemon.slurmctld.slurm_state import Want
+from fairlead.daemon.slurmctld.slurm_state import CourierOrder
 from fairlead.drains.ledger import LATE_SECONDS, Ledger, Phase
 from fairlead.drains.node_state import STALE_SECONDS, NodeDrainState
 from fairlead.drains.outcome import Outcome, finish
@@ -18,7 +18,7 @@ from fairlead.policy.decision_rules import Rules
 from fairlead.policy.ownership import MANUAL
 from tests.slurm import model
 
-XID = Want(kind="drain", check="xid", summary="fallen off the bus")
+XID = CourierOrder(kind="drain", check="xid", summary="fallen off the bus")
 
 
 class Late(model.Ctld):
@@ -127,7 +127,7 @@ def test_a_takeover_is_remembered(site: Site, alive: bool) -> None:
     turn(courier)
     assert courier.take().drained
     site.ctld.update("n1", "DRAIN", "ticket 12")
-    courier.want(Want())
+    courier.want(CourierOrder())
     site.now += 100
     turn(courier)
     assert not courier.take().drained and site.phase() is Phase.TAKEN
@@ -145,7 +145,7 @@ def test_an_order_from_before_does_not_lift_what_a_person_has_drained_since(site
     courier = site.courier()
     courier.want(XID)
     turn(courier)
-    courier.want(Want(kind="resume"))
+    courier.want(CourierOrder(kind="resume"))
     assert finish(site.protocol().drain(MANUAL, "riser 2")).outcome is Outcome.DRAINED
     turn(courier)
     assert "riser 2" in reason(site) and courier.take().manual

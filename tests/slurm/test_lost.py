@@ -11,8 +11,8 @@ import pytest
 from fairlead.daemon.publishing import transitions
 from fairlead.daemon.requests.audit_trail import Trail
 from fairlead.daemon.slurmctld.courier import Courier
-from fairlead.daemon.slurmctld.slurm_state import Want
-from fairlead.drains.ledger import Entry, Ledger, Phase
+from fairlead.daemon.slurmctld.slurm_state import CourierOrder
+from fairlead.drains.ledger import Ledger, LedgerEntry, Phase
 from fairlead.drains.node_state import NodeDrainState
 from fairlead.drains.outcome import Outcome, finish
 from fairlead.drains.protocol import DrainProtocol
@@ -97,7 +97,7 @@ class Scene:
         self.protocol.state.boot_id = "boot 2"
         self.ctld.register("n1", booted=True)
 
-    def entry(self) -> Entry | None:
+    def entry(self) -> LedgerEntry | None:
         return self.protocol.ledger.load()
 
 
@@ -375,11 +375,11 @@ def test_what_is_asked_where_a_drain_has_gone(scene: Scene) -> None:
     """Each question once: the node, since when slurmctld runs, and the times of all nodes."""
     scene.killed()
     asked: list[str] = []
-    for name in ("node", "nodes", "began", "stamps"):
+    for name in ("node", "nodes", "began", "node_times"):
         real = getattr(scene.ctld, name)
         setattr(scene.ctld, name, lambda *a, n=name, r=real: (asked.append(n), r(*a))[1])
     assert scene.reconcile() is Outcome.LOST
-    assert [name for name in asked if name != "nodes"] == ["node", "began", "stamps"]
+    assert [name for name in asked if name != "nodes"] == ["node", "began", "node_times"]
 
 
 def test_the_next_drain_is_a_drain_like_any_other(scene: Scene) -> None:
@@ -474,11 +474,11 @@ def test_lost_between_the_write_and_its_reading_back(tmp_path: Path) -> None:
 def test_the_courier_says_lost_and_not_acknowledged(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     courier = Courier(scene.protocol, reconcile_seconds=30, clock=scene.clock.mono)
-    courier.want(Want(kind="drain", check="xid", summary=WHY))
+    courier.want(CourierOrder(kind="drain", check="xid", summary=WHY))
     for _ in courier.turn():
         pass
     assert courier.take().drained
-    courier.want(Want())
+    courier.want(CourierOrder())
     scene.wait(1)
     scene.killed()
     scene.clock.now += 40

@@ -22,7 +22,7 @@ import pytest
 from msgspec.structs import replace
 
 from fairlead.cli import main
-from fairlead.daemon.requests.audit_trail import Entry, Trail
+from fairlead.daemon.requests.audit_trail import AuditEntry, Trail
 from fairlead.model.verdict import State
 from tests.daemon.conftest import PROJECT, XID79, Agent
 from tests.lab.cluster import Cluster
@@ -87,7 +87,7 @@ class Ward:
         before = self.agent.sequence()
         self.agent.until(lambda: self.agent.sequence() > before + count, "later verdicts")
 
-    def audited(self, who: str = "") -> list[Entry]:
+    def audited(self, who: str = "") -> list[AuditEntry]:
         return [e for e in self.trail.read() if who in ("", e.who)]
 
     def tells(self, *expected: tuple[str, ...]) -> None:

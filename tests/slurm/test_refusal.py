@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fairlead.daemon.slurmctld.courier import Courier
-from fairlead.daemon.slurmctld.slurm_state import Want
+from fairlead.daemon.slurmctld.slurm_state import CourierOrder
 from fairlead.drains.node_state import NodeDrainState
 from fairlead.drains.protocol import DrainProtocol
 from fairlead.policy.decision_rules import Rules
@@ -20,8 +20,8 @@ from tests.slurm.conftest import client_of, drain_of
 
 pytestmark = pytest.mark.slurm
 
-XID = Want(kind="drain", check="xid", summary="Xid 79 on GPU 0000:1b:00.0")
-FIT = Want(fit=True)
+XID = CourierOrder(kind="drain", check="xid", summary="Xid 79 on GPU 0000:1b:00.0")
+FIT = CourierOrder(fit=True)
 PROLOG_ERROR = "Prolog error"
 
 

@@ -168,6 +168,7 @@ def test_a_gpu_off_the_bus_has_no_width() -> None:
     assert audit(gone) == ()
 
 
+@pytest.mark.trees
 def test_switches_of_a_card_are_not_the_chipset() -> None:
     """AMD's GPUs carry switches whose vendor id is that of AMD's chipsets."""
     assert not [f for f in audit(node_of("d_rccl_8p_940")) if f.check == "topology.chipset"]

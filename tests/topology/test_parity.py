@@ -61,7 +61,7 @@ def test_juwels_booster() -> None:
     assert [t.nics for t in made.tasks] == [(f"mlx5_{i}",) for i in range(4)]
 
 
-@pytest.mark.parametrize("name", ["alps-gh200", "s_gh200_quad_36numa"])
+@pytest.mark.parametrize("name", ["alps-gh200", pytest.param("s_gh200_quad_36numa", marks=pytest.mark.trees)])
 def test_alps(name: str) -> None:
     """https://docs.cscs.ch/running/slurm/: one rank for each of four superchips: its 72 cores, its memory, its NIC. The 32
     NUMA nodes of GPU memory, which the site's wrapper has to hide from hwloc, take no part."""

@@ -197,6 +197,7 @@ def test_every_topology_file(name: str) -> None:
     assert same == len(list(pairs_of(graph)))
 
 
+@pytest.mark.trees
 @pytest.mark.parametrize("name", WITH_TREE)
 def test_topology_files_that_come_with_a_tree(name: str) -> None:
     graph = graph_of(file("nccl_xml", name))
@@ -325,6 +326,7 @@ def test_every_matrix_can_be_a_machine(name: str) -> None:
     assert len(cells) >= 4
 
 
+@pytest.mark.trees
 def test_the_matrix_of_gh200() -> None:
     """The one sample that has a tree: GPU cells by NVLink, CPU affinity and NUMA node (of those with CPUs) the same."""
     names, cells, folders = matrix_of(file("topo_m", "nrel_gh200_quad.txt"))

@@ -10,11 +10,11 @@ from fairlead.topology.binding import binding_plan, published_files
 from fairlead.topology.distances.accelerators import on_the_bus
 from fairlead.topology.picture.machine_report import matrix, report
 from tests.topology.build import gpu
+from tests.topology.trees import marked, recorded_names
 from tests.topology.trees import node as node_of
-from tests.topology.trees import recorded_names
 
 # hwloc's own recordings have no GPUs (but one) and many files: they take a while to unpack.
-MARKED = [pytest.param(n, marks=pytest.mark.slow) if n.startswith("hwloc_") else n for n in recorded_names() or ["none"]]
+MARKED = [marked(n) for n in recorded_names() or ["none"]]
 
 
 def load(name: str) -> Node:
@@ -55,6 +55,7 @@ EXPECTED = {
 }
 
 
+@pytest.mark.trees
 @pytest.mark.parametrize("name", EXPECTED)
 def test_known_mappings(name: str) -> None:
     plans = published_files.render_plans(load(name))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from _pytest.mark import ParameterSet
 
 from fairlead.cli.machine_tree import recorded_nvml
 from fairlead.host.gather import gather
@@ -29,12 +30,12 @@ def recorded_names() -> list[str]:
     return sorted(p.name.removesuffix(".tar.gz") for p in RECORDED.glob("*.tar.gz"))
 
 
-# hwloc's own recordings have no GPUs (but one) and many files: they take a while to unpack.
-NAMES = [
-    *MODELS,
-    *SITES,
-    *(pytest.param(n, marks=pytest.mark.slow) if n.startswith("hwloc_") else n for n in recorded_names()),
-]
+def marked(name: str) -> ParameterSet:
+    """A recorded machine; hwloc's own have no GPUs (but one) and many files, which take a while to unpack."""
+    return pytest.param(name, marks=pytest.mark.slow if name.startswith("hwloc_") else pytest.mark.trees)
+
+
+NAMES = [*MODELS, *SITES, *map(marked, recorded_names())]
 
 
 @cache

@@ -5,9 +5,9 @@ file for the next boot), effective (the running kernel or hardware, read back), 
 effective). A setting counts as made when it is effective, not when it is written.
 """
 
-from fairlead.apply.lock import applying
+from fairlead.apply.apply_steps import NvmlCalls, apply
+from fairlead.apply.node_lock import applying
 from fairlead.apply.report import AppliedStep, ApplyReport, Item, Phase
-from fairlead.apply.run import NvmlCalls, apply
 from fairlead.host.tree_nvml import TreeNvml
 
 __all__ = ["AppliedStep", "ApplyReport", "Item", "NvmlCalls", "Phase", "TreeNvml", "apply", "applying"]

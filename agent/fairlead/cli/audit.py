@@ -14,7 +14,7 @@ import msgspec
 
 from fairlead.cli.output import print_json
 from fairlead.cli.time_options import FORMS, local, parse_time
-from fairlead.daemon.requests.audit_trail import ASKED, Entry, Trail
+from fairlead.daemon.requests.audit_trail import ASKED, AuditEntry, Trail
 from fairlead.errors import ExitCode, InputMissing
 
 STATE_DIR = "/var/lib/fairlead"
@@ -23,9 +23,9 @@ RUN_DIR = "/run/fairlead"
 
 def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--since", default="", metavar="WHEN", help=FORMS)
-    parser.add_argument("--state-dir", default=STATE_DIR)
-    parser.add_argument("--run-dir", default=RUN_DIR, help=argparse.SUPPRESS)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--state-dir", metavar="DIR", default=STATE_DIR, help="the agent's state (%(default)s)")
+    parser.add_argument("--run-dir", metavar="DIR", default=RUN_DIR, help=argparse.SUPPRESS)
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> ExitCode:
@@ -43,16 +43,16 @@ def run(args: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
-def as_data(entry: Entry) -> dict[str, Any]:
+def as_data(entry: AuditEntry) -> dict[str, Any]:
     """An entry with every field."""
     data = {name: getattr(entry, name) for name in entry.__struct_fields__}
     return {**data, "args": dict(entry.args)}
 
 
-def from_data(data: object) -> Entry | None:
+def from_data(data: object) -> AuditEntry | None:
     """An entry of another node's JSON; None for anything else."""
     try:
-        return msgspec.convert(data, Entry)
+        return msgspec.convert(data, AuditEntry)
     except msgspec.ValidationError:
         return None
 
@@ -60,7 +60,7 @@ def from_data(data: object) -> Entry | None:
 _RECORD = re.compile(r"#[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}:(\d+)")  # a boot's id is nothing to read
 
 
-def line(entry: Entry) -> str:
+def line(entry: AuditEntry) -> str:
     """One entry as one line: when, who and from where, what, why, and the outcome where there is more to it than done."""
     place = " from ".join(filter(None, (entry.tty.removeprefix("/dev/"), entry.client)))
     outcome = "" if entry.outcome == "done" else entry.outcome

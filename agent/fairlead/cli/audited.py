@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fairlead.daemon.requests.audit_trail import Entry, Trail, new_id
+from fairlead.daemon.requests.audit_trail import AuditEntry, Trail, new_id
 from fairlead.errors import FairleadError
 
 _UNSET = 0xFFFFFFFF  # (uid_t) -1: nobody logged in (proc_pid_loginuid(5), pam_loginuid(8))
@@ -22,7 +22,7 @@ _ANCESTORS = 16
 
 
 class Actor(Struct, frozen=True, kw_only=True):
-    """See ``Entry``."""
+    """See ``AuditEntry``."""
 
     who: str
     uid: int
@@ -58,7 +58,7 @@ def audited(
     """
     trail = Trail(state_dir, run_dir)
     by = actor()
-    entry = Entry(
+    entry = AuditEntry(
         unix=time.time(),
         id=new_id(),
         what=what,

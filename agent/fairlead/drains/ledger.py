@@ -49,7 +49,7 @@ class Phase(StrEnum):
     TAKEN = "taken"
 
 
-class Reboot(StrEnum):
+class RebootState(StrEnum):
     """Says what is known of a reboot of the drained node.
 
     none: slurmctld has said nothing of one. asked: it is to reboot the node, or waits for it. over: the reason has the mark
@@ -60,7 +60,7 @@ class Reboot(StrEnum):
     OVER = "over"
 
 
-class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class LedgerEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Describes one drain. ``since`` is Unix time of the intent, in seconds; ``machine`` the machine it was made on.
 
     sent: when a drain with this text was last about to be written, 0 once it was read back. unanswered: when one with a
@@ -86,7 +86,7 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_
     late: tuple[Token, ...] = ()
     seen: int = 0
     boot: str = ""
-    reboot: Reboot = Reboot.NONE
+    reboot: RebootState = RebootState.NONE
     known: tuple[str, ...] = ()
     freed: bool = False
     theirs: str = ""
@@ -106,7 +106,7 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_
         """Return every text of ours that may be on the node, now or later."""
         return (self.token, *(t for t in self.late if t != self.token))
 
-    def intend(self, token: Token, now: float) -> Entry:
+    def intend(self, token: Token, now: float) -> LedgerEntry:
         """Return the entry of a drain about to be written. An intent that may not have been written yet is
         repeated with its own text where that still says the same; every other text that may still arrive stays known as ours."""
         sent = max(self.sent, self.unanswered)
@@ -116,7 +116,7 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_
         changes = {"token": token, "since": now, "sent": now, "unanswered": sent, "late": late}
         return replace(self, phase=Phase.DRAINING, **changes, **_UNSEEN)
 
-    def turned_to(self, token: Token) -> Entry:
+    def turned_to(self, token: Token) -> LedgerEntry:
         """Return the entry where another of ``late`` is on the node; the text that was sent last may still arrive."""
         unanswered = max(self.sent, self.unanswered)
         return replace(self, token=token, late=self.texts[: LATE_MAX + 1], sent=0.0, unanswered=unanswered)
@@ -125,7 +125,7 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_
         """Say whether a resume of ours, sent before and not answered, may still arrive."""
         return abs(now - self.lifting) < LATE_SECONDS
 
-    def dropped(self, now: float) -> Entry | None:
+    def dropped(self, now: float) -> LedgerEntry | None:
         """Return what is left of it when the node is not drained by us: None, unless something sent may still arrive."""
         sent = max(self.sent, self.unanswered)
         if abs(now - max(sent, self.lifting)) >= LATE_SECONDS:
@@ -135,13 +135,13 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_
 
 
 #: What is known of a drain that no reading has shown yet, as changes to an entry.
-_UNSEEN: dict[str, Any] = {"written": 0, "seen": 0, "boot": "", "reboot": Reboot.NONE, "freed": False, "theirs": ""}
+_UNSEEN: dict[str, Any] = {"written": 0, "seen": 0, "boot": "", "reboot": RebootState.NONE, "freed": False, "theirs": ""}
 
 
 class _File(Struct, frozen=True, kw_only=True):
     schema: int = 1
     sequence: int = 0
-    entry: Entry | None = None
+    entry: LedgerEntry | None = None
 
 
 #: Made here, once: msgspec learns a type at its first use, and several threads that use it first at the same time may crash it.
@@ -162,7 +162,7 @@ class Ledger:
         self.machine = machine
         self.trouble = ""
         self._sequence = 0
-        self._memory: Entry | None = None
+        self._memory: LedgerEntry | None = None
         self._saved_somewhere = True
 
     @contextmanager
@@ -189,7 +189,7 @@ class Ledger:
         finally:
             os.close(lock)
 
-    def load(self) -> Entry | None:
+    def load(self) -> LedgerEntry | None:
         """Load the entry that was saved last. A file that cannot be decoded is moved aside: its drain becomes an
         orphan, visible as such."""
         places = [(os.path.join(folder, FILE), disk) for folder, disk in zip(self.folders, self._disks, strict=True)]
@@ -205,7 +205,7 @@ class Ledger:
         self._memory = entry
         return entry
 
-    def save(self, entry: Entry | None) -> None:
+    def save(self, entry: LedgerEntry | None) -> None:
         """Replace the entry, on disk when this returns; what no file takes is kept in memory and said in ``trouble``."""
         # by the time of day, so that it is above that of a file on a disk that has not answered since the start
         self._sequence = max(self._sequence + 1, int(time.time()))

@@ -12,14 +12,14 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from fairlead.drains.cluster_limits import ClusterLimits
-from fairlead.drains.ledger import Entry, Ledger, Phase, Reboot
+from fairlead.drains.ledger import Ledger, LedgerEntry, Phase, RebootState
 from fairlead.drains.node_writer import STALE_SECONDS, NodeWriter, owner_among
 from fairlead.drains.outcome import Outcome, Result, result, who
 from fairlead.errors import SlurmUnavailable
 from fairlead.policy.decision_rules import Rules
 from fairlead.policy.ownership import Owner, Token, build, classify, keep_off, parse, reboot_mark, rebooting
 from fairlead.policy.tracks import of_the_past
-from fairlead.slurm.client import NodeState, SlurmClient, Stamp
+from fairlead.slurm.client import NodeState, NodeTimes, SlurmClient
 
 SKEW_SECONDS = 5.0  # between this node's clock and slurmctld's
 SAVED_SECONDS = 30.0  # and the intent in the ledger, whose time says until when what was sent may still arrive
@@ -96,7 +96,7 @@ class NodeDrainState:
             return "" if mine.drained else keep_off(mine.states) or self.stranger(mine)
         return self.why_not_resume(mine, entry.since) if entry and mine.drained else "nothing of ours to lift"
 
-    def write(self, call: Callable[[], None], otherwise: Entry | None) -> None:
+    def write(self, call: Callable[[], None], otherwise: LedgerEntry | None) -> None:
         """Write to slurmctld with ``call``, unless the last reading or the saved intent is too old to write on. Then the ledger
         says ``otherwise``, and this raises SlurmUnavailable, for another try."""
         now = self.clock()
@@ -108,25 +108,25 @@ class NodeDrainState:
             raise
         call()
 
-    def drain(self, reason: str, *, otherwise: Entry | None) -> None:
+    def drain(self, reason: str, *, otherwise: LedgerEntry | None) -> None:
         """Drain the node with this reason; ``otherwise``: see ``write``."""
         self.write(partial(self.client.drain, self.node, reason), otherwise)
 
-    def resume(self, *, otherwise: Entry | None) -> None:
+    def resume(self, *, otherwise: LedgerEntry | None) -> None:
         """Lift the drain of the node; ``otherwise``: see ``write``."""
         self.write(partial(self.client.resume, self.node), otherwise)
 
-    def mark_confirmed(self, entry: Entry, mine: NodeState) -> Entry:
+    def mark_confirmed(self, entry: LedgerEntry, mine: NodeState) -> LedgerEntry:
         """Return the entry of our drain, which the last reading has shown."""
         known_before = entry.phase is Phase.DRAINED and not entry.sent and entry.written
         written = entry.written if known_before else max(1, mine.reason_time)
         return self.with_reading(replace(entry, phase=Phase.DRAINED, sent=0.0, written=written), mine)
 
-    def with_reading(self, entry: Entry, mine: NodeState) -> Entry:
+    def with_reading(self, entry: LedgerEntry, mine: NodeState) -> LedgerEntry:
         """Return the entry with what the last reading says of the drain on the node: ours, or a person's in its place."""
         # One that is only requested waits for a job. In the same boot it never came: a person has resumed the node instead.
         asked = rebooting(mine.states) and ("REBOOT_ISSUED" in mine.states or not self.boot_id)
-        reboot = Reboot.ASKED if asked else Reboot.OVER if reboot_mark(mine.reason) else Reboot.NONE
+        reboot = RebootState.ASKED if asked else RebootState.OVER if reboot_mark(mine.reason) else RebootState.NONE
         by_wall = int(self.writer.asked_unix - SKEW_SECONDS)
         if self._confirmed_since[0] != entry.token.token:
             self._confirmed_since = (entry.token.token, max(mine.reason_time, by_wall if entry.seen else 0), self.writer.asked)
@@ -135,24 +135,24 @@ class NodeDrainState:
         known = entry.known if self.known is None else self.known
         return replace(entry, seen=seen, boot=self.boot_id, reboot=reboot, known=known, freed=False)
 
-    def mark_written(self, entry: Entry, mine: NodeState | None = None) -> Entry:
+    def mark_written(self, entry: LedgerEntry, mine: NodeState | None = None) -> LedgerEntry:
         """Return the entry of a drain that was written a moment ago and that no reading has shown: by now the node has somebody
         else's reason, whose time is known (``mine``), or none."""
         at = max(1, mine.reason_time if mine is not None and mine.drained else int(self.wall() - SKEW_SECONDS))
         known = entry.known if self.known is None else self.known
         return replace(entry, phase=Phase.DRAINED, written=at, seen=at, boot=self.boot_id, known=known)
 
-    def why_rebooted(self, entry: Entry, mine: NodeState) -> str:
+    def why_rebooted(self, entry: LedgerEntry, mine: NodeState) -> str:
         """Say why a reboot, and no person, may have lifted the drain that the entry names; "" for no such reason."""
         if entry.boot and self.boot_id and entry.boot != self.boot_id:
             return "the node has booted since it was last seen drained"
-        if entry.reboot is Reboot.ASKED:
+        if entry.reboot is RebootState.ASKED:
             return "slurmctld was to reboot the node"
-        if entry.reboot is Reboot.NONE and reboot_mark(mine.reason) and parse(mine.reason) in entry.texts:
+        if entry.reboot is RebootState.NONE and reboot_mark(mine.reason) and parse(mine.reason) in entry.texts:
             return "slurmctld has rebooted the node"
         return ""
 
-    def why_lost(self, entry: Entry, mine: NodeState) -> DrainLoss:
+    def why_lost(self, entry: LedgerEntry, mine: NodeState) -> DrainLoss:
         """Say why slurmctld, and no person, may have lost the drain that the entry names. RPCs: 2 to 4.
 
         If slurmctld was already running when the drain was last seen, a person must have lifted it. If slurmctld started later,
@@ -166,9 +166,9 @@ class NodeDrainState:
             return DrainLoss()
         if not mine.drained and mine.reason_time and parse(mine.reason) in entry.texts:
             return DrainLoss()  # 24.11 without slurmdbd leaves our words where a person has lifted the drain
-        stamps = {stamp.name: stamp for stamp in self.client.stamps()}
-        own = stamps.pop(self.node, Stamp(name=self.node))
-        if entry.written and any(entry.written < s.reason_time <= seen and s.reason_time < began for s in stamps.values()):
+        times = {each.name: each for each in self.client.node_times()}
+        own = times.pop(self.node, NodeTimes(name=self.node))
+        if entry.written and any(entry.written < s.reason_time <= seen and s.reason_time < began for s in times.values()):
             return DrainLoss()
         first, last = RECONFIGURE_SECONDS
         soon = began - seen <= RECONFIGURE_GAP_SECONDS and first <= own.slurmd_began - began <= last
@@ -177,12 +177,12 @@ class NodeDrainState:
             return DrainLoss(why, tuple(name for name in entry.known if of_the_past(name)))
         return DrainLoss("slurmctld has begun anew since it was last seen drained")
 
-    def mark_resumed_by_person(self, entry: Entry) -> Entry:
+    def mark_resumed_by_person(self, entry: LedgerEntry) -> LedgerEntry:
         """Return the entry of our drain that a person has lifted through fairlead: they know what is known now."""
         known = tuple(dict.fromkeys((*entry.known, *(self.known or ()))))
         return replace(entry, phase=Phase.DRAINED, freed=True, known=known)
 
-    def ledger_after(self, entry: Entry) -> Entry | None:
+    def ledger_after(self, entry: LedgerEntry) -> LedgerEntry | None:
         """Return what the ledger has to say once the node is not drained by us: nothing, unless a write may still arrive."""
         return entry.dropped(self.writer.asked_unix)
 
@@ -208,7 +208,7 @@ class NodeDrainState:
         """Say whose the node's state is if ``token`` is our drain; see ``policy.ownership.classify``."""
         return classify(mine.states, mine.reason, mine.reason_user, token, self.rules, prolog_refused=prolog_refused)
 
-    def owner_and_entry(self, mine: NodeState, entry: Entry, *, prolog_refused: bool = False) -> tuple[Owner, Entry]:
+    def owner_and_entry(self, mine: NodeState, entry: LedgerEntry, *, prolog_refused: bool = False) -> tuple[Owner, LedgerEntry]:
         """Say whose the node's state is; the entry returned names the text that stands, where several may."""
         texts = (entry.token, *entry.late)
         owner, token = owner_among(mine, texts, self.rules, prolog_refused=prolog_refused)
@@ -218,13 +218,13 @@ class NodeDrainState:
             return Owner.FOREIGN, entry  # whose words slurmctld, or a late write of ours, has replaced is not known
         return owner, entry
 
-    def intend(self, before: Entry | None, check: str, summary: str, job: int | None) -> Entry:
+    def intend(self, before: LedgerEntry | None, check: str, summary: str, job: int | None) -> LedgerEntry:
         """Return the entry of a drain about to be written, after what the ledger said ``before``."""
         token = build(check, secrets.token_hex(6), summary, job=job)
         now = self.time_of_save()
         return before.intend(token, now) if before else replace(self.new_entry(token, Phase.DRAINING), sent=now)
 
-    def empty_entry(self) -> Entry:
+    def empty_entry(self) -> LedgerEntry:
         """Return an entry that says only that a write of ours may still arrive."""
         return self.new_entry(build("prolog", secrets.token_hex(6), "-"), Phase.DRAINING)
 
@@ -233,6 +233,6 @@ class NodeDrainState:
         self._saved_at, self._saved_unix = self.clock(), self.wall()
         return self._saved_unix
 
-    def new_entry(self, token: Token, phase: Phase) -> Entry:
+    def new_entry(self, token: Token, phase: Phase) -> LedgerEntry:
         """Return a new entry of this node and machine."""
-        return Entry(node=self.node, phase=phase, token=token, since=self.wall(), machine=self.ledger.machine)
+        return LedgerEntry(node=self.node, phase=phase, token=token, since=self.wall(), machine=self.ledger.machine)

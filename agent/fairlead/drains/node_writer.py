@@ -22,7 +22,8 @@ class NodeWriter:
 
     not_after: called before each write with the seconds within which it may still be sent. from_request: a reading ages from
     the moment at which it was asked for, and not only from its answer. asked_unix, asked: Unix time, and the clock, before
-    the last reading; what slurmctld did later is not in it.
+    the last reading; what slurmctld did later is not in it. window_seconds: from before a reading to the end of the write that
+    followed it; in this time another's change may have been overwritten.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class NodeWriter:
         self.clock = clock
         self.asked_unix = 0.0
         self.asked = self._answered = 0.0
+        self.window_seconds = 0.0
 
     def read(self) -> NodeState:
         """Read the node."""
@@ -69,9 +71,9 @@ class NodeWriter:
         """Return the age of the last reading, in seconds."""
         return self.clock() - (self.asked if self.from_request else self._answered)
 
-    def window(self) -> float:
-        """Return the seconds since the last reading was asked for: another's change in this time may be overwritten."""
-        return self.clock() - self.asked
+    def close_window(self) -> None:
+        """Measure ``window_seconds``: a write has just ended."""
+        self.window_seconds = self.clock() - self.asked
 
     def fresh(self) -> bool:
         """Say whether the last reading is young enough to write on."""

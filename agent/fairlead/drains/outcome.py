@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from enum import StrEnum
+from typing import TypeVar
 
 from msgspec import Struct
 
@@ -55,15 +56,16 @@ class Result(Struct, frozen=True, kw_only=True):
 
 
 Steps = Generator[str, None, Result]
+T = TypeVar("T")
 
 
-def finish(steps: Steps) -> Result:
-    """Take every step. Raises SlurmError as the client does; the ledger then says how far it came."""
+def finish(steps: Generator[str, None, T]) -> T:
+    """Take every step. Raises SlurmError as the client does; the ledger, or the journal, then says how far it came."""
     while True:
         try:
             next(steps)
         except StopIteration as end:
-            result: Result = end.value
+            result: T = end.value
             return result
 
 

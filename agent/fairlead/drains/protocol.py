@@ -10,13 +10,15 @@ to 4 more where a drain that was confirmed is gone.
 from __future__ import annotations
 
 from collections.abc import Generator
+from functools import partial
 
 from msgspec.structs import replace
 
 from fairlead.drains.cluster_limits import ClusterLimits
-from fairlead.drains.ledger import Entry, Ledger, Phase
+from fairlead.drains.ledger import Ledger, LedgerEntry, Phase
 from fairlead.drains.node_state import DrainLoss, NodeDrainState
 from fairlead.drains.outcome import Outcome, Result, Steps, erased, in_the_way, result, who
+from fairlead.drains.read_write_read import write_and_read_back
 from fairlead.policy.drain_limits import DrainLimit
 from fairlead.policy.ownership import MAINTAIN, MANUAL, PROLOG_ERROR, Owner, keep_off, parse
 from fairlead.slurm.client import NodeState
@@ -84,11 +86,9 @@ class DrainProtocol:
             yield "save"
             self.ledger.save(unsent)
             return replace(refusal, marked=owner is Owner.PROLOG_ERROR)
-        yield "write"
-        self.state.drain(entry.token.text, otherwise=unsent)
-        window = self.state.writer.window()
-        yield "read back"
-        listed = self.state.writer.read_all()
+        write = partial(self.state.drain, entry.token.text, otherwise=unsent)
+        listed = yield from write_and_read_back(self.state.writer, write, self.state.writer.read_all)
+        window = self.state.writer.window_seconds
         mine = self.state.writer.find(listed)
         entry = replace(entry, sent=0.0)
         owner, entry = self.state.owner_and_entry(mine, entry)
@@ -105,10 +105,8 @@ class DrainProtocol:
         entry = self.state.mark_written(self.state.intend(before, MANUAL, summary, None))
         yield "save"
         self.ledger.save(entry)
-        yield "write"
-        self.state.drain(entry.token.text, otherwise=before)
-        yield "read back"
-        mine = self.state.writer.read()
+        write = partial(self.state.drain, entry.token.text, otherwise=before)
+        mine = yield from write_and_read_back(self.state.writer, write, self.state.writer.read)
         entry = replace(entry, sent=0.0)
         owner, entry = self.state.owner_and_entry(mine, entry)
         if owner is Owner.OURS:
@@ -150,11 +148,9 @@ class DrainProtocol:
             self.ledger.save(replace(entry, phase=Phase.DRAINED, lifting=0.0))
             return result(Outcome.BLOCKED, mine, why)
         ours = mine.reason
-        yield "write"
-        self.state.resume(otherwise=replace(entry, phase=Phase.DRAINED, lifting=0.0))
-        window = self.state.writer.window()
-        yield "read back"
-        mine = self.state.writer.read()
+        write = partial(self.state.resume, otherwise=replace(entry, phase=Phase.DRAINED, lifting=0.0))
+        mine = yield from write_and_read_back(self.state.writer, write, self.state.writer.read)
+        window = self.state.writer.window_seconds
         entry = replace(entry, lifting=0.0)
         yield "save"
         if mine.drained:
@@ -212,13 +208,11 @@ class DrainProtocol:
         """Say why "Prolog error" may not be lifted now."""
         return self.state.why_not_resume(mine, since) or self.state.barred() or self.state.stranger(mine)
 
-    def _lift_prolog_mark(self, before: Entry | None, marked: NodeState) -> Steps:
+    def _lift_prolog_mark(self, before: LedgerEntry | None, marked: NodeState) -> Steps:
         """Lift "Prolog error", Slurm's mark for our prolog's refusal. ``before``: what the ledger said until then."""
-        yield "write"
-        self.state.resume(otherwise=before)
-        window = self.state.writer.window()
-        yield "read back"
-        mine = self.state.writer.read()
+        write = partial(self.state.resume, otherwise=before)
+        mine = yield from write_and_read_back(self.state.writer, write, self.state.writer.read)
+        window = self.state.writer.window_seconds
         if not mine.drained and (theirs := erased(mine, marked.reason)):
             self.ledger.save(entry := replace(before or self.state.empty_entry(), theirs=theirs, lifting=self.state.wall()))
             return replace((yield from self._put_back(entry, mine)), window_seconds=window)
@@ -227,7 +221,7 @@ class DrainProtocol:
             return replace(result(Outcome.FOREIGN, mine, who(mine)), window_seconds=window)
         return replace(result(Outcome.RESUMED, mine, "the mark of our prolog's refusal was lifted"), window_seconds=window)
 
-    def _put_back(self, entry: Entry, mine: NodeState) -> Steps:
+    def _put_back(self, entry: LedgerEntry, mine: NodeState) -> Steps:
         """Drain the node again with somebody else's reason, which our resume has lifted: they had written it over ours just
         before. 24.11 without slurmdbd leaves the reason behind, which shows it. Where this fails it is tried again by the next
         call of ``reconcile``."""
@@ -260,7 +254,7 @@ class DrainProtocol:
         known = entry.texts if entry is not None else ()
         return found is not None and found not in known and found.token in {token.token for token in known}
 
-    def _on_still_drained(self, entry: Entry, mine: NodeState, listed: tuple[NodeState, ...]) -> Steps:
+    def _on_still_drained(self, entry: LedgerEntry, mine: NodeState, listed: tuple[NodeState, ...]) -> Steps:
         """Keep our drain, which a reading has just shown, or undo it where it is past a limit that looks across nodes."""
         over: DrainLimit | None = None
         if listed and entry.phase in (Phase.DRAINING, Phase.UNDOING):
@@ -281,7 +275,7 @@ class DrainProtocol:
             self.ledger.save(confirmed)
         return result(Outcome.DRAINED, mine, entry.token.text)
 
-    def _on_drain_missing(self, entry: Entry, owner: Owner, mine: NodeState, *, again: bool = True) -> Steps:
+    def _on_drain_missing(self, entry: LedgerEntry, owner: Owner, mine: NodeState, *, again: bool = True) -> Steps:
         """Find out who lifted the drain that the ledger names, and make the ledger say so.
 
         It is our drain, one that we have just written, or a person's in its place, and the last reading does not show it. Nobody
@@ -307,7 +301,7 @@ class DrainProtocol:
         yield "save"
         return replace(self._drop_entry(entry, owner, mine), marked=marked)
 
-    def _why_not_by_a_person(self, entry: Entry, mine: NodeState) -> Generator[str, None, DrainLoss]:
+    def _why_not_by_a_person(self, entry: LedgerEntry, mine: NodeState) -> Generator[str, None, DrainLoss]:
         """Say why the drain may have gone without a person's resume."""
         if entry.phase is Phase.TAKEN and mine.drained and mine.reason_time == entry.written:
             return DrainLoss()  # the same words of a person as before
@@ -316,7 +310,7 @@ class DrainProtocol:
         yield "ask"
         return self.state.why_lost(entry, mine)
 
-    def _drop_entry(self, entry: Entry, owner: Owner, mine: NodeState) -> Result:
+    def _drop_entry(self, entry: LedgerEntry, owner: Owner, mine: NodeState) -> Result:
         """Drop the ledger's entry, as the node is not drained by us any more; the result says by whom, if by anybody."""
         confirmed = entry.phase in (Phase.DRAINED, Phase.TAKEN)
         why = keep_off(mine.states) if not mine.drained and (confirmed or entry.phase is Phase.RESUMING) else ""

@@ -15,7 +15,7 @@ from fairlead.model.facts import Missing, Node
 FOLDER = "/sys/devices/system/cpu/cpu{}/cpufreq/"
 
 
-class Observed(Struct, frozen=True):
+class ObservedCpufreq(Struct, frozen=True):
     """Holds (CPU, value, values on offer) of each online CPU that has the attribute. ``without`` lists the CPUs that do not
     have it."""
 
@@ -28,7 +28,7 @@ def reads(*names: str) -> tuple[str, ...]:
     return tuple(FOLDER.format("*") + name for name in names)
 
 
-def observe(node: Node, name: str, offers: str) -> Observed | Missing:
+def observe(node: Node, name: str, offers: str) -> ObservedCpufreq | Missing:
     """Return the attribute ``name`` of every online CPU, with the values that the file ``offers`` lists."""
     cpus: list[tuple[int, str, tuple[str, ...]]] = []
     without: list[int] = []
@@ -41,10 +41,10 @@ def observe(node: Node, name: str, offers: str) -> Observed | Missing:
             cpus.append((cpu, now.strip(), tuple(offered.split()) if isinstance(offered, str) else ()))
         else:
             without.append(cpu)
-    return Observed(tuple(cpus), tuple(without))
+    return ObservedCpufreq(tuple(cpus), tuple(without))
 
 
-def plan(setting: str, key: str, wanted: str, observed: Observed, *, name: str, words: str) -> tuple[KernelValue, ...]:
+def plan(setting: str, key: str, wanted: str, observed: ObservedCpufreq, *, name: str, words: str) -> tuple[KernelValue, ...]:
     """Return the changes that set the attribute. ``key``: the key of the declaration. ``words``: what people call the
     attribute."""
     wrong = [(cpu, now, offered) for cpu, now, offered in observed.cpus if now != wanted]

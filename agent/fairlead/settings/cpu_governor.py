@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from fairlead.model import cpufreq
 from fairlead.model.change import KernelValue
-from fairlead.model.cpufreq import Observed
+from fairlead.model.cpufreq import ObservedCpufreq
 from fairlead.model.facts import Missing, Node, unreadable
 from fairlead.model.setting import HardwareAbsent, Setting, Want
 
@@ -26,14 +26,14 @@ class CpuGovernorWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     governor: Annotated[str, Meta(pattern="^[a-z_]{1,32}$", description="Governor of every online CPU.")] = "performance"
 
 
-def observe(node: Node) -> Observed | Missing:
+def observe(node: Node) -> ObservedCpufreq | Missing:
     found = cpufreq.observe(node, NAME, OFFERED)
-    if isinstance(found, Observed) and found.cpus and found.without:
+    if isinstance(found, ObservedCpufreq) and found.cpus and found.without:
         return unreadable(f"cpu{found.without[0]} has no cpufreq, though {len(found.cpus)} others have")
     return found
 
 
-def plan(want: CpuGovernorWant, observed: Observed) -> tuple[KernelValue, ...]:
+def plan(want: CpuGovernorWant, observed: ObservedCpufreq) -> tuple[KernelValue, ...]:
     if not observed.cpus:
         raise HardwareAbsent(
             "cpu_governor",

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from fairlead.model import cpufreq
 from fairlead.model.change import KernelValue
-from fairlead.model.cpufreq import FOLDER, Observed
+from fairlead.model.cpufreq import FOLDER, ObservedCpufreq
 from fairlead.model.facts import Missing, Node, unreadable
 from fairlead.model.setting import HardwareAbsent, Setting, Want
 
@@ -29,14 +29,14 @@ class EnergyPerformanceWant(Want, frozen=True, forbid_unknown_fields=True, kw_on
     )
 
 
-def observe(node: Node) -> Observed | Missing:
+def observe(node: Node) -> ObservedCpufreq | Missing:
     found = cpufreq.observe(node, NAME, OFFERED)
-    if isinstance(found, Observed) and found.cpus and found.without:  # one driver serves all CPUs
+    if isinstance(found, ObservedCpufreq) and found.cpus and found.without:  # one driver serves all CPUs
         return unreadable(f"{FOLDER.format(found.without[0])}{NAME}: no such file, and other CPUs have it")
     return found
 
 
-def plan(want: EnergyPerformanceWant, observed: Observed) -> tuple[KernelValue, ...]:
+def plan(want: EnergyPerformanceWant, observed: ObservedCpufreq) -> tuple[KernelValue, ...]:
     if not observed.cpus:
         raise HardwareAbsent(
             "energy_performance",

@@ -50,7 +50,7 @@ class JobOn(Struct, frozen=True, kw_only=True):
     nodes: int
 
 
-class Stamp(Struct, frozen=True, kw_only=True):
+class NodeTimes(Struct, frozen=True, kw_only=True):
     """Holds times of a node in whole seconds of Unix time, 0 where slurmctld has none: when its reason was set, and when its
     slurmd began."""
 
@@ -79,7 +79,7 @@ class SlurmClient(Protocol):
         """Return since when this slurmctld has had its state in memory, in Unix time by its own clock; inf where that is not
         known."""
 
-    def stamps(self) -> tuple[Stamp, ...]:
+    def node_times(self) -> tuple[NodeTimes, ...]:
         """Return the times of all nodes. This takes two RPCs."""
 
     def drain(self, name: str, reason: str) -> None:

@@ -24,7 +24,7 @@ import msgspec
 
 from fairlead.errors import SlurmError, SlurmUnavailable
 from fairlead.slurm import pyslurm_worker
-from fairlead.slurm.client import JobOn, NodeState, Stamp
+from fairlead.slurm.client import JobOn, NodeState, NodeTimes
 from fairlead.slurm.node_groups import NodeGroup, expand
 from fairlead.slurm.scontrol import NO_ANSWER, Scontrol, plain, states_of
 
@@ -99,8 +99,8 @@ class Pyslurm:
     def began(self) -> float:
         return self._scontrol.began()
 
-    def stamps(self) -> tuple[Stamp, ...]:
-        return self._scontrol.stamps()
+    def node_times(self) -> tuple[NodeTimes, ...]:
+        return self._scontrol.node_times()
 
     def close(self) -> None:
         """End the worker. The next call starts another one."""

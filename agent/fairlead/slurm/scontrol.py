@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from fairlead.errors import SlurmError, SlurmUnavailable
-from fairlead.slurm.client import JobOn, NodeState, Stamp
+from fairlead.slurm.client import JobOn, NodeState, NodeTimes
 from fairlead.slurm.node_groups import NodeGroup, parse_topology
 
 #: Paths of slurm.conf: a file of the node, or the file that a configless slurmd has fetched (slurm.conf(5), "configless").
@@ -97,8 +97,8 @@ class Scontrol:
         except SlurmError as e:
             raise SlurmUnavailable(str(e), hint=e.hint or "is slurmctld up? scontrol ping") from None
 
-    def stamps(self) -> tuple[Stamp, ...]:
-        return parse_stamps(self._run(["scontrol", "-o", "show", "node"]))
+    def node_times(self) -> tuple[NodeTimes, ...]:
+        return parse_node_times(self._run(["scontrol", "-o", "show", "node"]))
 
     def drain(self, name: str, reason: str) -> None:
         self._update(name, "State=DRAIN", f"Reason={reason}")
@@ -269,7 +269,7 @@ def parse_began(text: str) -> float:
     return float(began[1]) if began and primary else float("inf")
 
 
-def parse_stamps(text: str) -> tuple[Stamp, ...]:
+def parse_node_times(text: str) -> tuple[NodeTimes, ...]:
     """Return the times of `scontrol -o show node`: one node a line, its reason with ``[USER@TIME]`` near the end. Only users
     who may change nodes can write a reason, a comment and such fields."""
     found = []
@@ -278,7 +278,7 @@ def parse_stamps(text: str) -> tuple[Stamp, ...]:
         reason = record.partition(" Reason=")[2].partition(" Comment=")[0]
         times = re.findall(r"\[[^\s@\]]+@(\d{1,15})\]", reason)
         name = record.split(maxsplit=1)[0].removeprefix("NodeName=")
-        found.append(Stamp(name=name, reason_time=int(times[-1]) if times else 0, slurmd_began=int(began[1]) if began else 0))
+        found.append(NodeTimes(name=name, reason_time=int(times[-1]) if times else 0, slurmd_began=int(began[1]) if began else 0))
     return tuple(found)
 
 

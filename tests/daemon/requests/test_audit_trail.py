@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from fairlead import config
 from fairlead.daemon.publishing.status_json import remembered
 from fairlead.daemon.requests import audit_trail
-from fairlead.daemon.requests.audit_trail import ASKED, Entry, Trail, new_id
+from fairlead.daemon.requests.audit_trail import ASKED, AuditEntry, Trail, new_id
 from fairlead.daemon.requests.spool import Requests, decode, put
 from fairlead.errors import HostError, InputMissing
 from fairlead.history.memory import History
@@ -38,9 +38,9 @@ STATE = PolicyState(
 )
 
 
-def entry(what: str = "hold", **changes: object) -> Entry:
+def entry(what: str = "hold", **changes: object) -> AuditEntry:
     made = {"unix": time.time(), "id": new_id(), "who": "ann", "what": what, **changes}
-    return Entry(**made)  # type: ignore[arg-type]
+    return AuditEntry(**made)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -91,6 +91,7 @@ def test_it_grows_to_a_bound_and_keeps_the_newest(trail: Trail, monkeypatch: pyt
     assert whats == [f"step {number}" for number in range(200 - len(whats), 200)] and len(whats) > 20
 
 
+@pytest.mark.heavy
 def test_many_writers_lose_nothing(folders: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight processes, 25 entries each; the file is turned over on the way."""
     code = (
@@ -155,7 +156,7 @@ def test_where_nothing_can_be_written_it_says_so_and_goes_on(tmp_path: Path) -> 
 def test_any_file_can_be_read(trail: Trail, lines: list[bytes]) -> None:
     os.makedirs(os.path.dirname(trail.path), exist_ok=True)
     Path(trail.path).write_bytes(b"\n".join(lines))
-    assert all(isinstance(e, Entry) for e in trail.read())
+    assert all(isinstance(e, AuditEntry) for e in trail.read())
     assert "\n" not in trail.trouble
 
 
@@ -255,6 +256,7 @@ def child(*words: str) -> int:
     return done.returncode
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", ["ack", "clear"])
 def test_killed_before_every_write_of_taking_up_it_is_applied_once(tmp_path: Path, kind: str) -> None:
     want = Ack(id="0123456789abcdef", evidence=(identity(FOUND),), who="ann", why="known")
@@ -284,6 +286,7 @@ def test_killed_before_every_write_of_taking_up_it_is_applied_once(tmp_path: Pat
     assert (False, False) not in seen  # never lost
 
 
+@pytest.mark.heavy
 def test_killed_before_every_write_of_a_command_it_is_asked_whole_or_not_and_noted_if_asked(tmp_path: Path) -> None:
     document = tmp_path / "node.json"
     state_dir, run_dir = str(tmp_path / "state"), str(tmp_path / "run")

@@ -12,16 +12,16 @@ import pytest
 from msgspec.structs import replace
 
 from fairlead.daemon.slurmctld.courier import Courier
-from fairlead.daemon.slurmctld.slurm_state import SlurmState, Want
+from fairlead.daemon.slurmctld.slurm_state import CourierOrder, SlurmState
 from fairlead.drains.ledger import Ledger, Phase
 from fairlead.drains.node_state import NodeDrainState
 from fairlead.drains.outcome import Outcome, finish
 from fairlead.drains.protocol import DrainProtocol
 from fairlead.policy.decision_rules import Rules
 from fairlead.policy.ownership import MANUAL
-from fairlead.slurm.client import JobOn, NodeState, Stamp
+from fairlead.slurm.client import JobOn, NodeState, NodeTimes
 
-XID = Want(kind="drain", check="xid", summary="Xid 79 on GPU 0000:1b:00.0")
+XID = CourierOrder(kind="drain", check="xid", summary="Xid 79 on GPU 0000:1b:00.0")
 
 
 class Ctld:
@@ -49,8 +49,8 @@ class Ctld:
         self.calls.append("began")
         return self.booted
 
-    def stamps(self) -> tuple[Stamp, ...]:
-        return tuple(Stamp(name=n.name, reason_time=n.reason_time) for n in self.nodes())
+    def node_times(self) -> tuple[NodeTimes, ...]:
+        return tuple(NodeTimes(name=n.name, reason_time=n.reason_time) for n in self.nodes())
 
     def drain(self, name: str, reason: str, user: str = "root") -> None:
         self.before_write()
@@ -176,7 +176,7 @@ def test_a_drain_that_a_person_took_over_is_acknowledged_when_they_lift_it(
     courier = couriers()
     courier.want(XID)
     until(courier, lambda s: s.drained)
-    courier.want(Want())
+    courier.want(CourierOrder())
     ctld.drain("n1", "ticket 12", user="ann")
     courier.reconcile()
     until(courier, lambda s: not s.drained)

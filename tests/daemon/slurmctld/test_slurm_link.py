@@ -14,7 +14,7 @@ import pytest
 
 from fairlead.daemon.slurmctld.courier import Courier
 from fairlead.daemon.slurmctld.pace import ASKS_PER_SECOND
-from fairlead.daemon.slurmctld.slurm_state import Want
+from fairlead.daemon.slurmctld.slurm_state import CourierOrder
 from fairlead.drains.ledger import Ledger
 from fairlead.drains.node_state import NodeDrainState
 from fairlead.drains.protocol import DrainProtocol
@@ -22,7 +22,7 @@ from fairlead.host.slurmd import FIND_SECONDS, Slurmd
 from fairlead.policy.decision_rules import Rules
 from tests.slurm import model
 
-XID = Want(kind="drain", check="xid", summary="gone")
+XID = CourierOrder(kind="drain", check="xid", summary="gone")
 SLEEPS = "{ printf slurmd > /proc/$$/comm; } 2>/dev/null; echo up; while read -r line; do echo woke; done"
 
 
@@ -132,7 +132,7 @@ class Site:
             courier.want(XID)
             self.turn(courier)
             assert courier.take().drained
-            courier.want(Want())
+            courier.want(CourierOrder())
             courier._drain.limits.crowd = crowd or count
             courier.stirred(watched=True, stirred=False)
         self.asked.clear()
@@ -149,8 +149,8 @@ class Site:
                     self.turn(courier)
 
 
-def test_a_resume_is_noticed_at_once_where_slurmd_stirs(tmp_path: Path) -> None:
-    site = Site(tmp_path, 1)
+def test_a_resume_is_noticed_at_once_where_slurmd_stirs(memory: Path) -> None:
+    site = Site(memory, 1)
     site.run(200)
     site.ctld.update("n0", "UNDRAIN")
     site.couriers[0].stirred(watched=True, stirred=True)
@@ -158,16 +158,16 @@ def test_a_resume_is_noticed_at_once_where_slurmd_stirs(tmp_path: Path) -> None:
     assert site.couriers[0].take().acknowledged == 1
 
 
-def test_a_standing_drain_asks_once_in_two_minutes(tmp_path: Path) -> None:
+def test_a_standing_drain_asks_once_in_two_minutes(memory: Path) -> None:
     """Two RPCs each; before, it was every 30 s."""
-    site = Site(tmp_path, 1)
+    site = Site(memory, 1)
     site.run(3600)
     assert 25 <= len(site.asked) <= 40, len(site.asked)
 
 
-def test_a_slurmd_with_much_to_do_asks_no_more_than_once_a_minute(tmp_path: Path) -> None:
+def test_a_slurmd_with_much_to_do_asks_no_more_than_once_a_minute(memory: Path) -> None:
     """A draining node whose jobs go on: slurmd is never quiet."""
-    site = Site(tmp_path, 1)
+    site = Site(memory, 1)
     for _ in range(1800):
         site.couriers[0].stirred(watched=True, stirred=True)
         site.run(2)
@@ -184,8 +184,8 @@ def asks_per_second(site: Site) -> float:
 
 
 @pytest.mark.parametrize("nodes", MANY)
-def test_a_ping_of_all_nodes_does_not_make_all_agents_ask_at_once(tmp_path: Path, nodes: int) -> None:
-    site = Site(tmp_path, nodes, crowd=1000)
+def test_a_ping_of_all_nodes_does_not_make_all_agents_ask_at_once(memory: Path, nodes: int) -> None:
+    site = Site(memory, nodes, crowd=1000)
     site.run(300)
     site.asked.clear()
     for courier in site.couriers:
@@ -197,9 +197,9 @@ def test_a_ping_of_all_nodes_does_not_make_all_agents_ask_at_once(tmp_path: Path
 
 @pytest.mark.parametrize("nodes", MANY)
 @pytest.mark.parametrize("away", [3, 120])
-def test_a_slurmctld_that_is_back_is_not_asked_by_all_at_once(tmp_path: Path, nodes: int, away: int) -> None:
+def test_a_slurmctld_that_is_back_is_not_asked_by_all_at_once(memory: Path, nodes: int, away: int) -> None:
     """All stir when slurmctld has them register."""
-    site = Site(tmp_path, nodes, crowd=1000)
+    site = Site(memory, nodes, crowd=1000)
     site.run(300)
     site.ctld.away = True
     site.run(away)

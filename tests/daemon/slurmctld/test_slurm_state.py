@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from fairlead.daemon.slurmctld.slurm_state import SlurmState, Want, state_after, want_of
-from fairlead.drains.ledger import Entry, Phase
+from fairlead.daemon.slurmctld.slurm_state import CourierOrder, SlurmState, state_after, want_of
+from fairlead.drains.ledger import LedgerEntry, Phase
 from fairlead.drains.outcome import Outcome, Result
 from fairlead.model.finding import Finding, Level
 from fairlead.model.verdict import State
@@ -15,7 +15,9 @@ from fairlead.policy.ownership import build
 
 NOW = Now(boot_seconds=1.0, wall_seconds=2.0, boot_id="b")
 LOST = Finding(check="gpu_lost", level=Level.DRAIN, summary="GPU is lost")
-ENTRY = Entry(node="n1", phase=Phase.DRAINED, token=build("gpu_lost", "abcdef012345", "GPU is lost"), since=7.0, machine="m")
+ENTRY = LedgerEntry(
+    node="n1", phase=Phase.DRAINED, token=build("gpu_lost", "abcdef012345", "GPU is lost"), since=7.0, machine="m"
+)
 DRAINED = state_after(SlurmState(), Result(outcome=Outcome.DRAINED, detail="ours"), ENTRY, ordered=True, asked=True)
 
 
@@ -26,7 +28,7 @@ def decision(order: Order, word: State = State.OK, **changes: object) -> Decisio
 
 def test_a_drain_names_what_it_is_for() -> None:
     want = want_of(decision(Order.DRAIN, State.DRAIN, job=7, certain=True, counted=(LOST,)), NOW)
-    assert want == Want(kind="drain", check="gpu_lost", summary="GPU is lost", job=7, certain=True)
+    assert want == CourierOrder(kind="drain", check="gpu_lost", summary="GPU is lost", job=7, certain=True)
 
 
 def test_a_drain_without_room_waits_for_room() -> None:
@@ -93,3 +95,9 @@ def test_words_in_place_of_ours_are_kept_until_they_go() -> None:
     silent = state_after(theirs, Result(outcome=Outcome.BLOCKED, detail="down"), taken, ordered=False, asked=True)
     assert silent.taken == "ann: riser"
     assert state_after(silent, Result(outcome=Outcome.FREE), None, ordered=False, asked=True).taken == ""
+
+
+def test_whether_slurmctld_was_asked_is_known_and_stays_known() -> None:
+    nothing = Result(outcome=Outcome.FREE, detail="")
+    assert not SlurmState().asked and not state_after(SlurmState(), nothing, None, ordered=False, asked=False).asked
+    assert DRAINED.asked and state_after(DRAINED, nothing, ENTRY, ordered=False, asked=False).asked

@@ -34,7 +34,7 @@ LOCK_SECONDS = 2.0  # so long for a writer that does not end; then without: an a
 ASKED = "asked"
 
 
-class Entry(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class AuditEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Describes one thing that was done. ``unix``: time of day in seconds. ``who``: a login name, or "agent". ``uid``: of the
     process.
 
@@ -69,7 +69,7 @@ class Trail:
         self.spare = os.path.join(run_dir, FILE)
         self.trouble = ""
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: AuditEntry) -> None:
         """Append an entry. Never raises; what did not work is in ``trouble``."""
         line = _line(entry)
         try:
@@ -104,15 +104,15 @@ class Trail:
 
     def agent(self, what: str, *, detail: str = "", why: str = "", args: Mapping[str, str] | None = None) -> None:
         """Append what the agent itself has done."""
-        entry = Entry(
+        entry = AuditEntry(
             unix=time.time(), id=new_id(), what=what, who="agent", args=args or {}, why=why, outcome="done", detail=detail
         )
         self.add(entry)
 
-    def read(self, since: float = 0.0) -> list[Entry]:
+    def read(self, since: float = 0.0) -> list[AuditEntry]:
         """Return every entry from a Unix time on, oldest first, one per id with its last outcome. What cannot be read is left out
         and reported in ``trouble``; a torn last line of a crash is no trouble."""
-        found: dict[str, Entry] = {}
+        found: dict[str, AuditEntry] = {}
         broken = 0
         self.trouble = ""
         for path in (self.path + ".1", self.path, self.spare):
@@ -125,7 +125,7 @@ class Trail:
                 continue
             for text in data.splitlines():
                 try:
-                    entry = msgspec.json.decode(text, type=Entry)
+                    entry = msgspec.json.decode(text, type=AuditEntry)
                 except NOT_JSON:
                     broken += bool(text.strip())
                     continue
@@ -145,7 +145,7 @@ class Trail:
             return b""
 
 
-def _line(entry: Entry) -> bytes:
+def _line(entry: AuditEntry) -> bytes:
     cut = {key: one_line(value)[:TEXT_MAX] for key, value in entry.args.items()}
     why, detail = one_line(entry.why)[:TEXT_MAX], one_line(entry.detail)[:TEXT_MAX]
     return msgspec.json.encode(msgspec.structs.replace(entry, args=cut, why=why, detail=detail)) + b"\n"

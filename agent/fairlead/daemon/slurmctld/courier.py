@@ -19,9 +19,9 @@ from msgspec.structs import replace
 
 from fairlead.daemon.slurmctld.pace import Pace
 from fairlead.daemon.slurmctld.refusal import Refusal
-from fairlead.daemon.slurmctld.slurm_state import SlurmState, Want, blocked_because, state_after
+from fairlead.daemon.slurmctld.slurm_state import CourierOrder, SlurmState, blocked_because, state_after
 from fairlead.drains.acknowledgement import KnownEvidence
-from fairlead.drains.ledger import Entry, Phase
+from fairlead.drains.ledger import LedgerEntry, Phase
 from fairlead.drains.outcome import CONTEST_SECONDS, UNDONE_SECONDS, Outcome, Result, Steps
 from fairlead.drains.protocol import DrainProtocol
 from fairlead.errors import FairleadError
@@ -47,7 +47,7 @@ class Courier:
         self._reconcile_seconds = reconcile_seconds
         self._clock = clock
         self._condition = threading.Condition()
-        self._want = Want()
+        self._want = CourierOrder()
         self._stop = False
         self._refusal = Refusal()
         self._asked = False  # the last attempt spoke to slurmctld
@@ -103,10 +103,10 @@ class Courier:
             pass
         with self._condition:
             if self._resume_unreported:
-                self._resume_unreported, self._want = False, Want()  # orders from before it are void
+                self._resume_unreported, self._want = False, CourierOrder()  # orders from before it are void
             return self._state
 
-    def want(self, want: Want, known: KnownEvidence | None = None) -> None:
+    def want(self, want: CourierOrder, known: KnownEvidence | None = None) -> None:
         """Give an order; the same one again is no news. ``known``: the evidence that is known now; None leaves it as it was."""
         with self._condition:
             self._known = known or self._known
@@ -235,7 +235,9 @@ class Courier:
                 self._pace.asked_with = known.drains
             self._done(result, want, began)
 
-    def _attempt(self, drain: DrainProtocol, want: Want, state: SlurmState, refused_since: float | None, began: float) -> Steps:
+    def _attempt(
+        self, drain: DrainProtocol, want: CourierOrder, state: SlurmState, refused_since: float | None, began: float
+    ) -> Steps:
         refused = refused_since is not None
         reconcile = partial(drain.reconcile, prolog_refused=refused, lift=want.fit, since=refused_since or 0.0)
         marks = began >= self._refusal.due
@@ -253,7 +255,7 @@ class Courier:
         self._asked = False
         return Result(outcome=Outcome.DRAINED if state.drained else Outcome.FREE, detail=state.reason)
 
-    def _order(self, drain: DrainProtocol, want: Want, refused: bool) -> Steps:
+    def _order(self, drain: DrainProtocol, want: CourierOrder, refused: bool) -> Steps:
         return drain.drain(want.check, want.summary, job=want.job, certain=want.certain, prolog_refused=refused)
 
     def _failed(self, error: str) -> None:
@@ -264,9 +266,9 @@ class Courier:
             self._failures = min(self._failures + 1, 10)
             self._not_before = self._clock() + wait
             self._due = min(self._due, self._not_before)  # also when the order is withdrawn: what was sent may have arrived
-            self._set(replace(self._state, error=error))
+            self._set(replace(self._state, error=error, asked=True))
 
-    def _done(self, result: Result, want: Want, began: float) -> None:
+    def _done(self, result: Result, want: CourierOrder, began: float) -> None:
         """Take up how an attempt ended."""
         now = self._clock()
         with self._condition:
@@ -285,7 +287,7 @@ class Courier:
                 self._log(result, want)
             self._set(after)
 
-    def _set_times(self, result: Result, entry: Entry | None, now: float) -> None:
+    def _set_times(self, result: Result, entry: LedgerEntry | None, now: float) -> None:
         """Set when slurmctld is asked again about the node, and when an order that is blocked is tried again."""
         drained, taken = entry is not None and entry.ours, self._taken
         blocked = bool(blocked_because(result))
@@ -313,14 +315,14 @@ class Courier:
         else:
             self._squeezed = 0
 
-    def _follow_refusal(self, result: Result, want: Want, now: float, began: float) -> None:
+    def _follow_refusal(self, result: Result, want: CourierOrder, now: float, began: float) -> None:
         """Note what this attempt saw of Slurm's mark for a job that our prolog refused."""
         if self._asked and self._refusal.pending and self._refusal.began <= began:
             settled = result.outcome in (Outcome.DRAINED, Outcome.RESUMED)
             again = self._reconcile_seconds * random.uniform(0.8, 1.2) if want.fit else float("inf")
             self._refusal.asked(now, marked=result.marked, settled=settled, again_seconds=again)
 
-    def _log(self, result: Result, want: Want) -> None:
+    def _log(self, result: Result, want: CourierOrder) -> None:
         log.line(
             log.WARNING if result.outcome is not Outcome.RESUMED else log.NOTICE,
             f"slurm {result.outcome.value}",

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable
 
 from fairlead.drains.acknowledgement import KnownEvidence
-from fairlead.drains.ledger import Entry, Phase, Reboot
+from fairlead.drains.ledger import LedgerEntry, Phase, RebootState
 from fairlead.drains.outcome import Outcome, Result
 
 WATCHED = 4.0  # times as seldom where slurmd is watched, which stirs at a resume
@@ -25,7 +25,7 @@ class Pace:
     """Keeps the times of questions, in CLOCK_MONOTONIC seconds. ``crowd``: how many agents may have the same to ask. ``watched``:
     slurmd is seen. ``asked_with``: the names of what would drain and was known before slurmctld was last asked."""
 
-    def __init__(self, entry: Entry | None, crowd: Callable[[], int]) -> None:
+    def __init__(self, entry: LedgerEntry | None, crowd: Callable[[], int]) -> None:
         self.watched = False
         self.asked_with = frozenset(entry.known if entry else ())
         self._crowd = crowd
@@ -60,12 +60,12 @@ class Pace:
         self._stir_not_before = at + self._stir_gap
         return at
 
-    def unsettled(self, result: Result, entry: Entry | None, now: float) -> float:
+    def unsettled(self, result: Result, entry: LedgerEntry | None, now: float) -> float:
         """Return when to ask again where slurmctld is about to say what has become of our drain, since the node boots or has not
         registered yet; inf where it is not."""
         stood = entry is not None and entry.phase in (Phase.DRAINED, Phase.TAKEN)
         gone = result.outcome is Outcome.BLOCKED and "DRAIN" not in result.states
-        if entry is None or not stood or not (gone or entry.reboot is Reboot.ASKED):
+        if entry is None or not stood or not (gone or entry.reboot is RebootState.ASKED):
             self._unsettled = 0
             return float("inf")
         wait = UNSETTLED_SECONDS * 2.0 ** min(self._unsettled, 10)

@@ -9,7 +9,7 @@ from functools import partial
 
 from fairlead.config import Document
 from fairlead.daemon.slurmctld.courier import Courier
-from fairlead.daemon.slurmctld.slurm_state import SlurmState, Want
+from fairlead.daemon.slurmctld.slurm_state import CourierOrder, SlurmState
 from fairlead.drains.acknowledgement import KnownEvidence
 from fairlead.drains.admin_hold import DISABLED, AdminHold, barred
 from fairlead.drains.from_document import drain_protocol
@@ -77,7 +77,7 @@ class SlurmLink:
         before, self.state = self.state, now
         return before, now
 
-    def order(self, want: Want, known: KnownEvidence) -> None:
+    def order(self, want: CourierOrder, known: KnownEvidence) -> None:
         """Give an order. ``known``: the evidence that is known now."""
         if self._courier is not None:
             self._courier.want(want, known)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from fairlead.drains.ledger import Entry, Phase
+from fairlead.drains.ledger import LedgerEntry, Phase
 from fairlead.drains.outcome import Outcome, Result
 from fairlead.model.verdict import State
 from fairlead.policy import Decision, Now, Order
 from fairlead.policy.drain_limits import DrainLimit
 
 
-class Want(Struct, frozen=True, kw_only=True):
+class CourierOrder(Struct, frozen=True, kw_only=True):
     """Orders something of the courier. kind: keep, drain or resume; check, summary and job are the parts of the reason.
 
     certain: see ``policy.drain_limits``. pending_room: keep the node as it is, and drain it as soon as the rules across nodes
@@ -27,10 +27,10 @@ class Want(Struct, frozen=True, kw_only=True):
     fit: bool = False
 
 
-def want_of(decision: Decision, now: Now) -> Want:
+def want_of(decision: Decision, now: Now) -> CourierOrder:
     """Return the order that carries a decision out. ``now``: what the decision was made on."""
     if decision.order is Order.DRAIN or decision.limited:
-        return Want(
+        return CourierOrder(
             kind=decision.order.value,
             check=decision.reason_check,
             summary=decision.reason_summary,
@@ -41,7 +41,7 @@ def want_of(decision: Decision, now: Now) -> Want:
     healthy = decision.state_word in (State.OK, State.WARN) and not decision.counted and not (now.over_budget or now.suspicion)
     # Under a hold, and where fairlead is disabled, findings are suppressed: that they do not count says nothing of the node.
     silenced = now.applying or now.hold or now.disabled
-    return Want(kind=decision.order.value, fit=healthy and decision.order is Order.KEEP and not silenced)
+    return CourierOrder(kind=decision.order.value, fit=healthy and decision.order is Order.KEEP and not silenced)
 
 
 class SlurmState(Struct, frozen=True, kw_only=True):
@@ -51,10 +51,10 @@ class SlurmState(Struct, frozen=True, kw_only=True):
     in seconds). manual: a person drained the node through fairlead. confirmed: how often a reading has shown our drain.
     blocked_because: why an order is not carried out; foreign: because somebody else holds the node. over_budget: the rule across
     nodes that left no room, in one line, for a while after it was asked; limit: the same as data. error: slurmctld's last refusal
-    or silence. acknowledged: how many drains of ours a person has resumed; lost: how many have gone without a person's resume;
-    why_lost: why the last of them went; known: the names of the evidence that the last of either covers. returned: how often the
-    node has gone back into service, by the agent's resume or a person's. taken: the words that somebody put in place of our
-    reason, as far as known, "" where nobody did.
+    or silence; asked: whether slurmctld has been asked since the agent started. acknowledged: how many drains of ours a person
+    has resumed; lost: how many have gone without a person's resume; why_lost: why the last of them went; known: the names of the
+    evidence that the last of either covers. returned: how often the node has gone back into service, by the agent's resume or a
+    person's. taken: the words that somebody put in place of our reason, as far as known, "" where nobody did.
     """
 
     drained: bool = False
@@ -64,6 +64,7 @@ class SlurmState(Struct, frozen=True, kw_only=True):
     over_budget: str = ""
     limit: DrainLimit | None = None
     error: str = ""
+    asked: bool = False
     acknowledged: int = 0
     known: tuple[str, ...] = ()
     returned: int = 0
@@ -96,7 +97,7 @@ def blocked_because(result: Result) -> str:
     return result.detail if result.outcome in (Outcome.BLOCKED, Outcome.FOREIGN, Outcome.ORPHAN) else ""
 
 
-def state_after(before: SlurmState, result: Result, entry: Entry | None, *, ordered: bool, asked: bool) -> SlurmState:
+def state_after(before: SlurmState, result: Result, entry: LedgerEntry | None, *, ordered: bool, asked: bool) -> SlurmState:
     """Return what is known after an attempt. ``entry``: the ledger's. ``ordered``: it was to drain or to resume. ``asked``:
     slurmctld was asked."""
     outcome = result.outcome
@@ -114,6 +115,7 @@ def state_after(before: SlurmState, result: Result, entry: Entry | None, *, orde
         foreign=outcome in (Outcome.FOREIGN, Outcome.ORPHAN) and ordered,
         over_budget=result.detail if over else "",
         limit=result.limit if over else None,
+        asked=before.asked or asked,
         acknowledged=before.acknowledged + acknowledged,
         lost=before.lost + lost,
         why_lost=result.detail if lost else before.why_lost,

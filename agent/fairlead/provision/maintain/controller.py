@@ -1,8 +1,7 @@
 """Reads and changes slurmctld for a maintenance run: one listing for all nodes, and drain, lift and mark for one.
 
-Every write follows decision 7, as the agent's do (``drains.node_writer``): the intent is in the journal, then the node is
-read, written, and read again. Nothing is written on the basis of an old reading. A reason is ours if it is the exact text,
-plus only what slurmctld appends to it.
+The intent of every write is in the journal before. Then ``drains.read_write_read`` takes the steps, as for the agent; only the
+rule that decides is here: ours is the exact text, plus only what slurmctld appends to it.
 """
 
 from __future__ import annotations
@@ -11,11 +10,14 @@ import getpass
 import math
 import time
 from collections.abc import Mapping
+from typing import TypeVar
 
 from msgspec import Struct
 
 from fairlead.drains.node_writer import STALE_SECONDS, NodeWriter, owner_among
-from fairlead.errors import SlurmError, SlurmUnavailable
+from fairlead.drains.outcome import finish
+from fairlead.drains.read_write_read import NodeChange, WriteDecision, change_node
+from fairlead.errors import SlurmError
 from fairlead.model.nodelist import expand
 from fairlead.model.plain_text import one_line
 from fairlead.policy.decision_rules import Rules
@@ -34,6 +36,8 @@ from fairlead.provision.maintain.maintenance_steps import (
 )
 from fairlead.slurm.client import NodeState
 from fairlead.slurm.scontrol import HOLDING, Scontrol
+
+T = TypeVar("T")
 
 _HANDS = {Owner.OURS: DrainOwner.OURS, Owner.COVERED: DrainOwner.COVERED, Owner.FREE: DrainOwner.FREE}
 
@@ -114,56 +118,68 @@ class Controller:
         user, reason = state.reason_user, state.reason
         return next((t for t in texts if state.drained and is_ours(reason, user, as_reason(t), self._rules)), "")
 
-    # -- writing: one try, with its reading before and after -----------------------------------------------
+    # -- writing: the rules of maintenance; the steps are those of ``drains.read_write_read`` --------------
 
     def drain(self, work: NodeWork, took: str) -> tuple[Move | None, float]:
-        """Try once to write our drain, whose intent is in the journal. Return the next step (None: try again) and since when
-        the node is drained. ``took``: the reason of an earlier maintenance, which may be replaced; "" for none."""
-        writer = self._writer(work)
-        state = writer.read()
-        seen = self._seen(work, state, 0)
-        move = maintenance_steps.before_drain(work, seen, adopt=bool(took and self.left_by(state, frozenset({took}))))
-        if move is None and writer.fresh():
-            try:
-                writer.write(lambda: self.client.drain(work.slurm, work.text))
-            except SlurmUnavailable:
-                raise
-            except SlurmError as e:
-                move = Move(
-                    MaintenanceStep.TAKEN if work.drained else MaintenanceStep.SKIPPED, maintenance_steps.untouched(str(e))
-                )
-            else:
-                seen = self.now(work)
-                move = maintenance_steps.read_back(work, seen)
-        return move, seen.since
+        """Try once to set our drain, whose intent is in the journal. Return the next step (None: try again) and since when the
+        drain is there. ``took``: the reason of an earlier maintenance, which may be replaced; "" for none."""
+
+        def decide(state: NodeState) -> WriteDecision[tuple[Move | None, float]]:
+            seen = self._seen(work, state, 0)
+            move = maintenance_steps.before_drain(work, seen, adopt=bool(took and self.left_by(state, frozenset({took}))))
+            return WriteDecision(move is None, (move, seen.since))
+
+        def judge() -> tuple[Move | None, float]:
+            seen = self.now(work)
+            return maintenance_steps.read_back(work, seen), seen.since
+
+        return self._change(
+            work,
+            NodeChange(
+                decide=decide,
+                write=lambda state: self.client.drain(work.slurm, work.text),
+                judge=judge,
+                refused=lambda error: (maintenance_steps.drain_refused(work, str(error)), 0.0),
+            ),
+        )
 
     def lift(self, work: NodeWork, plan: MaintenancePlan) -> Move | None:
-        """Try once to lift our drain; return the next step (None: try again). A node that we have rebooted and found well may
-        be DOWN with our reason. That is slurmctld's mark for the reboot (ReturnToService 0 and 1), and it is lifted too."""
-        writer = self._writer(work)
-        state = writer.read()
-        seen = self._seen(work, state, 0)
-        move = maintenance_steps.lifted(work, seen, time.time(), plan)
-        if move is None and seen.hand is DrainOwner.OURS and writer.fresh():
-            writer.write(lambda: self._resume(work, down="DOWN" in state.states))
-            move = maintenance_steps.lifted(work, self.now(work), time.time(), plan)
-        return move
+        """Try once to lift our drain. Under our own words, and on a node that we have rebooted and seen well, DOWN is
+        slurmctld's mark for that reboot (ReturnToService 0 and 1): it goes too."""
+
+        def decide(state: NodeState) -> WriteDecision[Move | None]:
+            seen = self._seen(work, state, 0)
+            move = maintenance_steps.lifted(work, seen, time.time(), plan)
+            return WriteDecision(move is None and seen.hand is DrainOwner.OURS, move)
+
+        return self._change(
+            work,
+            NodeChange(
+                decide=decide,
+                write=lambda state: self._resume(work, down="DOWN" in state.states),
+                judge=lambda: maintenance_steps.lifted(work, self.now(work), time.time(), plan),
+            ),
+        )
 
     def mark(self, work: NodeWork) -> Move | None:
-        """Try once to write into our reason what went wrong; return the next step (None: try again). The node's state stays."""
-        writer = self._writer(work)
-        seen = self._seen(work, writer.read(), 0)
-        if seen.hand is DrainOwner.COVERED:
-            return Move(MaintenanceStep.FAILED, f"{work.detail}; slurmctld keeps it drained: {seen.who}")
-        if seen.hand is not DrainOwner.OURS:
-            return Move(MaintenanceStep.TAKEN, f"{work.detail}; left as somebody else has set it since: {seen.who}")
-        if not writer.fresh():
-            return None
-        writer.write(lambda: self.client.update_reason(work.slurm, work.mark))
-        return Move(MaintenanceStep.FAILED, f"{work.detail}; stays drained")
+        """Try once to make our reason say what went wrong; the state stays. It is not read back: the run is done with the node,
+        whatever the reason says now."""
 
-    def _writer(self, work: NodeWork) -> NodeWriter:
-        return NodeWriter(self.client, work.slurm, from_request=True)
+        def decide(state: NodeState) -> WriteDecision[Move | None]:
+            move = maintenance_steps.before_mark(work, self._seen(work, state, 0))
+            return WriteDecision(move is None, move)
+
+        return self._change(
+            work,
+            NodeChange(
+                decide=decide,
+                write=lambda state: self.client.update_reason(work.slurm, work.mark),
+                judge=lambda: Move(MaintenanceStep.FAILED, f"{work.detail}; stays drained"),
+            ),
+        )
+
+    def _change(self, work: NodeWork, change: NodeChange[T]) -> T:
+        return finish(change_node(NodeWriter(self.client, work.slurm, from_request=True), change))
 
     def _resume(self, work: NodeWork, *, down: bool) -> None:
         """Lift the drain, and also the DOWN that our own reboot has caused."""

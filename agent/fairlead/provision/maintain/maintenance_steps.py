@@ -326,6 +326,11 @@ def untouched(why: str) -> str:
     return f"not touched: {why}"
 
 
+def drain_refused(work: NodeWork, why: str) -> Move:
+    """Return the end of a node whose drain slurmctld has refused, and why."""
+    return Move(MaintenanceStep.TAKEN if work.drained else MaintenanceStep.SKIPPED, untouched(why))
+
+
 def read_back(work: NodeWork, seen: NodeInSlurm) -> Move | None:
     """Return the move after the drain was written; None to read the node again."""
     if seen.hand is DrainOwner.OURS:
@@ -432,6 +437,15 @@ def marked(plan: MaintenancePlan, why: str) -> str:
 
 
 # -- the end --------------------------------------------------------------------------------------
+
+
+def before_mark(work: NodeWork, seen: NodeInSlurm) -> Move | None:
+    """Return the end of a failed node whose reason is not ours to change any more; None where it is."""
+    if seen.hand is DrainOwner.COVERED:
+        return Move(MaintenanceStep.FAILED, f"{work.detail}; slurmctld keeps it drained: {seen.who}")
+    if seen.hand is not DrainOwner.OURS:
+        return Move(MaintenanceStep.TAKEN, f"{work.detail}; left to whoever has changed it since: {seen.who}")
+    return None
 
 
 def lifted(work: NodeWork, seen: NodeInSlurm, now: float, plan: MaintenancePlan) -> Move | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from fairlead.model.facts import Missing
 from fairlead.model.finding import Action, Finding
@@ -11,40 +12,75 @@ from fairlead.topology.distances import link_speed, pci_tree
 from fairlead.topology.distances.accelerators import Accelerator, pci_key
 
 REDIRECT = {0x04: "ReqRedir", 0x08: "CmpltRedir", 0x20: "EgressCtrl"}  # PCIe base specification, ACS control register
+CLEARED = "`fairlead apply` clears it (bare metal only)"
 SXM = ("SXM", "HBM3", "GH200", "GB200", "GB300", "HGX")  # names of boards whose GPUs NVLink always joins
 
 
-def redirects(view: MachineView) -> Iterable[Finding]:
-    """Find ACS bits that send peer-to-peer traffic up to the root, on ports between two endpoints of one switch."""
+class RedirectingPort(NamedTuple):
+    """A port with ACS bits that send peer-to-peer traffic up to the root. ``touched``: the devices on whose ways it is;
+    ``direct``, ``shared``: GB/s of one of them below it without these bits, and with them when all do so at once; 0 unknown."""
+
+    address: str
+    control: int
+    touched: tuple[str, ...]
+    direct: float
+    shared: float
+
+    @property
+    def evidence(self) -> str:
+        """Say which bits the port has, and between which devices it is."""
+        return f"{self.address} ACSCtl 0x{self.control:04x}, between {', '.join(self.touched)}"
+
+    @property
+    def cost(self) -> str:
+        """Say in words what the bits cost."""
+        return f"{self.direct - self.shared:.1f} of {self.direct:.1f} GB/s lost"
+
+
+def redirecting_ports(view: MachineView) -> list[RedirectingPort]:
+    """Return the ports between two endpoints of one switch whose ACS bits send peer-to-peer traffic up to the root."""
     ends = [view.devices[a] for a in view.ends if a in view.devices]
     on_path: dict[str, set[str]] = {}
     for i, a in enumerate(ends):
         for b in ends[i + 1 :]:
             for port in pci_tree.ports_between(a, b):
                 on_path.setdefault(port, set()).update((a.address, b.address))
+    ports = []
     for address in sorted(on_path, key=pci_key):
         bridge = view.devices.get(address)
-        if bridge is None or not isinstance(bridge.acs_control, int):
+        if bridge is None or not isinstance(bridge.acs_control, int) or not bridge.acs_control & sum(REDIRECT):
             continue
-        names = [name for bit, name in REDIRECT.items() if bridge.acs_control & bit]
-        if not names:
-            continue
-        touched = sorted(on_path[address], key=pci_key)
+        touched = tuple(sorted(on_path[address], key=pci_key))
         below = [a for a in touched if address in pci_tree.bridges(view.devices[a])]
         direct = max((link.now for a in below if (link := view.link(a)) is not None), default=0.0)
-        uplink = min((view.to_host(a) for a in below), default=0.0)
-        shared = uplink / len(touched)
-        cost = (
-            f", {direct - shared:.1f} of {direct:.1f} GB/s lost when its {len(touched)} devices do so at once" if direct else ""
+        shared = min((view.to_host(a) for a in below), default=0.0) / len(touched)
+        ports.append(RedirectingPort(address, bridge.acs_control, touched, direct, shared))
+    return ports
+
+
+def redirects(view: MachineView) -> Iterable[Finding]:
+    """Find the ports of ``redirecting_ports``. Several are one finding without a device: they are cleared together."""
+    ports = redirecting_ports(view)
+    if not ports:
+        return
+    control = 0
+    for port in ports:
+        control |= port.control
+    names = "+".join(name for bit, name in REDIRECT.items() if control & bit)
+    if len(ports) == 1:
+        port = ports[0]
+        cost = f", {port.cost} when its {len(port.touched)} devices do so at once" if port.direct else ""
+        words = f"port {port.address}: ACS {names} sends peer-to-peer traffic through the root complex{cost}; {CLEARED}"
+    else:
+        worst = max(ports, key=lambda port: port.direct - port.shared)
+        cost = f", up to {worst.cost} when their devices do so at once" if worst.direct else ""
+        addresses = " ".join(port.address for port in ports)
+        words = (
+            f"{len(ports)} bridges have ACS redirect ({names}), which sends peer-to-peer traffic through the root complex{cost}; "
+            f"{CLEARED}; by hand: for b in {addresses}; do setpci -s $b ECAP_ACS+6.w=0:{sum(REDIRECT):x}; done"
         )
-        yield finding(
-            "acs_redirect",
-            address,
-            f"port {address}: ACS {'+'.join(names)} sends peer-to-peer traffic through the root complex{cost}; `fairlead apply` "
-            "clears it (bare metal only)",
-            f"ACSCtl 0x{bridge.acs_control:04x}, between {', '.join(touched)}",
-            action=Action.PROVISION,
-        )
+    device = ports[0].address if len(ports) == 1 else ""
+    yield finding("acs_redirect", device, words, *(port.evidence for port in ports), action=Action.PROVISION)
 
 
 def nvlinks(view: MachineView) -> Iterable[Finding]:

@@ -7,42 +7,51 @@ from collections.abc import Iterable
 from itertools import combinations
 from xml.sax.saxutils import escape
 
-from fairlead.model.facts import Node
+from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Finding, Level
 from fairlead.topology.audit.layout_audit import audit
 from fairlead.topology.audit.machine_view import MachineView
+from fairlead.topology.audit.peer_audit import redirecting_ports
+from fairlead.topology.distances.accelerators import Accelerator
 from fairlead.topology.distances.path_classes import links_between
-from fairlead.topology.picture.svg_layout import LEAF, NUMA_BOX_HIGH, NUMA_BOX_TOP, TOP, DeviceBox, SvgLayout, layout
+from fairlead.topology.picture.svg_layout import INDENT, LINE_HIGH, MARGIN, NUMA_PAD, DeviceBox, SvgLayout, layout
 
 RED, AMBER, INK, FAINT = "#c62828", "#e08e00", "#37474f", "#78909c"
 FILL = {"gpu": "#dcedc8", "nic": "#cfe3f7", "nvme": "#eceff1", "switch": "#ffe8c6", "root": "#ffffff"}
 EDGE = {"gpu": "#558b2f", "nic": "#1e6fb8", "nvme": "#90a4ae", "switch": "#c77700", "root": FAINT}
-HIGH = {"gpu": 50, "nic": 50, "nvme": 50, "switch": 34, "root": 20}
 GREEN = "#558b2f"
+#: By device: the number of each of its findings in the list below the picture, and its colour.
+Marks = dict[str, list[tuple[int, str]]]
+SMALL = 11  # the smallest text, so that a person can read it where the picture is shown as wide as it is
+CELL_WIDE, CELL_HIGH = 46, 20  # of the table of NVLinks
 
 
 def draw(node: Node) -> str:
     """Return the drawing of one machine as SVG."""
     view = MachineView(node)
     found = audit(node)
-    marks = _marks(found)
+    marks = _marks(view, found)
     plan = layout(view)
-    body: list[str] = [_text(24, 26, f"{node.name}: {_what(view)}", size=16, weight="bold")]
-    body += _numa_boxes(plan)
+    title, size = fit(f"{node.name}: {_what(view)}", plan.wide - 2 * MARGIN, 16, bold=True)
+    body: list[str] = [_text(MARGIN, 26, title, size=size, weight="bold")]
+    body += _frames(plan)
     for box in plan.boxes():
         body += _lines(view, box, marks)
+    badges = _badges(view)
     for box in plan.boxes():
-        body += _device_box(box, marks)
+        body += _device_box(view, box, marks, badges.get(box.address))
+    for box in plan.boxes():
+        body += _numbers(box, marks)
     below, bottom = _nvlinks(view, plan)
     body += below
     legend, bottom = _legend(plan, bottom)
     body += legend
     texts, bottom = _texts(found, plan, bottom)
     body += texts
-    size = f'width="{plan.wide:.0f}" height="{bottom:.0f}" viewBox="0 0 {plan.wide:.0f} {bottom:.0f}"'
+    area = f'width="{plan.wide:.0f}" height="{bottom:.0f}" viewBox="0 0 {plan.wide:.0f} {bottom:.0f}"'
     return (
         '<?xml version="1.0" encoding="UTF-8"?>\n'
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="Helvetica, Arial, sans-serif">\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" {area} font-family="Helvetica, Arial, sans-serif">\n'
         f"<title>{_clean(node.name)}</title>\n"
         f'<rect width="{plan.wide:.0f}" height="{bottom:.0f}" fill="#ffffff"/>\n' + "\n".join(body) + "\n</svg>\n"
     )
@@ -58,12 +67,13 @@ def _what(view: MachineView) -> str:
     return ", ".join(parts)
 
 
-def _marks(found: tuple[Finding, ...]) -> dict[str, list[tuple[int, str]]]:
+def _marks(view: MachineView, found: tuple[Finding, ...]) -> Marks:
     """Return by device the number of each of its findings in the list, and its colour."""
-    marks: dict[str, list[tuple[int, str]]] = {}
+    marks: Marks = {}
     for number, f in _numbered(found):
-        if f.device:
-            marks.setdefault(f.device, []).append((number, AMBER if f.level == Level.OK else RED))
+        several = [port.address for port in redirecting_ports(view)] if f.check == "topology.acs_redirect" else []
+        for device in [f.device] if f.device else several:
+            marks.setdefault(device, []).append((number, AMBER if f.level == Level.OK else RED))
     return marks
 
 
@@ -75,47 +85,49 @@ def _numbered(found: tuple[Finding, ...]) -> Iterable[tuple[int, Finding]]:
         yield numbers.setdefault(key, len(numbers) + 1), f
 
 
-def _numa_boxes(plan: SvgLayout) -> list[str]:
+def _frames(plan: SvgLayout) -> list[str]:
+    """Return the frames of packages and, in them, of NUMA nodes with what is known of these."""
     out = []
-    for number, left, wide in plan.packages:
-        if number >= 0:
-            out.append(_rect(left - 8, TOP, wide + 16, NUMA_BOX_HIGH + 38, "#eceff7", "#9fa8c9", 10))
-            out.append(_text(left, TOP + 18, f"package {number}", size=12, weight="bold"))
-    for numa_box in plan.numa_boxes:
-        known = numa_box.package >= 0
+    for package in plan.packages:
+        if package.number >= 0:
+            out.append(_rect(package.x, package.y, package.wide, package.high, "#eceff7", "#9fa8c9", 10))
+            out.append(_text(package.x + 10, package.y + 18, f"package {package.number}", size=12, weight="bold"))
+    for box in plan.numa_boxes:
+        known = box.package >= 0
         fill, edge = ("#ffffff", "#7986b5") if known else ("#fff8e1", AMBER)
-        out.append(_rect(numa_box.x, NUMA_BOX_TOP, numa_box.wide, NUMA_BOX_HIGH, fill, edge, 6, dash="" if known else "6 4"))
-        for i, line in enumerate(numa_box.lines):
-            text, size = fit(line, numa_box.wide - 14, 11 if i else 13, bold=not i)
-            out.append(_text(numa_box.x + 8, NUMA_BOX_TOP + 18 + 17 * i, text, size=size, weight="" if i else "bold"))
+        out.append(_rect(box.x, box.y, box.wide, box.high, fill, edge, 6, dash="" if known else "6 4"))
+        for i, line in enumerate(box.lines):
+            text, size = fit(line, box.wide - 2 * NUMA_PAD, SMALL if i else 13, bold=not i)
+            weight = "" if i else "bold"
+            out.append(_text(box.x + NUMA_PAD, box.y + NUMA_PAD + 12 + LINE_HIGH * i, text, size=size, weight=weight))
     return out
 
 
-def _lines(view: MachineView, box: DeviceBox, marks: dict[str, list[tuple[int, str]]]) -> list[str]:
-    """Return the lines from a host bridge to its NUMA node, or from a box to those below with the link's width and generation."""
-    out = []
-    if box.kind == "root":
-        out.append(_path(f"M{box.x:.1f} {NUMA_BOX_TOP + NUMA_BOX_HIGH} V{box.y - 10:.1f}", FAINT, 1.5))
+def _lines(view: MachineView, box: DeviceBox, marks: Marks) -> list[str]:
+    """Return the lines from a box to those below; those that the audit has marked lie on top."""
+    good, bad = [], []
+    x = box.x + INDENT / 2
     for child in box.below:
         link = view.link(child.address)
-        bad = _colour(marks, child.address, view)
-        start, end = box.y + HIGH[box.kind] / 2, child.y - HIGH[child.kind] / 2
-        middle = start + 10
-        lanes = link.width if link is not None else 0
-        thick = 3.2 if bad else 1 + (lanes or 4) / 10
-        way = f"M{box.x:.1f} {start:.1f} V{middle:.1f} H{child.x:.1f} V{end:.1f}"
-        out.append(_path(way, bad or INK, thick))
-        if link is not None and (link.width or link.width_able):
-            width = link.width or link.width_able
-            label = f"x{width}" + (f" Gen{link.gen_able}" if link.gen_able else "")
-            if link.width and link.width < link.width_able:
-                label = f"x{width} of x{link.width_able}"
-            label += "".join(f" #{number}" for number, _ in marks.get(_port(view, child.address), ()))
-            out.append(_text(child.x + 4, end - 5, label, size=9, fill=bad or INK))
-    return out
+        way = f"M{x:.1f} {box.y + box.high:.1f} V{child.y + child.high / 2:.1f} H{child.x:.1f}"
+        if colour := _colour(marks, child.address, view):
+            bad.append(_path(way, colour, 3.2))
+        else:
+            good.append(_path(way, INK, 1 + ((link.width if link is not None else 0) or 4) / 10))
+    return good + bad
 
 
-def _colour(marks: dict[str, list[tuple[int, str]]], address: str, view: MachineView) -> str:
+def _link_label(view: MachineView, address: str) -> str:
+    """Return the width and generation of the link above a device; "" where they are not known."""
+    link = view.link(address)
+    if link is None or not (link.width or link.width_able):
+        return ""
+    if link.width and link.width < link.width_able:
+        return f"x{link.width} of x{link.width_able}"
+    return f"x{link.width or link.width_able}" + (f" Gen{link.gen_able}" if link.gen_able else "")
+
+
+def _colour(marks: Marks, address: str, view: MachineView) -> str:
     """Return the colour of the line above a device: of its own marks, or those of the port right above it; "" for none."""
     found = [colour for _, colour in (*marks.get(address, ()), *marks.get(_port(view, address), ()))]
     return RED if RED in found else AMBER if found else ""
@@ -127,79 +139,105 @@ def _port(view: MachineView, address: str) -> str:
     return device.path[-2] if device is not None and len(device.path) > 1 else ""
 
 
-def _device_box(box: DeviceBox, marks: dict[str, list[tuple[int, str]]]) -> list[str]:
+def _device_box(view: MachineView, box: DeviceBox, marks: Marks, badge: tuple[str, str] | None) -> list[str]:
+    """Return a box with its lines. At the end of the first are the GPU's NVLinks (``badge``: text and colour), of the last the
+    PCIe link, and of the one before it the numbers of what the audit found of the port above."""
     own = marks.get(box.address, [])
-    high = HIGH[box.kind]
     edge = RED if any(c == RED for _, c in own) else AMBER if own else EDGE[box.kind]
-    left, top = box.x - box.wide / 2, box.y - high / 2
-    out = [_rect(left, top, box.wide, high, FILL[box.kind], edge, 4, thick=2.5 if own else 1.2)]
-    lines = [line for line in box.lines if line]
-    first = box.y - 6.5 * (len(lines) - 1) + 4
-    for i, line in enumerate(lines):
-        bold = "bold" if i == 0 and box.kind in ("gpu", "nic") else ""
-        size = 12 if bold else 9 if box.kind == "root" or (box.kind == "gpu" and i == 1) else 10
-        text, size = fit(line, box.wide - 6, size, bold=bool(bold))
-        out.append(_text(box.x, first + 13 * i, text, size=size, weight=bold, middle=True))
-    for i, (number, colour) in enumerate(dict.fromkeys(own)):
-        at = left + 2 + 18 * i
-        out.append(f'<circle cx="{at:.1f}" cy="{top + high - 1:.1f}" r="8" fill="{colour}"/>')
-        out.append(_text(at, top + high + 2.5, str(number), size=10, weight="bold", fill="#ffffff", middle=True))
+    out = [_rect(box.x, box.y, box.wide, box.high, FILL[box.kind], edge, 4, thick=2.5 if own else 1.2)]
+    ends = {0: badge}
+    if box.kind != "root":
+        colour = _colour(marks, box.address, view) or INK
+        ends[len(box.lines) - 2] = ends.get(len(box.lines) - 2) or _port_numbers(view, box.address, marks)
+        ends[len(box.lines) - 1] = (_link_label(view, box.address), colour)
+    first = box.y + (box.high - 14 * (len(box.lines) - 1)) / 2 + 4
+    for i, line in enumerate(box.lines):
+        bold = i == 0 and box.kind in ("gpu", "nic")
+        room = box.wide - 10
+        if (end := ends.get(i)) and end[0]:
+            wide = text_width(end[0], SMALL)
+            out.append(_text(box.x + box.wide - 5 - wide / 2, first + 14 * i, end[0], size=SMALL, fill=end[1], middle=True))
+            room -= wide + 3
+        text, size = fit(line, room, 12 if bold else SMALL, bold=bold)
+        out.append(_text(box.x + 5, first + 14 * i, text, size=size, weight="bold" if bold else ""))
     return out
 
 
+def _port_numbers(view: MachineView, address: str, marks: Marks) -> tuple[str, str]:
+    """Return the numbers of what the audit found of the port right above a device, and their colour."""
+    found = dict.fromkeys(marks.get(_port(view, address), ()))
+    return " ".join(f"#{number}" for number, _ in found), RED if any(colour == RED for _, colour in found) else AMBER
+
+
+def _numbers(box: DeviceBox, marks: Marks) -> list[str]:
+    """Return the numbers, at a box, of what the audit found of the device."""
+    out = []
+    for i, (number, colour) in enumerate(dict.fromkeys(marks.get(box.address, []))):
+        x, y = box.x + box.wide + 6, box.y + 9 + 19 * i
+        out += _number(x, y, number, colour)
+    return out
+
+
+def _number(x: float, y: float, number: int, colour: str) -> list[str]:
+    circle = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="9" fill="{colour}"/>'
+    return [circle, _text(x, y + 4, str(number), size=SMALL, weight="bold", fill="#ffffff", middle=True)]
+
+
+def _badges(view: MachineView) -> dict[str, tuple[str, str]]:
+    """Return by GPU what its box says of NVLinks to switches, or that the GPU is lost: text and colour."""
+    badges = {}
+    for gpu in _switched(view):
+        links = gpu.nvlinks if isinstance(gpu.nvlinks, tuple) else ()
+        active = sum(1 for link in links if link.active is True)
+        badges[gpu.pci] = (f"{active} of {len(links)}", RED) if active < len(links) else (f"NV{active}", GREEN)
+    lost = () if isinstance(view.node.gpus, Missing) else [gpu.pci for gpu in view.node.gpus if gpu.lost]
+    return badges | dict.fromkeys(lost, ("lost", RED))
+
+
+def _switched(view: MachineView) -> list[Accelerator]:
+    """Return the GPUs that have NVLinks to a switch."""
+    return [g for g in view.gpus if isinstance(g.nvlinks, tuple) and any(link.remote == "switch" for link in g.nvlinks)]
+
+
 def _nvlinks(view: MachineView, plan: SvgLayout) -> tuple[list[str], float]:
-    """Return the NVLinks below the row of leaves (a bar for NVSwitch, arcs between GPUs), and the y where they end."""
-    where = {box.address: box.x for box in plan.boxes() if box.kind == "gpu"}
-    floor = plan.leaf_y + 25
-    out: list[str] = []
-    switched = [g for g in view.gpus if isinstance(g.nvlinks, tuple) and any(link.remote == "switch" for link in g.nvlinks)]
-    if switched:
-        bar = floor + 46
-        xs = [where[g.pci] for g in switched if g.pci in where]
-        out.append(_rect(min(xs) - LEAF / 2, bar, max(xs) - min(xs) + LEAF, 22, "#dcedc8", GREEN, 4))
-        out.append(_text((min(xs) + max(xs)) / 2, bar + 15, "NVSwitch", size=11, weight="bold", middle=True))
-        for gpu in switched:
-            links = gpu.nvlinks if isinstance(gpu.nvlinks, tuple) else ()
-            active = sum(1 for link in links if link.active is True)
-            bad = active < len(links)
-            colour = RED if bad else GREEN
-            out.append(_path(f"M{where[gpu.pci]:.1f} {floor:.1f} V{bar:.1f}", colour, 3, dash="5 4" if bad else ""))
-            label = f"{active} of {len(links)}" if bad else f"NV{active}"
-            out.append(_text(where[gpu.pci] + 5, floor + 26, label, size=10, fill=colour))
-        return out, bar + 40
-    pairs = [(a, b, links_between(a, b)) for a, b in combinations(view.gpus, 2) if a.pci in where and b.pci in where]
-    pairs = [p for p in pairs if p[2]]
-    if not pairs:
-        return out, floor + 24
-    spans = sorted({abs(where[a.pci] - where[b.pci]) for a, b, _ in pairs})
-    deepest = 0.0
+    """Return what is known of NVLink below the boxes, and the y where it ends: a bar for NVSwitch, a table of the links between
+    GPUs, or a sentence where only NVML could say it."""
+    top, wide = plan.bottom + 14, plan.wide - 2 * MARGIN
+    if any(gpu.vendor == "NVIDIA" for gpu in view.gpus) and isinstance(view.node.gpus, Missing):
+        text = "NVLink and GPU memory are not known: NVML did not answer"
+        bar = _rect(MARGIN, top, wide, 24, "#fff8e1", AMBER, 4, dash="6 4")
+        return [bar, _text(plan.wide / 2, top + 16, text, size=12, middle=True)], top + 44
+    if switched := _switched(view):
+        bar = _rect(MARGIN, top, wide, 24, FILL["gpu"], GREEN, 4)
+        joined = f"joins {len(switched)} GPUs"
+        name = _text(MARGIN + 10, top + 16, "NVSwitch", size=12, weight="bold")
+        return [bar, name, _text(MARGIN + 90, top + 16, joined, size=12)], top + 44
+    pairs = [(a, b, links_between(a, b)) for a, b in combinations(view.gpus, 2)]
+    if not any(count for *_, count in pairs):
+        return [], top + 10
+    return _link_table(view, pairs, top)
+
+
+def _link_table(view: MachineView, pairs: list[tuple[Accelerator, Accelerator, int]], top: float) -> tuple[list[str], float]:
+    """Return a table of the links between GPUs, each pair once, and the y where it ends."""
+    column = {gpu.pci: MARGIN + CELL_WIDE * (i + 1) for i, gpu in enumerate(view.gpus)}
+    row = {gpu.pci: top + CELL_HIGH * (i + 1) for i, gpu in enumerate(view.gpus)}
+    out = [_text(MARGIN, top + 14, "links", size=SMALL, weight="bold")]
+    for gpu in view.gpus[1:]:
+        out.append(_text(column[gpu.pci] + CELL_WIDE / 2, top + 14, f"to {gpu.index}", size=SMALL, middle=True))
+    for gpu in view.gpus[:-1]:
+        out.append(_text(MARGIN, row[gpu.pci] + 14, f"GPU{gpu.index}", size=SMALL))
     for a, b, count in pairs:
-        left, right = sorted((where[a.pci], where[b.pci]))
-        depth = 34 + 26 * spans.index(right - left)
-        deepest = max(deepest, depth)
-        low = floor + depth * 1.33
-        out.append(
-            _path(
-                f"M{left:.1f} {floor:.1f} C{left:.1f} {low:.1f} {right:.1f} {low:.1f} {right:.1f} {floor:.1f}",
-                GREEN,
-                1 + count / 3,
-            )
-        )
-        out.append(
-            _text(
-                (left + right) / 2,
-                floor + depth - 4,
-                f"{'XGMI' if a.vendor == 'AMD' else 'NV'}{count}",
-                size=10,
-                fill=GREEN,
-                middle=True,
-            )
-        )
-    return out, floor + deepest + 30
+        x, y = column[b.pci], row[a.pci]
+        out.append(_rect(x + 1, y + 1, CELL_WIDE - 2, CELL_HIGH - 2, FILL["gpu"] if count else "#ffffff", FAINT, 2, thick=0.6))
+        if count:
+            label = f"{'XGMI' if a.vendor == 'AMD' else 'NV'}{count}"
+            out.append(_text(x + CELL_WIDE / 2, y + 14, label, size=SMALL, fill="#33691e", middle=True))
+    return out, top + CELL_HIGH * len(view.gpus) + 20
 
 
 def _legend(plan: SvgLayout, top: float) -> tuple[list[str], float]:
-    out, at = [], 24.0
+    out, at = [], float(MARGIN)
     for kind, word in (("gpu", "GPU"), ("nic", "NIC"), ("nvme", "NVMe disk"), ("switch", "PCIe switch"), ("root", "host bridge")):
         out.append(_rect(at, top, 14, 14, FILL[kind], EDGE[kind], 3))
         out.append(_text(at + 20, top + 11, word, size=11))
@@ -209,7 +247,8 @@ def _legend(plan: SvgLayout, top: float) -> tuple[list[str], float]:
         out.append(_text(at + 22, top + 11, word, size=11))
         at += 42 + 6.6 * len(word)
     if plan.detached:
-        out.append(_text(24, top + 36, plan.detached, size=11))
+        text, size = fit(plan.detached, plan.wide - 2 * MARGIN, SMALL)
+        out.append(_text(MARGIN, top + 36, text, size=size))
         top += 22
     return out, top + 40
 
@@ -219,15 +258,14 @@ def _texts(found: tuple[Finding, ...], plan: SvgLayout, top: float) -> tuple[lis
     groups: dict[int, list[Finding]] = {}
     for number, f in _numbered(found):
         groups.setdefault(number, []).append(f)
-    out = [_text(24, top, "Layout audit" if groups else "Layout audit: nothing to say", size=13, weight="bold")]
+    out = [_text(MARGIN, top, "Layout audit" if groups else "Layout audit: nothing to say", size=13, weight="bold")]
     top += 22
     for number, alike in groups.items():
         first = alike[0]
         colour = AMBER if first.level == Level.OK else RED
         more = f" (and {len(alike) - 1} more: {', '.join(f.device for f in alike[1:])})" if len(alike) > 1 else ""
-        out.append(f'<circle cx="32" cy="{top - 4:.1f}" r="8" fill="{colour}"/>')
-        out.append(_text(32, top - 0.5, str(number), size=10, weight="bold", fill="#ffffff", middle=True))
-        for line in textwrap.wrap(first.summary + more, max(60, int((plan.wide - 80) / 6.1))):
+        out += _number(MARGIN + 10, top - 4, number, colour)
+        for line in textwrap.wrap(first.summary + more, int((plan.wide - 64) / 6.1)):
             out.append(_text(48, top, line, size=11))
             top += 16
         top += 6
@@ -240,8 +278,8 @@ def text_width(text: str, size: float, *, bold: bool = False) -> float:
 
 
 def fit(text: str, wide: float, size: int, *, bold: bool = False) -> tuple[str, int]:
-    """Return the text and its size as it fits into ``wide`` pixels: in a smaller size, not below 7; then without its end."""
-    while size > 7 and text_width(text, size, bold=bold) > wide:
+    """Return the text and its size as it fits into ``wide`` pixels: smaller, but not below ``SMALL``; then without its end."""
+    while size > SMALL and text_width(text, size, bold=bold) > wide:
         size -= 1
     if text_width(text, size, bold=bold) > wide:
         text = text[: max(1, int(wide / text_width("x", size, bold=bold)) - 1)] + "\N{HORIZONTAL ELLIPSIS}"

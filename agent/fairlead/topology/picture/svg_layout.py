@@ -1,10 +1,12 @@
-"""Positions of everything in the drawing of a machine: packages and NUMA nodes in a row, the PCI tree below, leaves in one row.
+"""Positions of everything in the drawing of a machine: packages, in them NUMA nodes, in them the PCI trees as indented lists.
 
-Sizes are pixels. Only what a person looks for is drawn: host bridges, switches, GPUs, NICs, NVMe disks.
+Sizes are pixels. A drawing is no wider than ``WIDE``, which is what a README shows without scaling; what does not fit beside
+something goes below it. Only what a person looks for is drawn: host bridges, switches, GPUs, NICs, NVMe disks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from fairlead.model.cpulist import format_cpulist
@@ -14,53 +16,76 @@ from fairlead.topology.audit.machine_view import MachineView
 from fairlead.topology.distances import locality, pci_tree
 from fairlead.topology.distances.accelerators import pci_key
 
-LEAF, GAP, NUMA_BOX_MIN = 92, 8, 156
-TOP, NUMA_BOX_TOP, NUMA_BOX_HIGH = 44, 70, 76
-ROOT_Y, SWITCH_Y, STEP = 176, 232, 62
+WIDE = 830
+MARGIN, GAP, INDENT, ROW_GAP = 16, 10, 14, 6
+LEAF, NUMA_MIN = 154.0, 184.0
+FRAME, FRAME_TOP, TITLE_HIGH = 8, 26, 44  # around the NUMA nodes of a package; of the picture's title
+NUMA_PAD, LINE_HIGH = 8, 16
+HIGH = {"gpu": 50.0, "nic": 50.0, "nvme": 36.0, "switch": 36.0, "root": 22.0}
 NVME = 0x0108
 
 
 @dataclass
-class DeviceBox:
+class Box:
+    """A rectangle by its upper left corner."""
+
+    x: float = 0.0
+    y: float = 0.0
+    wide: float = 0.0
+    high: float = 0.0
+
+
+@dataclass
+class DeviceBox(Box):
     """A box: ``kind`` root, switch, gpu, nic or nvme. ``address``: of a switch its upstream port, of a root its host bridge."""
 
-    kind: str
-    address: str
-    lines: tuple[str, ...]
+    kind: str = ""
+    address: str = ""
+    lines: tuple[str, ...] = ()
     below: list[DeviceBox] = field(default_factory=list)
-    x: float = 0.0  # of its middle
-    y: float = 0.0
-    wide: float = LEAF
 
     def leaves(self) -> list[DeviceBox]:
         return [leaf for box in self.below for leaf in box.leaves()] if self.below else [self]
 
+    def tree(self) -> list[DeviceBox]:
+        """Return this box and all below it."""
+        return [self, *(inner for child in self.below for inner in child.tree())]
+
 
 @dataclass
-class NumaBox:
-    """The box of a NUMA node; ``numa`` is -1 for devices of unknown locality."""
+class NumaBox(Box):
+    """The box of a NUMA node around its PCI trees; ``numa`` is -1 for devices of unknown locality."""
 
-    numa: int
-    package: int
-    lines: tuple[str, ...]
+    numa: int = -1
+    package: int = -1
+    lines: tuple[str, ...] = ()
     roots: list[DeviceBox] = field(default_factory=list)
-    x: float = 0.0  # of its left side
-    wide: float = NUMA_BOX_MIN
+
+
+@dataclass
+class PackageBox(Box):
+    """The frame around the NUMA nodes of a package; ``number`` is -1 where the package is not known."""
+
+    number: int = -1
+    numa_boxes: list[NumaBox] = field(default_factory=list)
 
 
 @dataclass
 class SvgLayout:
-    numa_boxes: list[NumaBox]
-    packages: list[tuple[int, float, float]]  # number, left, width
+    """Where everything is. ``bottom``: below the last box."""
+
+    packages: list[PackageBox]
     detached: str  # NUMA nodes that are not drawn, in words
-    leaf_y: float
+    bottom: float
     wide: float
 
-    def boxes(self) -> list[DeviceBox]:
-        def walk(box: DeviceBox) -> list[DeviceBox]:
-            return [box, *(s for child in box.below for s in walk(child))]
+    @property
+    def numa_boxes(self) -> list[NumaBox]:
+        return [numa_box for package in self.packages for numa_box in package.numa_boxes]
 
-        return [s for numa_box in self.numa_boxes for root in numa_box.roots for s in walk(root)]
+    def boxes(self) -> list[DeviceBox]:
+        """Return every device's box."""
+        return [box for numa_box in self.numa_boxes for root in numa_box.roots for box in root.tree()]
 
 
 def layout(view: MachineView) -> SvgLayout:
@@ -71,33 +96,78 @@ def layout(view: MachineView) -> SvgLayout:
         homes = [view.numa(leaf.address) for leaf in root.leaves()]
         home = max(set(homes), key=lambda n: (homes.count(n), -n))
         if home not in by_numa:
-            by_numa[home] = NumaBox(home, -1, ("place not known", "to the kernel") if home < 0 else (f"NUMA {home}",))
+            lines = ("place not known", "to the kernel") if home < 0 else (f"NUMA {home}",)
+            by_numa[home] = NumaBox(numa=home, lines=lines)
             numa_boxes.append(by_numa[home])
         by_numa[home].roots.append(root)
-    numa_boxes.sort(key=lambda p: (p.package < 0, p.package, p.numa))
-    depth = max((_depth(root) for numa_box in numa_boxes for root in numa_box.roots), default=0)
-    leaf_y = SWITCH_Y + STEP * depth + 18
-    x = 24.0
-    packages: list[tuple[int, float, float]] = []
-    last = None
-    for numa_box in numa_boxes:
-        if last is not None and numa_box.package != last.package:
-            x += 20
-        last = numa_box
-        numa_box.x = x
-        inner = sum(_width(root) for root in numa_box.roots) + GAP * max(0, len(numa_box.roots) - 1)
-        numa_box.wide = max(NUMA_BOX_MIN, inner)
-        at = x + (numa_box.wide - inner) / 2
+    within = WIDE - 2 * MARGIN
+    packages: list[PackageBox] = []
+    for numa_box in sorted(numa_boxes, key=lambda box: (box.package < 0, box.package, box.numa)):
+        if not packages or packages[-1].number != numa_box.package:
+            packages.append(PackageBox(number=numa_box.package))
+        packages[-1].numa_boxes.append(numa_box)
+        _arrange_numa(numa_box, within - 2 * FRAME)
+    for package in packages:
+        inner = _columns(package.numa_boxes, within - 2 * FRAME)
+        package.wide, package.high = inner.wide + 2 * FRAME, inner.high + FRAME_TOP + FRAME
+    whole = _columns(packages, within)
+    for package in packages:
+        _move_package(package, MARGIN, TITLE_HIGH)
+    return SvgLayout(packages, detached, TITLE_HIGH + whole.high, WIDE)
+
+
+def _arrange_numa(numa_box: NumaBox, within: float) -> None:
+    """Give a NUMA node its size, and its PCI trees their positions in it."""
+    head = NUMA_PAD + LINE_HIGH * len(numa_box.lines) + ROW_GAP
+    trees = [_arrange_tree(root, 0, 0) for root in numa_box.roots]
+    inner = _columns(trees, within - 2 * NUMA_PAD)
+    for root, tree in zip(numa_box.roots, trees, strict=True):
+        _move(root.tree(), tree.x + NUMA_PAD, tree.y + head)
+    numa_box.wide = max(NUMA_MIN, inner.wide + 2 * NUMA_PAD)
+    numa_box.high = head + inner.high + (NUMA_PAD if trees else 0)
+
+
+def _columns(boxes: Sequence[Box], within: float) -> Box:
+    """Put boxes into as many columns as fit beside each other, each below the shortest column; return the space they take."""
+    widest = max((box.wide for box in boxes), default=0.0)
+    count = max(1, min(len(boxes), int((within + GAP) / (widest + GAP))))
+    columns: list[list[Box]] = [[] for _ in range(count)]
+    high = [0.0] * count
+    for box in boxes:
+        at = high.index(min(high))
+        box.y = high[at]
+        high[at] += box.high + GAP
+        columns[at].append(box)
+    x = 0.0
+    for column in columns:
+        for box in column:
+            box.x = x
+        x += max((box.wide for box in column), default=0.0) + GAP
+    return Box(0.0, 0.0, max(0.0, x - GAP), max(0.0, max(high) - GAP))
+
+
+def _arrange_tree(box: DeviceBox, x: float, y: float) -> Box:
+    """Put a box at ``x``, ``y`` and what is below it in an indented list; return the space that they take."""
+    box.x, box.y, box.wide, box.high = x, y, LEAF, HIGH[box.kind]
+    wide, at = box.wide, y + box.high
+    for child in box.below:
+        inner = _arrange_tree(child, x + INDENT, at + ROW_GAP)
+        wide, at = max(wide, INDENT + inner.wide), at + ROW_GAP + inner.high
+    return Box(x, y, wide, at - y)
+
+
+def _move_package(package: PackageBox, x: float, y: float) -> None:
+    """Move a package and all in it, which has had positions in its frame until now."""
+    _move([package], x, y)
+    for numa_box in package.numa_boxes:
+        _move([numa_box], package.x + FRAME, package.y + FRAME_TOP)
         for root in numa_box.roots:
-            _position(root, at, 0, leaf_y)
-            at += _width(root) + GAP
-        if packages and packages[-1][0] == numa_box.package:
-            number, start, _ = packages[-1]
-            packages[-1] = (number, start, x + numa_box.wide - start)
-        else:
-            packages.append((numa_box.package, x, numa_box.wide))
-        x += numa_box.wide + 12
-    return SvgLayout(numa_boxes, packages, detached, leaf_y, max(x + 12, 720))
+            _move(root.tree(), numa_box.x, numa_box.y)
+
+
+def _move(boxes: Iterable[Box], x: float, y: float) -> None:
+    for box in boxes:
+        box.x, box.y = box.x + x, box.y + y
 
 
 def _numa_boxes(view: MachineView) -> tuple[list[NumaBox], str]:
@@ -117,12 +187,13 @@ def _numa_boxes(view: MachineView) -> tuple[list[NumaBox], str]:
         l3 = len(caches.get(numa.id, set()) - {-1})
         memory = "memory not known" if isinstance(numa.memory_bytes, Missing) else f"{numa.memory_bytes / 2**30:.0f} GiB"
         cpus = format_cpulist(tuple(set(numa.cpus) & up)) or "-"
-        lines = (f"NUMA {numa.id}", f"CPUs {_short(cpus, 22)}", f"{cores} cores, {l3} L3" if l3 else f"{cores} cores", memory)
-        numa_boxes.append(NumaBox(numa.id, max(set(of), key=of.count), lines))
+        lines = (f"NUMA {numa.id}", f"CPUs {_short(cpus, 22)}", _cores(cores) + (f", {l3} L3" if l3 else ""), memory)
+        numa_boxes.append(NumaBox(numa=numa.id, package=max(set(of), key=of.count), lines=lines))
     others = sorted(n.id for n in node.numa if n not in shown)
     if not numa_boxes:
-        numa_boxes.append(NumaBox(-1, -1, ("CPUs not described",)))
-    return numa_boxes, f"NUMA nodes without CPUs (memory only): {format_cpulist(tuple(others))}" if others else ""
+        numa_boxes.append(NumaBox(lines=("CPUs not described",)))
+    what = "GPU memory" if any(gpu.c2c for gpu in view.gpus) else "memory only"
+    return numa_boxes, f"NUMA nodes without CPUs ({what}): {format_cpulist(tuple(others))}" if others else ""
 
 
 def _roots(view: MachineView) -> list[DeviceBox]:
@@ -131,11 +202,12 @@ def _roots(view: MachineView) -> list[DeviceBox]:
     for address, leaf in sorted(_leaves(view).items(), key=lambda item: pci_key(item[0])):
         device = view.devices.get(address)
         host = pci_tree.host_bridge(device) if device is not None else ""
-        at = found.setdefault(host or f"?{address}", DeviceBox("root", host, (host or "no path",)))
+        at = found.setdefault(host or f"?{address}", DeviceBox(kind="root", address=host, lines=(host or "no path",)))
         for port in _switches(view, device):
             inner = next((s for s in at.below if s.address == port.address), None)
             if inner is None:
-                inner = DeviceBox("switch", port.address, ("chipset" if of_chipset(port) else "PCIe switch", port.address))
+                name = "chipset" if of_chipset(port) else "PCIe switch"
+                inner = DeviceBox(kind="switch", address=port.address, lines=(name, port.address))
                 at.below.append(inner)
             at = inner
         at.below.append(leaf)
@@ -154,7 +226,7 @@ def _leaves(view: MachineView) -> dict[str, DeviceBox]:
     found = {}
     for gpu in view.gpus:
         name = " ".join(w for w in gpu.name.split() if w not in ("NVIDIA", "AMD", "Tesla", "GeForce", "Instinct"))
-        found[gpu.pci] = DeviceBox("gpu", gpu.pci, (f"GPU{gpu.index}", _short(name, 16), gpu.pci))
+        found[gpu.pci] = DeviceBox(kind="gpu", address=gpu.pci, lines=(f"GPU{gpu.index}", name, gpu.pci))
     cards: dict[str, list[str]] = {}
     for nic in sorted(view.nics, key=lambda n: pci_key(n.pci)):
         cards.setdefault(nic.pci.partition(".")[0], []).append(nic.pci)
@@ -163,10 +235,11 @@ def _leaves(view: MachineView) -> dict[str, DeviceBox]:
         first = by_pci[functions[0]]
         rate = "" if isinstance(first.rate_gbps, Missing) else f"{first.rate_gbps:g} Gb/s"
         more = f" +{len(functions) - 1}" if len(functions) > 1 else ""
-        found[first.pci] = DeviceBox("nic", first.pci, (f"{first.name}{more}", f"{_layer(first.link_layer)}{rate}", first.pci))
+        lines = (f"{first.name}{more}", f"{_layer(first.link_layer)}{rate}", first.pci)
+        found[first.pci] = DeviceBox(kind="nic", address=first.pci, lines=lines)
     for device in view.node.pci:
         if device.class_code >> 8 == NVME and not device.virtual_function and device.address not in found:
-            found[device.address] = DeviceBox("nvme", device.address, ("NVMe", "", device.address))
+            found[device.address] = DeviceBox(kind="nvme", address=device.address, lines=("NVMe", device.address))
     return found
 
 
@@ -174,23 +247,9 @@ def _layer(link_layer: str) -> str:
     return {"InfiniBand": "IB ", "Ethernet": "Eth "}.get(link_layer, "")
 
 
-def _depth(box: DeviceBox) -> int:
-    return max((1 + _depth(s) if s.kind == "switch" else 0 for s in box.below), default=0)
-
-
-def _width(box: DeviceBox) -> float:
-    count = len(box.leaves())
-    return max(count * LEAF + (count - 1) * GAP, LEAF)
-
-
-def _position(box: DeviceBox, x: float, depth: int, leaf_y: float) -> None:
-    box.wide = LEAF if not box.below else min(_width(box), 2 * LEAF if box.kind == "switch" else LEAF)
-    box.x = x + _width(box) / 2
-    box.y = leaf_y if not box.below else ROOT_Y if box.kind == "root" else SWITCH_Y + STEP * (depth - 1)
-    for child in box.below:
-        _position(child, x, depth + 1, leaf_y)
-        x += _width(child) + GAP
-
-
 def _short(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _cores(count: int) -> str:
+    return f"{count} core{'' if count == 1 else 's'}"
