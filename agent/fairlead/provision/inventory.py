@@ -19,8 +19,8 @@ from fairlead.slurm.scontrol import Scontrol, rows
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _ADDRESS = re.compile(r"[A-Za-z0-9_:\[][A-Za-z0-9._:%\[\]-]*")
 _GROUP = re.compile(r"@[^\s,&!^\[\]]+")
-#: The groups and nodes of the configuration that ClusterShell ships as a sample, groups.d/local.cfg and cluster.yaml.example
-#: (read in 1.10.1). pip installs it beside Python, and it is in force there until the site has a configuration of its own.
+#: The groups of the sample configuration that ClusterShell ships (groups.d/local.cfg and cluster.yaml.example, read in 1.10.1).
+#: pip installs the sample beside Python, and ClusterShell uses it until the site has a configuration of its own.
 _SAMPLE_GROUPS = frozenset({
     "adm", "oss", "mds", "io", "compute", "gpu", "all", "*",
     "rack1", "rack2", "rack3", "rack4", "rack5", "old", "new", "ivy", "hsw",
@@ -43,7 +43,7 @@ def expand(nodelist: str) -> tuple[str, ...]:
     """Return the names of a Slurm nodelist, each once, in its order. ClusterShell's groups (@gpu) are read too. Raises
     ValueError."""
     try:
-        for group in _GROUP.findall(nodelist):  # ClusterShell takes an unknown one for an empty one
+        for group in _GROUP.findall(nodelist):  # ClusterShell treats an unknown group as an empty one
             nodes = NodeSet(group)
             if not nodes:
                 raise ValueError(f"{group}: no such group, or nobody in it (ClusterShell's groups.conf)")
@@ -55,13 +55,13 @@ def expand(nodelist: str) -> tuple[str, ...]:
 
 
 def _is_sample(group: str, nodes: NodeSet) -> bool:
-    """Say whether a group is one of ClusterShell's sample configuration, and nobody's own."""
+    """Say whether a group belongs to ClusterShell's sample configuration, and is not the site's own."""
     name = group.removeprefix("@").rpartition(":")[2]
     return name in _SAMPLE_GROUPS and all(_SAMPLE_NODE.fullmatch(str(node)) for node in nodes)
 
 
 def nodelist_hint(nodelist: str) -> str:
-    """Return what to do about a nodelist that is none."""
+    """Return what to do about a text that is not a nodelist."""
     if "@" in nodelist:
         return 'write the nodes, such as "gpu[001-004]", or the group into /etc/clustershell/groups.d; `nodeset -LL` lists groups'
     return 'a Slurm nodelist: "gpu[001-004]"'
@@ -112,12 +112,12 @@ def in_slurm(client: Scontrol) -> dict[str, str]:
 
 
 def address_mistakes(site: Site, nodes: tuple[str, ...], slurm: Mapping[str, str]) -> Iterator[ConfigError]:
-    """Yield what would lead to another machine than the one that is meant."""
+    """Yield what would lead to another machine than the intended one."""
     for node in nodes:
         if not _NAME.fullmatch(node) or node in {"all", "ungrouped"}:
             yield ConfigError(site.file, f"nodes.{node}", "no name of a node", hint="a Slurm NodeName: letters, digits, . _ -")
     for node in sorted(site.ansible.hosts.keys() - set(nodes)):
-        yield ConfigError(site.file, f"ansible.hosts.{node}", UNDECLARED, hint="mend the name, or take it out")
+        yield ConfigError(site.file, f"ansible.hosts.{node}", UNDECLARED, hint="correct the name, or take it out")
     for node, address in site.ansible.hosts.items():
         if address.count(":") == 1:
             hint = 'ssh_args = "-p PORT", or `Port` in ~/.ssh/config'

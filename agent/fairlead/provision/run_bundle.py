@@ -31,7 +31,7 @@ from fairlead.settings.driver import DriverWant
 
 OPT = "/opt/fairlead"
 AGENT_DROP_INS = "/etc/systemd/system/fairlead-agent.service.d"
-# Slurm runs everything in prolog.d and epilog.d: only these two go there, the others beside.
+# Slurm runs everything in prolog.d and epilog.d. Only these two hooks go there, and the others go elsewhere.
 HOOKS = {
     "prolog": "/etc/slurm/prolog.d/50-fairlead",
     "epilog": "/etc/slurm/epilog.d/50-fairlead",
@@ -101,8 +101,8 @@ def driver_files(document: config.Document) -> list[dict[str, Any]]:
 
 
 def metrics_drop_in(document: config.Document) -> str:
-    """Return the drop-in that lets the agent's unit write its metrics where the document says; without more than a comment where
-    the unit may write there anyway."""
+    """Return the drop-in that lets the agent's unit write its metrics where the document says. It is only a comment where the
+    unit may write there anyway."""
     agent = document.agent
     folder = os.path.dirname(agent.metrics_textfile)
     own = not folder or any(f"{folder}/".startswith(f"{path}/") for path in (agent.run_dir, agent.state_dir))

@@ -1,7 +1,7 @@
 """Reads and changes slurmctld for a maintenance run: one listing for all nodes, and drain, lift and mark for one.
 
-The intent of every write is in the journal before. Then ``drains.read_write_read`` takes the steps, as for the agent; only the
-rule that decides is here: ours is the exact text, plus only what slurmctld appends to it.
+The intent of every write is in the journal before the write. Then ``drains.read_write_read`` takes the steps, as for the
+agent. Only the rule that decides is here: a reason is ours if it is the exact text, plus only what slurmctld appends to it.
 """
 
 from __future__ import annotations
@@ -144,8 +144,8 @@ class Controller:
         )
 
     def lift(self, work: NodeWork, plan: MaintenancePlan) -> Move | None:
-        """Try once to lift our drain. Under our own words, and on a node that we have rebooted and seen well, DOWN is
-        slurmctld's mark for that reboot (ReturnToService 0 and 1): it goes too."""
+        """Try once to lift our drain; return the next step (None: try again). A node that we have rebooted and found well may
+        be DOWN with our reason. That is slurmctld's mark for the reboot (ReturnToService 0 and 1), and it is lifted too."""
 
         def decide(state: NodeState) -> WriteDecision[Move | None]:
             seen = self._seen(work, state, 0)
@@ -162,8 +162,8 @@ class Controller:
         )
 
     def mark(self, work: NodeWork) -> Move | None:
-        """Try once to make our reason say what went wrong; the state stays. It is not read back: the run is done with the node,
-        whatever the reason says now."""
+        """Try once to write into our reason what went wrong; return the next step (None: try again). The node's state stays.
+        The reason is not read back, because the run is done with the node in any case."""
 
         def decide(state: NodeState) -> WriteDecision[Move | None]:
             move = maintenance_steps.before_mark(work, self._seen(work, state, 0))

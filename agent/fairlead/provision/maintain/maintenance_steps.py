@@ -440,11 +440,11 @@ def marked(plan: MaintenancePlan, why: str) -> str:
 
 
 def before_mark(work: NodeWork, seen: NodeInSlurm) -> Move | None:
-    """Return the end of a failed node whose reason is not ours to change any more; None where it is."""
+    """Return the end of a failed node whose reason is no longer ours to change; None where it still is."""
     if seen.hand is DrainOwner.COVERED:
         return Move(MaintenanceStep.FAILED, f"{work.detail}; slurmctld keeps it drained: {seen.who}")
     if seen.hand is not DrainOwner.OURS:
-        return Move(MaintenanceStep.TAKEN, f"{work.detail}; left to whoever has changed it since: {seen.who}")
+        return Move(MaintenanceStep.TAKEN, f"{work.detail}; left as somebody else has set it since: {seen.who}")
     return None
 
 
