@@ -151,8 +151,8 @@ def _refuse_other_admin(base: Path, listed: Mapping[str, str]) -> None:
 
 
 def _refuse_other_pythons(base: Path, listed: Mapping[str, str]) -> None:
-    """Raise DataError or InputMissing unless wheelhouse/ has a wheel of each package of the lock for the Pythons and the
-    machine that README.md names, and wheels for no other."""
+    """Raise DataError or InputMissing unless wheelhouse/ fits the Pythons and the machine that README.md names. It must have a
+    wheel of each package of the lock for each of them, and no other wheel."""
     said = WHEELS_FOR.search((base / README).read_text(encoding="utf-8", errors="replace"))
     if said is None:
         raise DataError(f"{base / README}: does not say what its wheels are for", hint="make the bundle again")

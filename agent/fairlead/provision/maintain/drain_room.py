@@ -1,5 +1,5 @@
-"""Decides whether there is room for a node, before it is drained and after, by the listing of all nodes and by the reasons of
-earlier runs."""
+"""Decides whether there is room for a node, before it is drained and after. It uses the listing of all nodes, and the reasons
+that earlier runs have left."""
 
 from __future__ import annotations
 

@@ -450,7 +450,7 @@ def before_mark(work: NodeWork, seen: NodeInSlurm) -> Move | None:
 
 def lifted(work: NodeWork, seen: NodeInSlurm, now: float, plan: MaintenancePlan) -> Move | None:
     """Return the move before or after our drain is lifted, in ``resuming``, ``lifting`` or ``undoing``. None means that the
-    drain is still to be lifted, or that it was lifted and the node does not answer slurmctld yet, so that no job starts there."""
+    drain is still to be lifted, or that slurmctld gets no answer from the node yet, so that no job starts there."""
     if seen.hand is DrainOwner.FREE and work.step is MaintenanceStep.RESUMING:
         if not seen.silent:
             return Move(MaintenanceStep.DONE)
