@@ -145,7 +145,7 @@ def test_rule_8_addresses_of_ipv6_only() -> None:
     six = tuple(rail(i, f"fd02:0000:0000:000{i}:0000:0000:0000:0005") for i in range(2))
     assert values({}, seen(six)) == {"NCCL_IB_ADDR_FAMILY": "AF_INET6"}
     mixed = (six[0], ONE[1])
-    assert "mlx5_0 without a RoCE v2 address of the kind that other ports have" in nccl.draft(nccl.NcclWant(), seen(mixed)).problems[0].reason
+    assert "mlx5_0 without a RoCE v2 address of the kind that" in nccl.draft(nccl.NcclWant(), seen(mixed)).problems[0].reason
 
 
 def test_rule_8_an_index_only_before_2_21_and_only_where_it_is_right_on_every_port() -> None:

@@ -60,7 +60,7 @@ def _by_address(ports: tuple[Nic, ...], subnet: str) -> Draft:
         family = {name: list(some) for name, some in found.items()}
     without = [name for name, some in family.items() if not some]
     if without and len(without) < len(family):
-        reason = f"{', '.join(without)} without a RoCE v2 address of the kind that other ports have ({len(family) - len(without)} of them)"
+        reason = f"{', '.join(without)} without a RoCE v2 address of the kind that {len(family) - len(without)} others have"
         return Draft(problems=(Problem("NCCL_IB_ADDR_FAMILY", reason, "give the interface its address"),))
     several = [name for name, some in family.items() if len(some) > 1]
     if not subnet:
