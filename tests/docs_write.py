@@ -1,121 +1,45 @@
-"""Writes what the documentation takes from the code: man page, completion, reference pages, README's table.
+"""Writes what the documentation takes from the code: man pages, completion, reference pages, README's table.
 
 `make docs` writes; tests/contracts/test_docs.py fails when a file is not what would be written.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 from msgspec import Struct
 
 from fairlead import __version__, checks, config, settings
-from fairlead.cli import COMMANDS, command_parser
+from fairlead.cli import COMMANDS
 from fairlead.cli.explain import _parameters
 from fairlead.cli.machine_tree import recorded_nvml
+from fairlead.cli.value_text import value_text
 from fairlead.config.accept_options import AcceptOptions
 from fairlead.config.document import AgentOptions, HookOptions, JobEnvOptions, SlurmOptions
+from fairlead.config.fabric import fabric_names, load_fabric
 from fairlead.config.partitions import Partition
 from fairlead.config.site import AnsibleOptions
 from fairlead.daemon.publishing.metrics import Metrics, MetricsInput
-from fairlead.errors import ExitCode
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
+from fairlead.jobenv.never import NEVER, SITE
+from fairlead.jobenv.variable_table import assemble
 from fairlead.measure.collective import size_text
 from fairlead.model.check import CheckParams
 from fairlead.policy.decision_rules import Rules
 from fairlead.topology.picture.machine_svg import draw
-from tests import rooms
+from tests import completion_scripts, man_pages, rooms
 from tests.lab.trees import MACHINES, ensure
 from tests.slurm import node_states
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- generated: {} -->", "<!-- end: {} -->"
-
-
-def roff(text: str) -> str:
-    lines = [ln.replace("\\", "\\\\").replace("-", "\\-") for ln in text.splitlines()]
-    return "\n".join("\\&" + ln if ln.startswith((".", "'")) else ln for ln in lines)
-
-
-def man_page() -> str:
-    out = [f'.TH FAIRLEAD 1 "" "fairlead {__version__}" "User Commands"', ".SH NAME"]
-    out += ["fairlead \\- keep the GPU nodes of a Slurm cluster tuned, and jobs off the broken ones"]
-    out += [".SH SYNOPSIS", ".B fairlead", ".I COMMAND", "[options]", ".SH DESCRIPTION"]
-    out += [
-        roff("fairlead judges a node's GPUs, drives its Slurm state, sets what the node should be, and binds tasks to the"),
-        "",
-    ]
-    out[-2] += " CPUs next to their GPUs."
-    out += [".SH COMMANDS"]
-    for name in COMMANDS:
-        parser = command_parser(name)
-        out += [f".SS fairlead {name}", roff((parser.description or "").strip().split("\n\n")[0]).replace("\n", " ")]
-        for action in parser._actions:
-            if isinstance(action, argparse._HelpAction):
-                continue
-            label = ", ".join(action.option_strings) or str(action.metavar or action.dest).upper()
-            value = "" if action.nargs == 0 or not action.option_strings else f" {(action.metavar or action.dest).upper()}"
-            out += [".TP", f"\\fB{roff(label)}\\fR{roff(value)}", roff(action.help or "") or "\\&"]
-    out += [
-        ".SH EXIT STATUS",
-        ".TP",
-        "\\fB0 1 2 3\\fR",
-        "check, status: ok, warn, drain, unknown (the order of monitoring plugins); what is only observed is warn",
-    ]
-    for code in ExitCode:
-        if code >= 64:
-            out += [".TP", f"\\fB{code.value}\\fR", code.name.lower().replace("_", " ")]
-    out += [".SH FILES"]
-    for path, text in FILES:
-        out += [".TP", f"\\fI{roff(path)}\\fR", roff(text)]
-    return "\n".join(out) + "\n"
-
-
-FILES = [
-    ("/etc/fairlead/node.json", "the node's document: its only input, written by fairlead provision"),
-    ("/etc/fairlead/hooks", "the one line of it that the shell hooks read"),
-    ("/etc/fairlead/disabled", "while it exists, every hook and every drain is stopped on this node"),
-    ("/run/fairlead/verdict", "the verdict: version, state, expiry (CLOCK_BOOTTIME seconds), sequence, text; TAB separated"),
-    ("/run/fairlead/status.json", "findings, what is held back, and the drain ledger, for status and why"),
-    ("/run/fairlead/topology, /run/fairlead/plans/", "what the task prolog binds by"),
-    (
-        "/run/fairlead/nvml-release",
-        "while it is there and not expired, the agent has let go of NVML: 1, pid, expiry; TAB separated",
-    ),
-    ("/var/cache/fairlead/packages/", "the driver's package files: this set, and the one before it for the way back"),
-    ("/var/lib/fairlead/audit.jsonl", "the audit trail: one JSON object a line; fairlead audit reads it"),
-    ("/var/lib/fairlead/", "ledger, history, undo records, the hold, requests that the agent has not taken up yet"),
-]
-
-
-def completion() -> str:
-    out = ["# bash completion for fairlead; generated", "_fairlead() {", '  local cur=${COMP_WORDS[COMP_CWORD]} words=""']
-    out += ['  if [ "$COMP_CWORD" -eq 1 ]; then', f'    words="{" ".join(COMMANDS)}"', "  else", "    case ${COMP_WORDS[1]} in"]
-    for name in COMMANDS:
-        options = sorted({o for a in command_parser(name)._actions for o in a.option_strings if o.startswith("--")})
-        extra = {
-            "explain": ["xid", "setting", *checks.load(), *settings.load()],
-            "config": ["check", "show", "schema", "profiles"],
-            "xid": ["decode"],
-            "env": ["explain", "list"],
-            "slurm-config": ["gres", "nodes", "topology"],
-        }
-        out.append(f'      {name}) words="{" ".join([*options, *extra.get(name, [])])}" ;;')
-    out += [
-        "    esac",
-        "  fi",
-        '  mapfile -t COMPREPLY < <(compgen -W "$words" -- "$cur")',
-        "  [ ${#COMPREPLY[@]} -gt 0 ] || compopt -o default",
-        "}",
-    ]
-    return "\n".join([*out, "complete -F _fairlead fairlead"]) + "\n"
 
 
 def row(*cells: str) -> str:
@@ -146,7 +70,7 @@ def reference(kind: str) -> str:
     found = checks.load() if kind == "checks" else settings.load()
     out = [f"# Reference: {kind}", "", "Generated from the code by `make docs`. `fairlead explain NAME` prints the same.", ""]
     if kind == "checks":
-        out += ["Every check has these parameters, besides its own:", "", *parameter_table("checks.NAME", CheckParams), ""]
+        out += ["Every check has these parameters and its own:", "", *parameter_table("checks.NAME", CheckParams), ""]
     for name, item in found.items():
         doc = (importlib.import_module(f"fairlead.{kind}.{name}").__doc__ or "").strip()
         struct = item.params if kind == "checks" else item.want  # type: ignore[union-attr]
@@ -174,28 +98,96 @@ def parameter_table(prefix: str, struct: type[Struct], base: type[Struct] | None
 
 
 def profiles_page() -> str:
-    out = ["# Reference: hardware profiles", "", "Generated by `make docs`. Every value says why it is so and who says it.", ""]
+    out = ["# Reference: hardware profiles", "", "Generated by `make docs`. Every value has its reason and its source.", ""]
     for name in config.profile_names():
         profile = config.load_profile(name)
         out += [f"## {name}", "", profile.summary, "", row("key", "value", "why", "source"), row("---", "---", "---", "---")]
-        out += [row(f"`{v.key}`", f"`{v.value}`", v.why, v.source) for v in profile.values] + [""]
+        out += [row(f"`{v.key}`", f"`{value_text(v.value)}`", v.why, v.source) for v in profile.values] + [""]
         if profile.references:
-            out += ["What `fairlead accept` compares with:", "", row("figure", "reference", "why", "source"), row(*["---"] * 4)]
+            out += [
+                "References that `fairlead accept` compares with:",
+                "",
+                row("figure", "reference", "why", "source"),
+                row(*["---"] * 4),
+            ]
             out += [
                 row(f"`{r.measure}`" + (f" at {size_text(r.bytes)}" if r.bytes else ""), f"{r.value:g} {r.unit}", r.why, r.source)
                 for r in profile.references
             ] + [""]
         if profile.peaks:
-            out += ["Theoretical peaks, shown and never judged by:", "", row("figure", "peak", "of", "source"), row(*["---"] * 4)]
+            out += [
+                "Theoretical peaks, which `fairlead accept` shows and does not judge by:",
+                "",
+                row("figure", "peak", "of", "source"),
+                row(*["---"] * 4),
+            ]
             out += [row(f"`{p.measure}`", f"{p.value:g} {p.unit}", p.algorithm, p.source) for p in profile.peaks] + [""]
     return "\n".join(out).rstrip() + "\n"
+
+
+def fabrics_page() -> str:
+    out = ["# Reference: fabric profiles", ""]
+    out += ['Generated by `make docs`. Choose a profile with `fabric = "NAME"` in a class of site.toml, or see what it sets with']
+    out += [
+        "`fairlead nccl conf --profile NAME`. A profile has only what differs from NCCL's default. Each value has its reason, its"
+    ]
+    out += ["source, and the day on which somebody last read the source.", ""]
+    for name in fabric_names():
+        fabric = load_fabric(name)
+        out += [f"## {name}", "", f"{fabric.summary}.", ""]
+        if fabric.owner:
+            out += [f"{fabric.owner} owns the variables of this platform: fairlead sets none.", ""]
+        out += [row("what", "value", "where", "NCCL", "why", "source", "reviewed"), row(*["---"] * 7)]
+        out += [
+            row(f"`{v.key}`", f"`{value_text(v.value)}`", "node.json", "", v.why, v.source, v.reviewed) for v in fabric.values
+        ]
+        for var in fabric.variables:
+            unless = f", unless {var.unless}" if var.unless else ""
+            where = "/etc/nccl.conf" if var.where == "node" else f"jobs, {var.when}{unless}"
+            out.append(row(f"`{var.name}`", f"`{var.value}`", where, var.nccl, var.why, var.source, var.reviewed))
+        out += [row(f"`{n.name}`", "not set", "", "", n.why, n.source, "") for n in fabric.left_out] + [""]
+    return "\n".join(out).rstrip() + "\n"
+
+
+JOB_ENVIRONMENT = """\
+# Reference: the job environment
+
+Generated by `make docs`. `fairlead env list` prints the same for a node. A variable is set only if the user has not set it.
+
+{rows}
+
+*In which steps* is one of these words. `always`: in all steps; `gpu`: with a GPU; `gpus`: with several GPUs; `nodes`: on more
+than one node (`nodes:N`: on N or more); `distributed`: with several nodes or tasks; `share`: in a task of several on a node, with
+at most one GPU each. `!NAME` behind the word: not if the user has set NAME.
+
+`@scratch` rows need `jobenv.scratch`. The interface needs a managed `settings.nccl`. `NCCL_CROSS_NIC` needs `jobenv.rail_only`.
+
+## Only if a site sets them
+
+{site}
+
+## Never set
+
+{never}
+"""
+
+
+def job_environment_page() -> str:
+    known = assemble(interface="NCCL's interface", scratch="FOLDER", crosses_rails=False)
+    head = [row("variable", "in which steps", "value", "what", "why", "source"), row(*["---"] * 6)]
+    rows = [*head, *(row(f"`{r.name}`", r.condition, f"`{r.value}`", r.what, r.why, r.source) for r in known)]
+    site, never = (
+        [row("variable", "why"), row("---", "---"), *(row(f"`{name}`", why) for name, why in table.items())]
+        for table in (SITE, NEVER)
+    )
+    return JOB_ENVIRONMENT.format(rows="\n".join(rows), site="\n".join(site), never="\n".join(never))
 
 
 def policy_page() -> str:
     out = [
         "# Reference: policy",
         "",
-        "Generated by `make docs`. Site-wide rules for deciding; those across nodes are explained in",
+        "Generated by `make docs`. The policy decides by these rules of the site. The rules over several nodes are explained in",
     ]
     out += ["[many nodes at once](../explanation/many-nodes-at-once.md).", ""]
     out += [row("key", "default", "meaning"), row("---", "---", "---")]
@@ -205,8 +197,9 @@ def policy_page() -> str:
 SITE_TOML = """\
 ## site.toml
 
-The site's declaration, on the admin host. `fairlead config check` finds every mistake in it, `fairlead config show --node NODE
---origin` says where each value of a node comes from. The later of these wins: defaults, profile, fabric, whole site, class, node.
+The site's declaration, on the admin host. The later of these wins: defaults, profile, fabric, whole site, class, node. `fairlead
+config check site.toml` prints every mistake of the file in one run and the nodes of each class. `fairlead config show --site
+site.toml --node NODE --origin` says where each value of a node comes from.
 
 | key | meaning |
 | --- | --- |
@@ -216,8 +209,23 @@ The site's declaration, on the admin host. `fairlead config check` finds every m
 | `classes.NAME.profile`, `.fabric` | The [hardware profile](profiles.md) and the [fabric profile](fabrics.md); may be left out. |
 | `settings.NAME.KEY` ... | For the whole site: [settings](settings.md), [checks](checks.md), [policy](policy.md), and below. |
 | `classes.NAME.settings...` | The same for the nodes of a class. |
-| `nodes.NODE.settings...` | The same for one node. |
+| `nodes.NODE.settings...` | The same for one node, which has to be in a class. |
 | `partitions.NAME.KEY` | What [`fairlead slurm-config`](../how-to/slurm-config.md) writes for Slurm, below. |
+
+What `config check` finds:
+
+- Keys that do not exist, with the key that was probably meant, and values of another type or out of range, in each table.
+- Lines that are no TOML. Where the file can be read without the line, the rest is checked too.
+- Nodelists that cannot be read, groups that ClusterShell does not have, and groups of the sample configuration that ClusterShell
+  comes with: pip installs the sample, and `@gpu` is `example[156-159]` there.
+- Nodes with a table of their own that are in no class, and addresses of nodes that nobody declares.
+- Profiles and fabrics that do not exist, and two classes of one node that name different ones.
+- A driver that is declared and is not in `fairlead.lock`.
+- MIG geometries that the GPUs cannot hold, with those that they can. The GPUs are known by the hardware profile; for a profile of
+  the site's own they are held against all GPUs that fairlead knows.
+
+Each mistake is a line with file and key, most have a second line with the next step, and `--json` has them as a list beside the
+classes. Exit codes: 0 right, 78 a mistake, 66 where a file that is named is not there.
 """
 
 
@@ -228,7 +236,7 @@ def options_page() -> str:
         "Generated by `make docs`.",
         "",
     ]
-    out += [SITE_TOML, "## ansible", "", "How `provision`, `plan`, `maintain` and `fleet` reach the nodes.", ""]
+    out += [SITE_TOML, "## ansible", "", "These keys say how `provision`, `plan`, `maintain` and `fleet` reach the nodes.", ""]
     out += [row("key", "default", "meaning"), row("---", "---", "---")]
     out += [*(row(f"`ansible.{n}`", f"`{d or '-'}`", t) for n, d, t in _parameters(AnsibleOptions)), ""]
     out += [
@@ -247,7 +255,7 @@ def options_page() -> str:
     }
     sections["accept"] = AcceptOptions
     for section, struct in sections.items():
-        only = ["Of `site.toml`, on the admin host; `[classes.NAME.accept]` for what differs in a class.", ""]
+        only = ["These are keys of `site.toml`, on the admin host. `[classes.NAME.accept]` has what differs in a class.", ""]
         out += [
             f"## {section}",
             "",
@@ -262,10 +270,22 @@ def options_page() -> str:
 def metrics_page() -> str:
     tree = str(MACHINES / "hgx-h100")
     view = MetricsInput(version=__version__, node=gather(Root(tree), recorded_nvml(tree)))
-    out = ["# Reference: metrics", "", "Generated by `make docs`. What a driver or a board does not have is left out.", ""]
+    out = [
+        "# Reference: metrics",
+        "",
+        "Generated by `make docs`. A metric is left out if the driver or the GPU does not give its value.",
+        "",
+    ]
     out += [
-        "Made anew every 14 s, from a sweep that reads all of it, and when the verdict changes: then temperatures, power, memory",
-        "in use, processes and NVLinks may be 14 s older than `fairlead_sweep_timestamp_seconds`.",
+        "The agent makes the metrics anew every 14 s, from a sweep that reads all values. It also makes them anew when the",
+        "verdict changes: then temperatures, power, memory in use, processes and NVLinks may be 14 s older than",
+        "`fairlead_sweep_timestamp_seconds`.",
+        "",
+    ]
+    out += [
+        "Each series of a GPU names it three times: `pci` (as in every finding), `index` (NVML's, which may change when a GPU is",
+        "away) and `uuid`. dcgm-exporter calls them `pci_bus_id`, `gpu` and `UUID`. A GPU that is lost keeps the labels that it",
+        "had last. [Monitoring](../how-to/monitoring.md) says how to scrape, join and alert.",
         "",
     ]
     out += [row("metric", "labels", "meaning"), row("---", "---", "---")]
@@ -286,31 +306,34 @@ def node_states_page() -> str:
     }
     out = ["# Reference: node states", ""]
     out += ["Generated by `make docs` from `tests/slurm/node_states.py`; tests/slurm/test_node_states.py puts a real"]
-    out += ["node into each row, on Slurm 22.05, 24.11 and 26.05. States are as `sinfo -O StateComplete` says them.", ""]
     out += [
-        "*Drain*: what the agent does when a finding is to drain a node that it has not drained. *Reconcile* and *resume*: what"
+        "node into each row, on Slurm 22.05, 24.11 and 26.05. States are written as `sinfo -O StateComplete` prints them.",
+        "",
     ]
+    out += ["*Drain* says what the agent does when a finding is to drain a node that it has not drained. *Reconcile* says what"]
     out += [
-        "becomes of a drain of ours on a node that comes into the state, while it stands and when the node is well again.",
+        "happens to our drain when the node comes into the state, and *resume* what happens to it when the node is well again.",
         "",
     ]
     out += [row("state", "words", "drain", "reconcile", "resume", "releases", ""), row(*["---"] * 7)]
     for r in node_states.ROWS:
-        reconciled = {"drained": "still ours", "held": "lifted, not acknowledged", "": "cannot be"}.get(
+        reconciled = {"drained": "still ours", "held": "lifted, not acknowledged", "": "cannot happen"}.get(
             r.reconcile, said.get(r.reconcile, "")
         )
         waits = f"{said[r.drain]}: {r.why}" if r.why else said[r.drain]
         releases = "all" if r.releases == node_states.RELEASES else ", ".join(r.releases)
         words = "+".join(sorted(r.words)).lower()
-        out.append(row(r.name, f"`{words}`", waits, reconciled, said.get(r.resume, "cannot be"), releases, r.note))
+        out.append(row(r.name, f"`{words}`", waits, reconciled, said.get(r.resume, "cannot happen"), releases, r.note))
     out += ["", "Flags that change nothing: `cloud`, `dynamic_norm`, `dynamic_future`, `reserved`, `planned`."]
     out += ["Nothing is written about a node whose NodeName and host disagree, whatever its state.", ""]
     out += ["## What happens to a node", ""]
-    out += ["What slurmctld shows after each event and what fairlead does then, on 22.05, 24.11 and 26.05 alike where no release"]
     out += [
-        "is named. *Seen* names the test below tests/slurm that does it to a real slurmctld; those of directed.py and moves.py"
+        "The table says what slurmctld shows after each event and what fairlead does then. A row without a release is valid for"
     ]
-    out += ["are run and judged by test_sequences.py. How fairlead knows who lifted a drain is in"]
+    out += [
+        "22.05, 24.11 and 26.05. *Seen* names the test below tests/slurm that does it to a real slurmctld; test_sequences.py runs"
+    ]
+    out += ["and judges those of directed.py and moves.py. How fairlead knows who lifted a drain is in"]
     out += ["[slurm-state-changes.md](../explanation/slurm-state-changes.md).", ""]
     out += [row("event", "Slurm shows", "fairlead does", "seen"), row(*["---"] * 4)]
     out += [row(e.name, e.shows, e.does, f"`{e.seen}`") for e in node_states.EVENTS]
@@ -355,6 +378,13 @@ def decisions_table() -> str:
 DECISION = re.compile(r"# (\d+)\. ([^\n]+)\n\nDate: (\d{4}-\d\d-\d\d)\. Status: ((?:accepted|superseded by \[)[^\n]*)\.\n")
 
 
+def index_page() -> str:
+    """The index of all pages: manual pages and decisions are listed by what is there."""
+    manual = textwrap.wrap(", ".join(f"[{n}](man/fairlead-{n}.1)" for n in COMMANDS) + ".", 130, break_on_hyphens=False)
+    text = with_block((ROOT / "docs/README.md").read_text(), "manual", "\n".join(manual))
+    return with_block(text, "decisions", decisions_table())
+
+
 def architecture_page() -> str:
     return with_block(ARCHITECTURE.read_text(), "rooms", rooms.page_block(rooms.rooms_of(ROOT), rooms.room_sentences()))
 
@@ -363,17 +393,22 @@ def architecture_page() -> str:
 GENERATED: dict[Path, Callable[[], str]] = {
     ROOMS: lambda: rooms.draw(rooms.rooms_of(ROOT), "The rooms of fairlead"),
     ARCHITECTURE: architecture_page,
-    ROOT / "docs/man/fairlead.1": man_page,
-    ROOT / "templates/usr/share/bash-completion/completions/fairlead": completion,
+    ROOT / "docs/man/fairlead.1": man_pages.main_page,
+    **{ROOT / f"docs/man/fairlead-{name}.1": partial(man_pages.command_page, name) for name in COMMANDS},
+    ROOT / "templates/usr/share/bash-completion/completions/fairlead": completion_scripts.bash,  # nodes get it, too
+    ROOT / "docs/completion/_fairlead": completion_scripts.zsh,
+    ROOT / "docs/completion/fairlead.fish": completion_scripts.fish,
     ROOT / "docs/reference/checks.md": lambda: reference("checks"),
     ROOT / "docs/reference/settings.md": lambda: reference("settings"),
     ROOT / "docs/reference/profiles.md": profiles_page,
+    ROOT / "docs/reference/fabrics.md": fabrics_page,
+    ROOT / "docs/reference/job-environment.md": job_environment_page,
     ROOT / "docs/reference/node-states.md": node_states_page,
     ROOT / "docs/reference/policy.md": policy_page,
     ROOT / "docs/reference/options.md": options_page,
     ROOT / "docs/reference/metrics.md": metrics_page,
     ROOT / "docs/images/width-x8.svg": picture,
-    ROOT / "docs/README.md": lambda: with_block((ROOT / "docs/README.md").read_text(), "decisions", decisions_table()),
+    ROOT / "docs/README.md": index_page,
     ROOT / "README.md": lambda: with_block((ROOT / "README.md").read_text(), "checks and settings", readme_table()),
 }
 

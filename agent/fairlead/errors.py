@@ -22,7 +22,8 @@ from enum import IntEnum
 
 class ExitCode(IntEnum):
     """Lists the exit codes of all commands but hooks. 0-3 are ``fairlead check`` in the order of Nagios plugins
-    (https://nagios-plugins.org/doc/guidelines.html, "Plugin Return Codes"); 64-78 are BSD sysexits.h."""
+    (https://nagios-plugins.org/doc/guidelines.html, "Plugin Return Codes"); 64-78 are BSD sysexits.h; 130 and 141 are what
+    shells say of a program that SIGINT or SIGPIPE has ended."""
 
     OK = 0
     WARN = 1
@@ -37,6 +38,8 @@ class ExitCode(IntEnum):
     TRY_AGAIN = 75
     NEEDS_ROOT = 77
     CONFIG = 78
+    INTERRUPTED = 130
+    READER_GONE = 141
 
 
 def next_step(error: OSError) -> str:

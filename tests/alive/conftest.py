@@ -84,11 +84,13 @@ class Living(Agent):
         before = (self.run_dir / "metrics.prom").stat().st_mtime_ns
         self.until(lambda: (self.run_dir / "metrics.prom").stat().st_mtime_ns != before, "metrics")
 
-    def metric(self, name: str) -> float:
-        """One series of the text file; NaN where there is none."""
+    def metric(self, name: str, **labels: str) -> float:
+        """Return the value of one series of the text file; NaN where there is none. labels: some of the series' labels."""
         for line in (self.run_dir / "metrics.prom").read_text().splitlines():
-            if line.rpartition(" ")[0] == name:
-                return float(line.rpartition(" ")[2])
+            series, _, value = line.rpartition(" ")
+            known = series.partition("{")[2] if labels else ""
+            if (series.partition("{")[0] if labels else series) == name and all(f'{k}="{v}"' in known for k, v in labels.items()):
+                return float(value)
         return float("nan")
 
     def says(self, *words: str) -> None:

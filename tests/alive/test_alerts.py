@@ -1,20 +1,27 @@
-"""The alert rules about sources that do not answer, on series as the agent writes them (promtool test rules)."""
+"""The alert rules, on series as the agent and Slurm write them (promtool test rules)."""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
+
+from fairlead.xid.catalogue import ENTRIES
 
 RULES = Path(__file__).resolve().parents[2] / "templates/usr/share/fairlead/alerts.yml"
 FRESH = "0+60x60"  # a moment that goes on with the clock
 STOPPED = "0+60x10 600x50"
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+
+
+@promtool
 @pytest.mark.parametrize(
     ("series", "expected"),
     [
@@ -42,3 +49,81 @@ def test_silent_sources(tmp_path: Path, series: dict[str, str], expected: tuple[
     (tmp_path / "test.yml").write_text(json.dumps(test))
     done = subprocess.run(["promtool", "test", "rules", "test.yml"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def fires(folder: Path, rule: str, series: dict[str, str], labels: list[str]) -> None:
+    """Hold what an alert fires for, as its labels, 25 minutes into the series."""
+    (folder / "test.yml").write_text(json.dumps({
+        "rule_files": [str(RULES)], "evaluation_interval": "1m",
+        "tests": [{
+            "interval": "1m",
+            "input_series": [{"series": name, "values": values} for name, values in series.items()],
+            "promql_expr_test": [{
+                "expr": f"sum by (instance, node, xid, pci) (ALERTS{{alertname='{rule}',alertstate='firing'}})",
+                "eval_time": "25m",
+                "exp_samples": [{"labels": f"{{{each}}}", "value": 1} for each in labels],
+            }],
+        }],
+    }))  # fmt: skip
+    done = subprocess.run(["promtool", "test", "rules", "test.yml"], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+TARGET = 'up{{fairlead="expected",job="{job}",instance="{instance}"}}'
+BUILT = 'fairlead_build_info{{version="1",job="{job}",instance="{instance}"}}'
+
+
+@promtool
+@pytest.mark.parametrize(
+    ("job", "up"),
+    [
+        ("node", "1x60"),  # node_exporter answers, and has no file of an agent's
+        ("fairlead", "0x60"),  # nothing listens at the agent's port
+    ],
+)
+def test_an_agent_that_never_starts_is_missed_by_the_scrapes_list(tmp_path: Path, job: str, up: str) -> None:
+    series = {
+        TARGET.format(job=job, instance="n1"): up,
+        TARGET.format(job=job, instance="n2"): "1x60",
+        BUILT.format(job=job, instance="n2"): "1x60",
+        'up{job="node",instance="login1"}': "1x60",  # no agent is expected there
+        TARGET.format(job=job, instance="n3"): "1x60",
+        BUILT.format(job=job, instance="n3"): "1x20 _x40",  # gone, not yet for 10 minutes
+    }
+    fires(tmp_path, "FairleadAgentMissing", series, ['instance="n1"'])
+
+
+@promtool
+def test_an_agent_that_never_starts_is_missed_by_slurms_list(tmp_path: Path) -> None:
+    slurm = 'slurm_node_gpus{{node="{}",instance="ctl:6817"}}'
+    series = {
+        slurm.format("gpu1"): "8x60",
+        slurm.format("gpu2"): "8x60",
+        slurm.format("cpu1"): "0x60",
+        'fairlead_node_info{node="gpu2",instance="gpu2:9100"}': "1x60",
+    }
+    fires(tmp_path, "FairleadAgentMissingInSlurm", series, ['instance="ctl:6817", node="gpu1"'])
+
+
+@promtool
+@pytest.mark.parametrize(
+    ("values", "fired"),
+    [
+        ("_x20 1x39", True),  # the first one of its code: its series begins with it
+        ("3x20 4x39", True),
+        ("4x60", False),  # long ago
+        ("9x20 1x39", True),  # after a reboot, where the count begins anew
+        ("_x5 2x54", False),  # more than 15 minutes ago
+    ],
+)
+def test_a_new_xid_is_told_also_the_first_of_its_code(tmp_path: Path, values: str, fired: bool) -> None:
+    name = 'pci="0000:1b:00.0",index="0",uuid="GPU-a",instance="n1"'
+    series = {f'fairlead_xids_total{{{name},xid="79"}}': values, f'fairlead_xids_total{{{name},xid="31"}}': "0x20 50x39"}
+    fires(tmp_path, "FairleadXid", series, ['instance="n1", xid="79", pci="0000:1b:00.0"'] if fired else [])
+
+
+def test_the_alert_leaves_out_the_xids_of_jobs_and_no_other() -> None:
+    rules = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+    (expr,) = [rule["expr"] for rule in rules if rule.get("alert") == "FairleadXid"]
+    (said,) = re.findall(r'new15m\{xid!~"([0-9|]+)"\}', expr)
+    assert {int(code) for code in said.split("|")} == {c for c, entry in ENTRIES.items() if entry.blames == "application"}

@@ -3,6 +3,7 @@ the fault is over all is well again by itself."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -128,8 +129,33 @@ def test_a_gpu_lost_in_the_middle_of_a_sweep(agent: Living) -> None:
     assert agent.prolog().rc == 0
     agent.until(lambda: agent.sequence() > sequence + 1, "a sweep")
     agent.render()
-    assert agent.metric('fairlead_gpu_lost{pci="0000:61:00.0"}') == 1
-    assert agent.metric('fairlead_gpu_lost{pci="0000:c3:00.0"}') == 0
+    assert agent.metric("fairlead_gpu_lost", pci="0000:61:00.0") == 1
+    assert agent.metric("fairlead_gpu_lost", pci="0000:c3:00.0") == 0
+    uuid = uuid_of(agent, "0000:61:00.0")
+    assert agent.metric("fairlead_gpu_lost", pci="0000:61:00.0", index="3", uuid=uuid) == 1
+
+
+def uuid_of(agent: Living, pci: str) -> str:
+    gpus = json.loads((agent.tree / "nvml.json").read_text())["gpus"]
+    return str(next(g["uuid"] for g in gpus if g["pci"] == pci))
+
+
+def test_a_lost_gpu_keeps_its_labels_over_a_restart_of_the_agent(living: Make) -> None:
+    """The new worker has never read the GPU, and the driver does not tell it the UUID."""
+    agent = living(checks=QUICK, agent=BUSY).start()
+    try:
+        agent.faults.error(3, "*", 15)
+        agent.says("GPU 0000:61:00.0 is lost")
+        agent.again()
+        agent.says("GPU 0000:61:00.0 is lost")
+        agent.until(lambda: agent.status()["pid"] == getattr(agent.process, "pid", 0), "status of the new agent")
+        agent.until(lambda: {"pci": "0000:61:00.0"} in agent.status()["gpus"], "the GPU without its UUID in the status")
+        agent.render()
+        agent.until(lambda: agent.metric("fairlead_gpu_lost", pci="0000:61:00.0") == 1, "the GPU in the metrics")
+        labels = {"pci": "0000:61:00.0", "index": "3", "uuid": uuid_of(agent, "0000:61:00.0")}
+        assert agent.metric("fairlead_gpu_lost", **labels) == 1
+    finally:
+        agent.end(signal.SIGKILL)
 
 
 def test_the_driver_goes_away_and_comes_back(agent: Living) -> None:

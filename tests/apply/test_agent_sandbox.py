@@ -19,6 +19,7 @@ READING = """
 [classes.h100.agent]
 kmsg_path = "/etc/fairlead-sim/kmsg"
 metrics_listen = "127.0.0.1:9477"
+metrics_textfile = "/var/lib/prometheus/node-exporter/fairlead.prom"
 [classes.h100.checks.units]
 wanted = ["slurmd.service"]
 [classes.h100.checks.hung_mounts]
@@ -41,6 +42,12 @@ def test_everything_the_agent_does_works_in_its_sandbox(suite: str, tmp_path: Pa
         (host,) = rack.nodes
         admin = Admin(rack, tmp_path)
         admin.write_site(more=READING)
+        planned = admin.provision("--wheelhouse", str(wheelhouse(suite)), "--check", code=1)["gpu1"]
+        assert (
+            "metrics_textfile: /var/lib/prometheus/node-exporter: no such folder, so the agent writes no metrics"
+            in planned["warnings"]
+        )
+        host.run("mkdir -p /var/lib/prometheus/node-exporter")  # as node_exporter's package does
         assert admin.provision("--wheelhouse", str(wheelhouse(suite)))["gpu1"]["state"] == "changed"
         pid = host.run("systemctl show -p MainPID --value fairlead-agent").stdout.strip()
         status = dict(x.split(":\t", 1) for x in host.run(f"cat /proc/{pid}/status").stdout.splitlines() if ":\t" in x)
@@ -53,6 +60,9 @@ def test_everything_the_agent_does_works_in_its_sandbox(suite: str, tmp_path: Pa
         assert again.returncode == 75 and "runs on this node already" in again.stderr, again
         curl = "exec 3<>/dev/tcp/127.0.0.1/9477; printf 'GET /metrics HTTP/1.0\\r\\n\\r\\n' >&3; cat <&3"
         assert "fairlead_verdict_state" in host.run(["bash", "-c", curl]).stdout
+        wait(lambda: host.run("ls /var/lib/prometheus/node-exporter").stdout == "fairlead.prom\n")
+        assert host.run("stat -c %a /var/lib/prometheus/node-exporter/fairlead.prom").stdout == "644\n"
+        assert said["trouble"] == []
         rack.wait_idle(60)
         host.inject_kmsg("NVRM: Xid (PCI:0000:1b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.")
         until = time.monotonic() + 60

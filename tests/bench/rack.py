@@ -60,7 +60,7 @@ class Bench:
         )
         text = text.replace("budget_percent = 75", "budget_percent = 100")
         self.site.write_text(
-            text.replace("[agent]", f'[slurm]\nlook_seconds = 2\n\n[agent]\nmetrics_listen = "127.0.0.1:{METRICS_PORT}"')
+            text.replace("[agent]", f'[slurm]\nreconcile_seconds = 2\n\n[agent]\nmetrics_listen = "127.0.0.1:{METRICS_PORT}"')
         )
 
     def provision(self) -> None:

@@ -5,24 +5,16 @@ from __future__ import annotations
 import hashlib
 import io
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
-import pytest
-
 from fairlead.provision.wheels import own_wheel
+from tests.contracts.conftest import run
 from tests.lab.trees import MACHINES
 
 PROJECT = Path(__file__).resolve().parents[2]
 DATA = ("playbooks", "templates", "slurm")
 Files = dict[str, tuple[int, str]]  # path -> executable bits, sha256
-
-
-def run(*words: str | Path, code: int = 0) -> str:
-    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, timeout=240, check=False, cwd="/")
-    assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
 
 
 def digest(content: bytes) -> str:
@@ -51,31 +43,6 @@ def in_wheel(content: bytes) -> Files:
         }
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, PROJECT)
-    (made,) = out.glob("fairlead-*.whl")
-    return made
-
-
-@pytest.fixture(scope="module")
-def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment with the wheel and, by a .pth file, the three dependencies that a node has."""
-    folder = tmp_path_factory.mktemp("clean") / "venv"
-    run(sys.executable, "-m", "venv", "--without-pip", folder)
-    site = next(folder.glob("lib/python3*/site-packages"))
-    nodes_have = tmp_path_factory.mktemp("dependencies")
-    here = Path(next(p for p in sys.path if (Path(p) / "msgspec").is_dir()))
-    for name in ("msgspec", "prometheus_client", "pynvml.py"):
-        (nodes_have / name).symlink_to(here / name)
-    (site / "dependencies.pth").write_text(f"{nodes_have}\n")
-    python = folder / "bin/python"
-    install = ("install", "--no-deps", "--no-index", "--quiet", "--disable-pip-version-check", wheel)
-    run(sys.executable, "-m", "pip", "--python", python, *install)
-    return folder
-
-
 def test_the_wheel_holds_the_checkout(wheel: Path) -> None:
     assert in_wheel(wheel.read_bytes()) == tracked()
 
@@ -101,8 +68,19 @@ def test_installed_files_have_content_and_modes_of_the_checkout(environment: Pat
 
 
 def test_the_manual_is_where_man_looks(environment: Path) -> None:
-    manual = environment / "share/man/man1/fairlead.1"
-    assert manual.read_bytes() == (PROJECT / "docs/man/fairlead.1").read_bytes()
+    manual = environment / "share/man/man1"
+    assert {page.name: page.read_bytes() for page in manual.iterdir()} == {
+        page.name: page.read_bytes() for page in (PROJECT / "docs/man").iterdir()
+    }
+
+
+def test_the_completion_is_where_each_shell_looks(environment: Path) -> None:
+    for place, source in {
+        "bash-completion/completions/fairlead": "templates/usr/share/bash-completion/completions/fairlead",
+        "zsh/site-functions/_fairlead": "docs/completion/_fairlead",
+        "fish/vendor_completions.d/fairlead.fish": "docs/completion/fairlead.fish",
+    }.items():
+        assert (environment / "share" / place).read_bytes() == (PROJECT / source).read_bytes()
 
 
 def test_the_installed_command_works_without_the_extras(environment: Path) -> None:

@@ -25,8 +25,8 @@ XID = "NVRM: Xid (PCI:{pci}): 79, pid='<unknown>', name=<unknown>, GPU has falle
 PROLOG = "/etc/slurm/prolog.d/50-fairlead"
 AGENT = "fairlead-agent.service"
 FAIRLEAD = "/usr/local/bin/fairlead"
-#: A person's resume is noticed by the next look: a test does not wait 30 s for it.
-OFTEN = "\n[slurm]\nlook_seconds = 1.0\n"
+#: The next query of slurmctld notices a person's resume, so a test does not wait 30 s for it.
+OFTEN = "\n[slurm]\nreconcile_seconds = 1.0\n"
 
 
 class Ward:

@@ -110,6 +110,25 @@ def test_the_agent_is_restarted_though_the_run_that_changed_things_ended_early(m
     assert machine.systemctl_calls() == [] and not third["changed"]
 
 
+def test_a_drop_in_that_differs_is_read_by_systemd_before_the_restart(machine: Machine) -> None:
+    """Older systemd does not say of a new drop-in that it has not read it (NeedDaemonReload)."""
+    with pytest.raises(Stop):
+        machine.visit(machine.request(), payload=True)
+    machine.install_program(APPLIED)
+    machine.visit(machine.request())
+    machine.log.unlink()
+    drop_in = {
+        "path": str(machine.folder / f"etc/systemd/system/{UNIT}.d/50-metrics.conf"),
+        "content": "[Service]\n",
+        "mode": 0o644,
+    }
+    documents = [*machine.request()["documents"], drop_in]
+    machine.visit(machine.request(documents=documents))
+    calls = machine.systemctl_calls()
+    assert calls.index("daemon-reload") < calls.index(f"restart {UNIT}")
+    assert not machine.visit(machine.request(documents=documents))["changed"] and machine.systemctl_calls() == []
+
+
 UNDO_FAILS = 'print(\'{"schema": 1, "outcomes": [{"target": "/x", "done": false, "message": "/x: Read-only file system"}]}\')'
 
 

@@ -234,6 +234,33 @@ def test_document_bytes_are_the_same_every_time() -> None:
     assert config.decode_document(first[0]["content"].encode(), "x").node == "gpu1"
 
 
+@pytest.mark.parametrize(
+    ("textfile", "line"),
+    [
+        ("", ""),
+        ("/run/fairlead/metrics.prom", ""),
+        ("/var/lib/fairlead/metrics.prom", ""),
+        ("/var/lib/fairlead-metrics/x.prom", "ReadWritePaths=-/var/lib/fairlead-metrics"),
+        ("/var/lib/prometheus/node-exporter/fairlead.prom", "ReadWritePaths=-/var/lib/prometheus/node-exporter"),
+    ],
+)
+def test_the_unit_may_write_metrics_where_the_document_says_and_nowhere_else(textfile: str, line: str) -> None:
+    (target,) = inventory.targets(SITE, "gpu1")
+    agent = msgspec.structs.replace(target.document.agent, metrics_textfile=textfile)
+    documents = run_bundle.documents(msgspec.structs.replace(target.document, agent=agent))
+    (drop_in,) = [d for d in documents if d["path"] == "/etc/systemd/system/fairlead-agent.service.d/50-metrics.conf"]
+    lines = [said for said in drop_in["content"].splitlines() if not said.startswith("#")]
+    assert lines == ["[Service]", *([line] if line else [])]
+
+
+@pytest.mark.parametrize("path", ["metrics.prom", "/a b/x.prom", "/a/%h/x.prom", "/a/x.prom\\nExecStart=/bin/x", "/a/x.prom\\n"])
+def test_a_path_that_a_unit_file_would_read_otherwise_is_refused(tmp_path: Path, path: str) -> None:
+    site = tmp_path / "site.toml"
+    site.write_text(f'schema = 1\n[classes.a]\nnodes = "gpu1"\n[classes.a.agent]\nmetrics_textfile = "{path}"\n')
+    with pytest.raises(ConfigError, match=r"agent\.metrics_textfile"):
+        inventory.targets(config.load_site(str(site)))
+
+
 def test_the_command_refuses_before_any_node_is_touched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["provision", "--site", str(tmp_path / "none.toml")]) == 66
     site = tmp_path / "site.toml"

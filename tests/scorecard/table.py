@@ -18,12 +18,13 @@ from tests.scorecard.play import Seen
 
 WORDS = (
     "Each row is one fault put into a running simulated node: an HGX H100 machine tree as its /sys and /proc, the simulated",
-    "NVML library, a kernel log, the real agent, a real slurmctld. *finding*: from the last change to the node until the",
-    "finding stands in the agent's status. *drain*: until slurmctld has accepted the drain and the verdict says so. All checks",
-    "and settings are enforced for this (the strictest policy); *by default* is what the finding does under the check's own",
-    "mode: drains, or only reports. The *twin* is the same signal in a state where it is normal; *told* means that a finding",
-    "about it is meant to be shown (a job's own Xid) and drains nothing. What takes minutes (shares of time under load) is",
-    "played on clocks that run 40 times as fast and told in the node's time; twins are played on such clocks too.",
+    "NVML library, a kernel log, the real agent, a real slurmctld. *finding* is the time from the last change to the node",
+    "until the agent's status shows the finding. *drain* is the time until slurmctld has accepted the drain and the verdict",
+    "says so. All checks and settings are enforced for this (the strictest policy). *by default* says what the finding does",
+    "under the check's own mode: it drains, or it only reports. The *twin* is the same signal in a state where it is normal.",
+    "*told* means that the agent is meant to show a finding about the twin (a job's own Xid), which drains nothing. Faults that",
+    "take minutes (shares of time under load) are played on clocks that run 40 times as fast, and their times are given in the",
+    "node's time. Twins are played on such clocks too.",
 )
 Peers = Sequence[tuple[Peer, dict[str, PeerSeen]]]
 
@@ -185,7 +186,7 @@ def page(rows: Sequence[Seen], peers: Peers, said: dict[str, Any]) -> str:
     out = [
         "# Reference: scorecard",
         "",
-        "Written by `make scorecard`, or with `--again` from what it wrote, of real runs: no figure is entered by hand.",
+        "`make scorecard` writes this page from real runs, or with `--again` from stored results. No figure is typed by hand.",
         "",
     ]
     out += [
@@ -193,14 +194,15 @@ def page(rows: Sequence[Seen], peers: Peers, said: dict[str, Any]) -> str:
         "",
         f"Run on {said['date']}: fairlead {said['version']}, Python {said['python']}, kernel {said['kernel']}. {said['nodes']}"
         f" simulated nodes at once shared {said['cpus']} CPUs (load {said['load']}); a sweep each {said['interval_seconds']:g} s;"
-        f" {said['took_seconds']} s in all. The default sweep is 15 s: what is not in the kernel log takes so much longer there.",
+        f" {said['took_seconds']} s in all. By default a sweep is made each 15 s,"
+        " so a fault that is not in the kernel log takes longer there.",
         "",
         *(f"- {line}" for line in summary(rows, peers)),
         "",
     ]
     if notes := [f"- {p.name}: {p.note}" for p, _ in peers if p.program and p.note]:
         out += [
-            "A peer is run once per row, on demand; its time is that of one run, and the site's period comes on top.",
+            "Each peer runs once per row, on demand. Its time is that of one run; the period of a site's runs comes on top.",
             *notes,
             "",
         ]

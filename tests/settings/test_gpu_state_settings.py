@@ -122,6 +122,7 @@ def test_a_mig_mode_that_is_pending_waits_for_a_reset() -> None:
     [
         ({"geometry": ("4g.40gb", "4g.40gb")}, "8 slices are wanted of GPU 0000:1b:00.0, which has 7"),
         ({"geometry": ("2g.10gb",)}, "has no profile 2g.10gb; it offers 1g.10gb"),
+        ({"geometry": ("3g.40gb", "3g.40gb", "1g.10gb")}, "GPU 0000:1b:00.0: no GPU can hold 2 x 3g.40gb"),
         ({"by_gpu": {"0000:ff:00.0": PAIR}}, "settings.mig.by_gpu.0000:ff:00.0: no GPU at this address"),
     ],
 )

@@ -41,7 +41,7 @@ def _words(text: str) -> frozenset[str]:
 
 
 _LIFTED = (
-    "slurmctld clears DRAIN itself here; that is no person's resume: nothing is acknowledged, what is still wrong drains again"
+    "slurmctld clears DRAIN itself here; that is no person's resume, so nothing is acknowledged, and current faults drain again"
 )
 
 ROWS = (
@@ -69,16 +69,23 @@ ROWS = (
         drain="drained",
         reconcile="drained",
         resume="held",
-        note="resumed once the epilog has ended: a step that cannot be killed looks the same",
+        note="resumed when the epilog has ended, because a step that cannot be killed looks the same",
     ),
-    Row(name="drained", words=_words("IDLE+DRAIN"), drain="foreign", reconcile="foreign", resume="foreign", note="a person's"),
+    Row(
+        name="drained",
+        words=_words("IDLE+DRAIN"),
+        drain="foreign",
+        reconcile="foreign",
+        resume="foreign",
+        note="the drain is a person's",
+    ),
     Row(
         name="draining",
         words=_words("ALLOCATED+DRAIN"),
         drain="foreign",
         reconcile="foreign",
         resume="foreign",
-        note="a person's",
+        note="the drain is a person's",
     ),
     Row(name="down", words=_words("DOWN"), drain="foreign", reconcile="foreign", resume="foreign", note="set by a person"),
     Row(
@@ -87,7 +94,7 @@ ROWS = (
         drain="foreign",
         reconcile="drained",
         resume="held",
-        note="slurmd is silent; 24.11 and newer append ` : Not responding` to our reason, and it stays ours",
+        note="slurmd does not answer; 24.11 and newer append ` : Not responding` to our reason, and the drain stays ours",
     ),
     Row(
         name="not responding",
@@ -95,7 +102,7 @@ ROWS = (
         drain="drained",
         reconcile="drained",
         resume="resumed",
-        note="every freshly resumed node says so until the next ping; Slurm starts nothing there meanwhile",
+        note="every node that was just resumed shows this until the next ping; Slurm starts nothing there meanwhile",
     ),
     Row(name="fail", words=_words("IDLE+FAIL"), ours=_words("FAIL"), drain="foreign", reconcile="foreign", resume="foreign"),
     Row(
@@ -112,7 +119,7 @@ ROWS = (
         drain="drained",
         reconcile="drained",
         resume="resumed",
-        note="findings of the driver and of settings are held: a maintenance reservation is running; it stays as it is",
+        note="findings of the driver and of settings are suppressed while a maintenance reservation runs; it stays as it is",
     ),
     Row(name="reserved", words=_words("IDLE+RESERVED"), drain="drained", reconcile="drained", resume="resumed"),
     Row(
@@ -121,7 +128,7 @@ ROWS = (
         drain="drained",
         reconcile="",
         resume="",
-        note="backfill has a job for it; Slurm plans none on a drained node",
+        note="backfill has planned a job for it; Slurm plans none on a drained node",
     ),
     Row(
         name="reboot requested",
@@ -137,8 +144,8 @@ ROWS = (
         drain="foreign",
         reconcile="drained",
         resume="held",
-        note="our reason gets ` : reboot issued` and stays ours. Where the reboot lifts the drain (ASAP on 22.05,"
-        " nextstate=RESUME on all) nothing is acknowledged; else the node is resumed once it is back and well",
+        note="` : reboot issued` is appended to our reason, and the drain stays ours. If the reboot lifts the drain (ASAP on"
+        " 22.05, nextstate=RESUME on all), nothing is acknowledged; otherwise the node is resumed when it is back and well",
     ),
     Row(
         name="reboot timed out",
@@ -146,7 +153,7 @@ ROWS = (
         drain="foreign",
         reconcile="drained",
         resume="held",
-        note="our reason gets ` : reboot timed out`",
+        note="` : reboot timed out` is appended to our reason",
     ),
     Row(
         name="power down requested",
@@ -155,7 +162,7 @@ ROWS = (
         reconcile="drained",
         resume="held",
         why="powering down",
-        note="waits for the job's end",
+        note="the node waits for the job's end",
     ),
     Row(
         name="power down, draining",
@@ -163,7 +170,7 @@ ROWS = (
         drain="foreign",
         reconcile="drained",
         resume="held",
-        note="`state=power_down_asap`: slurmctld drains it with its own reason, and leaves ours where it stands",
+        note="`state=power_down_asap`: slurmctld drains the node with its own reason, but keeps our reason if there is one",
     ),
     Row(
         name="powering down",
@@ -202,7 +209,7 @@ ROWS = (
         drain="foreign",
         reconcile="held",
         resume="held",
-        note=f"ResumeTimeout reached, our reason has that appended or is gone; {_LIFTED}",
+        note=f"ResumeTimeout is reached; that is appended to our reason, or our reason is gone; {_LIFTED}",
     ),
     Row(
         name="future",
@@ -210,7 +217,7 @@ ROWS = (
         drain="error",
         reconcile="error",
         resume="error",
-        note="slurmctld lists no such node: an error that says so, tried again, and the ledger keeps what it has",
+        note="slurmctld lists no such node: fairlead reports an error and tries again, and the ledger keeps its entry",
     ),
     Row(
         name="unknown",
@@ -219,8 +226,8 @@ ROWS = (
         reconcile="drained",
         resume="held",
         why="not registered yet",
-        note="after a start of slurmctld, until slurmd registers. A slurmctld without its saved state shows it without our drain:"
-        " that is nobody's resume, and what is still wrong drains again",
+        note="after a start of slurmctld, until slurmd registers. A slurmctld without its saved state shows the node without our"
+        " drain: that is nobody's resume, and current faults drain again",
     ),
     Row(
         name="invalid registration",
@@ -228,7 +235,7 @@ ROWS = (
         drain="foreign",
         reconcile="drained",
         resume="held",
-        note="slurmd found less hardware than slurm.conf has; 24.11 and newer write that over our reason: a person resumes it",
+        note="slurmd found less hardware than slurm.conf has; 24.11 and newer replace our reason, so a person resumes the node",
     ),
     Row(
         name="blocked",
@@ -238,7 +245,7 @@ ROWS = (
         resume="resumed",
         releases=("24.11", "26.05"),
         made=False,
-        note="another job has the topology block for itself (24.05 and newer); not made in the tests: needs topology/block",
+        note="another job has the whole topology block (24.05 and newer); the tests do not make it: it needs topology/block",
     ),
 )
 
@@ -256,49 +263,49 @@ class Event(Struct, frozen=True, kw_only=True):
     seen: str
 
 
-_AGAIN = "nothing is acknowledged; what is still wrong drains again at the agent's next reading"
+_AGAIN = "nothing is acknowledged; what is still wrong drains again when the agent next reads the node's state"
 
 EVENTS = (
     Event(
         name="the agent drains the node",
         shows="`drain` is added to the state; the reason is `fairlead:CHECK:TOKEN SUMMARY`, the user is the agent's",
-        does="it reads the drain back, and only then the verdict says `drain`",
+        does="it reads the drain back; only after that the verdict says `drain`",
         seen="test_agent.py: test_xid_to_drain_and_a_persons_resume",
     ),
     Event(
-        name="an admin drains the node, or puts words of theirs over ours",
+        name="an admin drains the node, or replaces our reason",
         shows="the admin's reason and user; our reason is gone",
-        does="it leaves the node alone. It goes on reading the node: who lifts these words acknowledges what was known before",
+        does="it leaves the node alone and goes on reading its state. A resume then acknowledges what was known before",
         seen="directed.py: taken, then an Xid",
     ),
     Event(
         name="`scontrol reboot`",
         shows="our drain stays, with ` : reboot issued`",
-        does="it resumes the node once it is back and well; a person may before",
+        does="it resumes the node when it is back and well; a person may resume it before",
         seen="test_rebooted.py: test_a_reboot_by_slurmctld_acknowledges_nothing",
     ),
     Event(
         name="`scontrol reboot ASAP`",
         shows="22.05: our drain is lifted. 24.11 and 26.05: it stays, with ` : reboot issued`",
-        does=f"lifted: {_AGAIN}. Else as after `scontrol reboot`",
+        does=f"if the drain is lifted, {_AGAIN}. Otherwise as after `scontrol reboot`",
         seen="directed.py: reboot asap",
     ),
     Event(
         name="`scontrol reboot nextstate=RESUME`, with ASAP or without",
-        shows="our drain is lifted on all; 24.11 without slurmdbd leaves our words behind",
+        shows="our drain is lifted on all releases; 24.11 without slurmdbd keeps our reason",
         does=_AGAIN,
         seen="directed.py: reboot nextstate=resume",
     ),
     Event(
         name="a fault comes while a reboot waits for a job's end",
         shows="`reboot_requested`; with ASAP also `drain` by root with `Reboot ASAP`",
-        does="it waits. After the boot only what this boot has found drains: what the reboot has repaired does not",
+        does="it waits. After the boot only faults that this boot has found drain, not faults that the reboot has repaired",
         seen="directed.py: lost while a reboot waits",
     ),
     Event(
-        name="an admin resumes the node instead of a reboot that waits",
+        name="an admin resumes the node while a reboot waits",
         shows="the reboot and the drain are gone; nothing has booted",
-        does="it is a person's resume: what was known before is acknowledged",
+        does="this is a person's resume, so what was known before is acknowledged",
         seen="directed.py: resume instead of a reboot",
     ),
     Event(
@@ -309,7 +316,7 @@ EVENTS = (
     ),
     Event(
         name="slurmctld starts without its state (`-c`, or an emptied folder), or with an old one",
-        shows="the node without drain and reason, on all",
+        shows="the node without drain and reason, on all releases",
         does=f"{_AGAIN}. A drain by `fairlead drain` is made again",
         seen="test_rebooted.py: test_a_slurmctld_without_its_saved_state_acknowledges_nothing",
     ),
@@ -321,33 +328,33 @@ EVENTS = (
     ),
     Event(
         name="a person resumes the node (`resume`, `undrain`)",
-        shows="22.05 and 26.05: no drain, no reason. 24.11 without slurmdbd: no drain, our words are left",
+        shows="22.05 and 26.05: no drain, no reason. 24.11 without slurmdbd: no drain, but our reason is kept",
         does="it acknowledges, by name, what was known before; new evidence drains again",
         seen="directed.py: same evidence",
     ),
     Event(
         name="a person resumes the node, and Slurm is reconfigured before the agent has read the node again",
         shows="as after a resume. On 24.11 with slurmdbd and on 26.05 nothing shows whether slurmctld had lost the drain instead",
-        does="22.05, and 24.11 without slurmdbd: as after a resume. Else kernel records count as acknowledged, and what is still"
-        " wrong drains again; the second resume counts",
+        does="22.05, and 24.11 without slurmdbd: as after a resume. Otherwise only kernel records count as acknowledged, and"
+        " what is still wrong drains again; the second resume counts",
         seen="test_rebooted.py: test_of_a_resume_beside_a_reconfiguration_only_the_past_counts",
     ),
     Event(
         name="a maintenance reservation ends",
         shows="`maintenance` goes; a drain stays as it is",
-        does="what was held for it (findings of the driver and of settings) may drain now",
+        does="findings of the driver and of settings, which the reservation suppressed, may drain now",
         seen="directed.py: reservation ended",
     ),
     Event(
         name="somebody sets the node DOWN",
-        shows="`down` with their reason in place of ours; `drain` stays where it was",
+        shows="`down` with that person's reason instead of ours; `drain` stays if it was set",
         does="it leaves the node alone, and resumes nothing",
         seen="test_node_states.py: test_row",
     ),
     Event(
         name="slurmd does not answer",
         shows="`down`, `not_responding`; our drain stays. 24.11 and 26.05 append ` : Not responding` to its reason",
-        does="it is still ours. It is resumed once slurmd answers and the node is well",
+        does="the drain is still ours. The node is resumed when slurmd answers and the node is well",
         seen="test_node_states.py: test_row",
     ),
 )

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import msgspec
 
 from fairlead import settings as setting_list
-from fairlead.apply import items, undeclared
+from fairlead.apply import items, metrics_folder, undeclared
 from fairlead.apply.image import left_by_image, note_left
 from fairlead.apply.node_lock import APPLYING_SECONDS, applying
 from fairlead.apply.report import ApplyReport, Item, Phase
@@ -71,6 +71,8 @@ def apply(
         restored = undeclared.restore(document, root, undo, dry_run=dry_run)
     else:
         restored = []
+    if root.is_live and phase == "all":
+        done += metrics_folder.items(document, root)
     return ApplyReport(
         node=document.node,
         generation=document.generation,

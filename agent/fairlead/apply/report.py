@@ -29,7 +29,7 @@ class Item(Struct, frozen=True, kw_only=True):
     """Describes one declared setting after the run.
 
     state: same, changed, would_change, deferred (a busy node, or a reboot is needed), failed, refused (the node cannot take
-    the wanted value), absent (the node has no hardware for it), not_applicable (the same, and the profile says so),
+    the wanted value), absent (the node has no hardware or folder for it), not_applicable (the same, and the profile says so),
     unreadable, unmanaged, left (an image leaves it for the boot of the node). persisted: yes, no, boot (applied again at every
     boot), unknown. effective: yes, no, unknown (an image). pending: "", idle, drain, reboot, boot.
     """

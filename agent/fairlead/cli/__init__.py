@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from fairlead.errors import ExitCode, FairleadError
+from fairlead.errors import ExitCode, FairleadError, next_step
 
 COMMANDS = {
     "check": "judge this node (or a machine tree) once",
@@ -59,7 +59,7 @@ Keeps the GPU nodes of a Slurm cluster tuned, and jobs off the broken ones.
 
 `fairlead COMMAND --help` says more. Exit codes: 0 ok, 1 warn, 2 drain, 3 unknown (check);
 64 usage, 65 bad data, 66 no such input, 68 node not reached, 69 unavailable, 70 bug,
-75 try again, 77 needs root, 78 configuration."""
+75 try again, 77 needs root, 78 configuration, 130 interrupted, 141 the output's reader has gone."""
 
 # Modules that only an extra brings, and which.
 EXTRAS = {
@@ -77,7 +77,27 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
         print(f"{self.prog}: {message}", file=sys.stderr)
+        if hint := self._hint(message):
+            print(f"  next: {hint}", file=sys.stderr)
         sys.exit(ExitCode.USAGE)
+
+    def _hint(self, message: str) -> str:
+        """Return what to write instead, "" where the message says it."""
+        options = {name: action for action in self._actions for name in action.option_strings}
+        kind, _, rest = message.partition(": ")
+        if kind == "unrecognized arguments":
+            import difflib
+
+            word = rest.split()[0]
+            if word.endswith(".toml") and "--site" in options:
+                return f"--site {word}"
+            like = difflib.get_close_matches(word.partition("=")[0], options, n=1) if word.startswith("-") else []
+            return f"did you mean {like[0]}?" if like else ""
+        named = kind.removeprefix("argument ").rpartition("/")[2]
+        if rest.startswith("expected one argument") and named in options:
+            value = options[named].metavar or options[named].dest.upper()
+            return f"{named} {value if isinstance(value, str) else ' '.join(value)}: {options[named].help or 'a value'}"
+        return ""
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """Return the arguments; options may stand anywhere between the others. Not so where the rest is another program's."""
@@ -89,37 +109,61 @@ class Parser(argparse.ArgumentParser):
 
 
 def overview() -> str:
-    """The text of ``fairlead --help``."""
+    """Return the text of ``fairlead --help``."""
+    from fairlead.cli.help_text import COLUMNS_MAX, wrapped
+
     width = max(map(len, COMMANDS))
     commands = "\n".join(f"  {name:{width}}  {summary}" for name, summary in COMMANDS.items())
-    return _OVERVIEW.format(commands=commands)
+    return "\n".join(wrapped(_OVERVIEW.format(commands=commands), COLUMNS_MAX - 2))
 
 
 def command_parser(name: str) -> Parser:
     """The parser of one command; imports its module."""
+    from fairlead.cli.help_text import HelpFormatter
+
     module = importlib.import_module(f"fairlead.cli.{name.replace('-', '_')}")
-    parser = Parser(prog=f"fairlead {name}", description=(module.__doc__ or COMMANDS[name]), formatter_class=_Formatter)
+    parser = Parser(prog=f"fairlead {name}", description=(module.__doc__ or COMMANDS[name]), formatter_class=HelpFormatter)
     module.register(parser)
     parser.set_defaults(run=module.run)
     return parser
 
 
-class _Formatter(argparse.RawDescriptionHelpFormatter):
-    pass
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
+    from fairlead.cli.terminal import open_standard_streams, printable
+
     args = list(sys.argv[1:] if argv is None else argv)
+    open_standard_streams()
+    with printable():
+        try:
+            return _unless_lost(_main(args), args)
+        except BrokenPipeError:
+            return ExitCode.READER_GONE
+
+
+def _main(args: list[str]) -> int:
     if args[:1] == ["help"] and len(args) > 1:
         args = [args[1], "--help"]
     if not args or args[0] in {"-h", "--help", "help"}:
         print(overview())
         return ExitCode.OK if args else ExitCode.USAGE
-    from fairlead.cli.terminal import printable
+    return _run(args)
 
-    with printable():
-        return _run(args)
+
+def _unless_lost(code: int, args: list[str]) -> int:
+    """Say that output was lost, where some was. Return ``code``, or 69 instead of 0: nobody has read what the command said."""
+    from fairlead.cli.terminal import output_trouble
+
+    trouble = output_trouble()
+    if trouble is None:
+        return code
+    if isinstance(trouble, BrokenPipeError):  # argparse goes on after it
+        return ExitCode.READER_GONE
+    command = " ".join(["fairlead", *args[:1]])
+    print(f"{command}: standard output: {trouble.strerror}", file=sys.stderr)
+    hint = next_step(trouble) or "send it to a terminal, a file or /dev/null"
+    print(f"  next: {hint}; only what the command printed is lost", file=sys.stderr)
+    return code or ExitCode.UNAVAILABLE
 
 
 def _run(args: list[str]) -> int:
@@ -135,7 +179,7 @@ def _run(args: list[str]) -> int:
     except FairleadError as e:
         print(f"fairlead {name}: {e}", file=sys.stderr)
         if e.hint:
-            print(f"  next: {e.hint}", file=sys.stderr)
+            print(f"  next: {' '.join(e.hint.split())}", file=sys.stderr)  # it may quote a name with a line break
         return int(e.exit_code)
     except ModuleNotFoundError as e:
         package = (e.name or "").split(".")[0]
@@ -144,13 +188,12 @@ def _run(args: list[str]) -> int:
         print(f"fairlead {name}: needs fairlead[{EXTRAS[package]}] (module {package} is not installed)", file=sys.stderr)
         return ExitCode.UNAVAILABLE
     except BrokenPipeError:
-        sys.stderr.close()
-        return ExitCode.OK
+        raise
     except KeyboardInterrupt as e:
         print(f"fairlead {name}: interrupted", file=sys.stderr)
         if e.args and e.args[0]:
             print(f"  next: run it again: {e.args[0]}", file=sys.stderr)
-        return 130
+        return ExitCode.INTERRUPTED
     except SystemExit as e:
         return int(e.code or 0)
     except Exception:

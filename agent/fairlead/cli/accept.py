@@ -30,7 +30,7 @@ SITE = "/etc/fairlead/site.toml"
 def register(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("nodelist", nargs="?", default="", help="which nodes: gpu[01-16]; without it all of --partition or --reservation")
-    add("-p", "--partition", default="", help="submit to this partition")
+    add("-p", "--partition", metavar="NAME", default="", help="submit to this partition")
     add("--reservation", default="", metavar="NAME", help="submit into this reservation")
     add("--tools", default="", metavar="TOOL,...", help="only these, and each must be there (default: all that are installed)")
     add("--site", default="", metavar="FILE", help=f"classes and [accept] of this site ({SITE} where there is one)")
@@ -47,7 +47,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     add("--resume", default="", metavar="RUN", help="wait for the jobs of a run that was killed, and judge it")
     add("--cancel", default="", metavar="RUN", help="cancel the jobs of a run that was killed")
     add("--slurm-conf", default="", metavar="FILE", help="slurm.conf, where Slurm's commands do not find it")
-    add("--bin-dir", default="/usr/bin", help="where sbatch, squeue and scancel are")
+    add("--bin-dir", metavar="DIR", default="/usr/bin", help="where sbatch, squeue and scancel are")
     add("--json", action="store_true", help="the results as one JSON document")
     add("-q", "--quiet", action="store_true", help="no progress on standard error")
 

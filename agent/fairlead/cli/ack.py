@@ -25,12 +25,12 @@ from fairlead.policy.state_requests import Ack, Undo
 def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", nargs="*", metavar="CHECK[/DEVICE]", help="findings as `fairlead why` names them")
     parser.add_argument("--all", action="store_true", help="every finding that stands")
-    parser.add_argument("--reason", default="", help="why, for whoever asks `fairlead why`")
+    parser.add_argument("--reason", metavar="TEXT", default="", help="why, for whoever asks `fairlead why`")
     parser.add_argument("--undo", action="store_true", help="let them count again")
     parser.add_argument("--list", action="store_true", help="show what is acknowledged, by whom and why")
-    parser.add_argument("--document", default="/etc/fairlead/node.json", help="the node's document")
+    parser.add_argument("--document", metavar="FILE", default="/etc/fairlead/node.json", help="the node's document")
     parser.add_argument("-n", "--dry-run", action="store_true", help="say what would be done")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> ExitCode:

@@ -12,7 +12,7 @@ from fairlead.errors import ExitCode
 
 
 def register(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--document", default="/etc/fairlead/node.json", help="the node's document")
+    parser.add_argument("--document", metavar="FILE", default="/etc/fairlead/node.json", help="the node's document")
     parser.add_argument("--root", default="/", metavar="TREE", help="read a machine tree instead of this machine")
     parser.add_argument(
         "--ask-nvml", action="store_true", help="with --root: ask this machine's NVML library, not the tree's nvml.json"

@@ -13,8 +13,9 @@ import argparse
 import os
 import sys
 
-from fairlead import config, settings
+from fairlead import config
 from fairlead.apply import ApplyReport, NvmlCalls, TreeNvml, apply
+from fairlead.cli.chosen_settings import chosen
 from fairlead.cli.output import print_json
 from fairlead.errors import ExitCode, HostError, InputMissing, NeedsRoot, NodeBusy, UsageError
 from fairlead.host import change, process
@@ -39,7 +40,7 @@ def register(parser: argparse.ArgumentParser) -> None:
         "--drained", action="store_true", help="this node is drained in Slurm and no job runs: make changes that need that too"
     )
     parser.add_argument("--undo", action="store_true", help="bring back what was there before fairlead's first change")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> ExitCode:
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> ExitCode:
         raise NeedsRoot("changing this node needs root", hint="or look with --dry-run")
     if not root.is_live and not args.dry_run:
         _files_only(root)
-    only = settings.select(args.only) if args.only else ()
+    only = chosen("--only", args.only)
     busy, drained = _jobs(root, args)
     if args.undo:
         return _undo(root, args, busy=busy, drained=drained)

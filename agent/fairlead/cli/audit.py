@@ -23,9 +23,9 @@ RUN_DIR = "/run/fairlead"
 
 def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--since", default="", metavar="WHEN", help=FORMS)
-    parser.add_argument("--state-dir", default=STATE_DIR)
-    parser.add_argument("--run-dir", default=RUN_DIR, help=argparse.SUPPRESS)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--state-dir", metavar="DIR", default=STATE_DIR, help="the agent's state (%(default)s)")
+    parser.add_argument("--run-dir", metavar="DIR", default=RUN_DIR, help=argparse.SUPPRESS)
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> ExitCode:

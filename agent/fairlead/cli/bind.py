@@ -37,7 +37,7 @@ def register(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="use at most N hardware threads of a core (without N: one)",
     )
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> ExitCode:

@@ -18,16 +18,18 @@ from fairlead.errors import ExitCode, UsageError
 
 
 def register(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--site", default="/etc/fairlead/site.toml", help="the site's declaration; fairlead.lock lies beside it")
+    parser.add_argument(
+        "--site", metavar="FILE", default="/etc/fairlead/site.toml", help="the site's declaration; fairlead.lock lies beside it"
+    )
     parser.add_argument("--output", default="", metavar="DIR", help="the folder to make")
     parser.add_argument(
         "--python", action="append", default=[], metavar="X.Y", help="a Python of the nodes; may be given again (default: 3.11)"
     )
-    parser.add_argument("--machine", default=platform.machine(), help="the nodes' architecture")
+    parser.add_argument("--machine", metavar="ARCH", default=platform.machine(), help="the nodes' architecture")
     parser.add_argument("--packages", default="", metavar="DIR", help="where package files may be already")
     parser.add_argument("--no-admin", action="store_true", help="without the wheels for the admin host")
     parser.add_argument("-n", "--dry-run", action="store_true", help="list what it would hold")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> ExitCode:

@@ -11,13 +11,14 @@ knows changes none either: a hold, an acknowledgement, the drain budgets
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fairlead import checks, settings
 from fairlead.cli import read_machine
 from fairlead.cli.output import print_json, state_word
 from fairlead.cli.same_findings import folded
+from fairlead.config import schema_keys
 from fairlead.errors import ExitCode, UsageError
 from fairlead.model.finding import Finding, Level, Service, as_data
 
@@ -41,7 +42,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     known = {*checks.load(), *(f"setting.{n}" for n in settings.load())}
     for name in args.only:
         if name not in known:
-            raise UsageError(f"--only {name}: no such check", hint=f"known: {', '.join(sorted(known))}")
+            raise UsageError(f"--only {name}: no such check", hint=_hint(name, known))
     document = read_machine.document_for(args)
     node, past = read_machine.read_machine(args, document)
     found = judge(document, node, past, args.only or None)
@@ -97,3 +98,14 @@ def _print_findings(findings: Sequence[dict[str, Any]]) -> None:
     for (name, _), count in shown.items():
         if count > SHOWN_PER_CHECK:
             print(f"  ... and {count - SHOWN_PER_CHECK} more of {name} (--json has all)")
+
+
+def _hint(name: str, known: Collection[str]) -> str:
+    """Return what to do about a name that is no check."""
+    if f"setting.{name}" in known:
+        return f"{name} is a setting: --only setting.{name} judges whether the node drifted from it"
+    words = name.split(",")
+    if len(words) > 1 and all(word.strip() in known for word in words):
+        return f"name each by itself: {' '.join(f'--only {word.strip()}' for word in words)}"
+    like = schema_keys.nearest(name, known)
+    return f"did you mean `{like}`?" if like else f"known: {', '.join(sorted(known))}"

@@ -28,10 +28,10 @@ from fairlead.policy.state_requests import Clear
 def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("device", nargs="?", default="", metavar="DEVICE|SERIAL", help="PCI address, GPU serial or UUID")
     parser.add_argument("--all", action="store_true", help="the whole node")
-    parser.add_argument("--reason", default="", help="what was repaired, for whoever asks `fairlead why`")
-    parser.add_argument("--document", default="/etc/fairlead/node.json", help="the node's document")
+    parser.add_argument("--reason", metavar="TEXT", default="", help="what was repaired, for whoever asks `fairlead why`")
+    parser.add_argument("--document", metavar="FILE", default="/etc/fairlead/node.json", help="the node's document")
     parser.add_argument("-n", "--dry-run", action="store_true", help="say what would be done")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> ExitCode:

@@ -1,6 +1,6 @@
 """Check and show documents and sites.
 
-check FILE          is this document (.json) or site (.toml) right?
+check FILE          every mistake of a document or a site; each class's nodes
 show [FILE]         every value; --changed: only what differs from the defaults, and
                     who says so; with --site FILE --node NAME: of a node of the site
 schema              JSON Schema of a node's document
@@ -10,21 +10,26 @@ profiles            the hardware profiles that are carried along
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Iterable
 
 from fairlead import config
-from fairlead.cli.output import print_json
+from fairlead.cli.output import columns, print_json
 from fairlead.cli.value_text import value_text
 from fairlead.errors import ExitCode, InputMissing, UsageError
+from fairlead.model.nodelist import fold
+
+PEEK_BYTES = 4096  # of a file whose name does not say what it is
 
 
 def register(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=["check", "show", "schema", "profiles"])
+    parser.add_argument("what", choices=["check", "show", "schema", "profiles"], help="what to do, as said above")
     parser.add_argument("file", nargs="?", default="", help="a node's document, or a site (.toml)")
-    parser.add_argument("--site", default="", help="resolve --node from this site")
-    parser.add_argument("--node", default="", help="the node to resolve")
+    parser.add_argument("--site", metavar="FILE", default="", help="resolve --node from this site")
+    parser.add_argument("--node", metavar="NAME", default="", help="the node to resolve")
     parser.add_argument("--origin", action="store_true", help="also print where each value comes from")
     parser.add_argument("--changed", action="store_true", help="show: only what differs from the defaults, and who says so")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> ExitCode:
@@ -35,8 +40,9 @@ def _resolve(site: config.Site, node: str) -> tuple[config.Document, dict[str, s
     from fairlead.config.site import layers_of
     from fairlead.provision.inventory import all_nodes, classes_of
 
-    if node not in all_nodes(site):
-        raise UsageError(f"{node}: not declared in {site.file}", hint="add it to a class there")
+    known = all_nodes(site)
+    if node not in known:
+        raise UsageError(f"{node}: not declared in {site.file}", hint=f"declared there: {fold(known)}; or add it to a class")
     classes = classes_of(site, node)
     document, origins = config.resolve(site, node, classes)
     for origin, layer in layers_of(site, node, classes)[0]:  # a setting may be declared by an empty table, which gives no value
@@ -46,23 +52,67 @@ def _resolve(site: config.Site, node: str) -> tuple[config.Document, dict[str, s
 
 
 def _check(args: argparse.Namespace) -> ExitCode:
-    args.file = args.file or args.site
-    if not args.file:
+    path = args.file or args.site
+    if not path:
         raise UsageError("config check needs a FILE", hint="a node's document, or a site (.toml)")
-    if args.file.endswith(".toml"):
-        from fairlead.provision.inventory import targets
+    return _check_site(path, as_json=args.json) if _is_site(path) else _check_document(path, as_json=args.json)
 
-        site = config.load_site(args.file)
-        nodes = targets(site)
-        result = {"file": args.file, "ok": True, "nodes": len(nodes), "generation": site.generation}
+
+def _is_site(path: str) -> bool:
+    """Say whether a file is a site's: by its name, else by how it begins. Raise InputMissing where nothing says what it is."""
+    if path.endswith((".toml", ".json")):
+        return path.endswith(".toml")
+    try:
+        with open(path, "rb") as f:
+            return not f.read(PEEK_BYTES).lstrip().startswith(b"{")
+    except OSError as e:
+        hint = "name a site's file (site.toml), or a node's document (node.json)"
+        words = "no such file" if isinstance(e, FileNotFoundError) else e.strerror
+        raise InputMissing(f"{path}: {words}", hint=hint) from None
+
+
+def _check_site(path: str, *, as_json: bool) -> ExitCode:
+    from fairlead.provision.site_check import check_site
+
+    found = check_site(path)
+    classes = {name: (fold(nodes), len(nodes)) for name, nodes in found.classes.items()}
+    if as_json:
+        numbers = {"nodes": len(found.nodes), "generation": found.generation}
+        folded = {name: {"nodes": nodes, "count": count} for name, (nodes, count) in classes.items()}
+        print_json({"file": path, "ok": not found.mistakes, **numbers, "classes": folded, "mistakes": found.mistakes})
+        return found.exit_code
+    _print_mistakes((m.text, m.hint) for m in found.mistakes)
+    if not found.mistakes:
+        print(f"{path}: right (nodes {len(found.nodes)}, generation {found.generation})")
+    rows = [(f"  {name}:", nodes, f"({count} node{'s' * (count != 1)})") for name, (nodes, count) in classes.items()]
+    if rows:
+        print(columns(rows))
+    return found.exit_code
+
+
+def _check_document(path: str, *, as_json: bool) -> ExitCode:
+    from fairlead.config.mistakes import file_mistakes
+
+    mistakes = file_mistakes(path)
+    if as_json:
+        found = [{"file": m.file, "key": m.key, "reason": m.reason, "hint": m.hint} for m in mistakes]
+        document = None if mistakes else config.load_document(path)
+        about = {"node": document.node, "generation": document.generation} if document else {}
+        print_json({"file": path, "ok": not mistakes, **about, "mistakes": found})
+    elif mistakes:
+        _print_mistakes((str(m), m.hint) for m in mistakes)
     else:
-        document = config.load_document(args.file)
-        result = {"file": args.file, "ok": True, "node": document.node, "generation": document.generation}
-    if args.json:
-        print_json(result)
-    else:
-        print(f"{args.file}: right ({', '.join(f'{k} {v}' for k, v in result.items() if k not in {'file', 'ok'})})")
-    return ExitCode.OK
+        document = config.load_document(path)
+        print(f"{path}: right (node {document.node}, generation {document.generation})")
+    return ExitCode.CONFIG if mistakes else ExitCode.OK
+
+
+def _print_mistakes(lines: Iterable[tuple[str, str]]) -> None:
+    """Print each mistake as any error is printed: one line, and one that says what to do next."""
+    for text, hint in lines:
+        print(f"fairlead config: {text}", file=sys.stderr)
+        if hint:
+            print(f"  next: {hint}", file=sys.stderr)
 
 
 def _show(args: argparse.Namespace) -> ExitCode:
@@ -72,8 +122,9 @@ def _show(args: argparse.Namespace) -> ExitCode:
             raise UsageError("config show --site needs --node NAME")
         document, origins = _resolve(config.load_site(args.site), args.node)
     elif args.node:
-        raise UsageError("config show --node needs --site FILE")
-    elif args.file.endswith(".toml"):
+        file = args.file if args.file and _is_site(args.file) else "FILE"
+        raise UsageError("config show --node needs --site FILE", hint=f"config show --site {file} --node {args.node}")
+    elif args.file and _is_site(args.file):
         raise UsageError(f"{args.file} is a site, not a node's document", hint=f"config show --site {args.file} --node NAME")
     else:
         document = config.load_document(args.file or "/etc/fairlead/node.json")

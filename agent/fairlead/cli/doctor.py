@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from fairlead import config
 from fairlead.cli.output import print_json
-from fairlead.errors import ExitCode, FairleadError, InputMissing
+from fairlead.errors import DataError, ExitCode, FairleadError, InputMissing
 from fairlead.slurm import slurm_conf
 from fairlead.slurm.amend import amend
 from fairlead.slurm.conf_review import Remark, review
@@ -33,24 +33,27 @@ _MARK = {"ok": "ok   ", "note": "note ", "warn": "warn ", "wrong": "WRONG"}
 
 def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--slurm-conf", default="", help="default: $SLURM_CONF, /etc/slurm/slurm.conf, /run/slurm/conf/slurm.conf"
+        "--slurm-conf", metavar="FILE", default="", help="default: $SLURM_CONF, /etc/slurm/slurm.conf, /run/slurm/conf/slurm.conf"
     )
-    parser.add_argument("--root", default="/", help="look at a tree instead of this machine")
-    parser.add_argument("--document", default="/etc/fairlead/node.json")
+    parser.add_argument("--root", metavar="TREE", default="/", help="look at a tree instead of this machine")
+    parser.add_argument("--document", metavar="FILE", default="/etc/fairlead/node.json", help="the node's document (%(default)s)")
     parser.add_argument(
         "--diff", action="store_true", help="what to change in slurm.conf as a diff, for patch(1); writes nothing"
     )
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _text(root: str, path: str) -> str | None:
     try:
         with open(os.path.join(root, path.lstrip("/")), encoding="utf-8", errors="replace") as f:
-            return f.read(4 << 20)
+            text = f.read(4 << 20)
     except FileNotFoundError:
         return None
     except OSError as e:
         raise InputMissing(f"{path}: {e.strerror}") from None
+    if "\0" in text:
+        raise DataError(f"{path}: no text (it holds zero characters)", hint="is it the right file?")
+    return text
 
 
 def _conf_path(root: str, named: str) -> str:

@@ -26,15 +26,15 @@ DONE = {Outcome.DRAINED, Outcome.RESUMED, Outcome.FREE, Outcome.ACKNOWLEDGED}
 
 
 def register(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--reason", required=True, help="why, for `sinfo -R` and for whoever asks `fairlead why`")
+    parser.add_argument("--reason", metavar="TEXT", required=True, help="why, for `sinfo -R` and for whoever asks `fairlead why`")
     options(parser)
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     """What drain and resume share."""
-    parser.add_argument("--document", default="/etc/fairlead/node.json", help="the node's document")
+    parser.add_argument("--document", metavar="FILE", default="/etc/fairlead/node.json", help="the node's document")
     parser.add_argument("-n", "--dry-run", action="store_true", help="say what would be done")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def protocol(path: str) -> DrainProtocol:

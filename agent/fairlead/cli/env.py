@@ -25,9 +25,9 @@ CONF = "/etc/nccl.conf"
 
 
 def register(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=["explain", "list"])
+    parser.add_argument("what", choices=["explain", "list"], help="what to do, as said above")
     parser.add_argument("--job", default="", metavar="ID", help="explain: a job's tasks on this node instead of this process")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> ExitCode:

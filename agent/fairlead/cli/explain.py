@@ -27,7 +27,7 @@ from fairlead.errors import ExitCode, InputMissing
 def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", nargs="+", metavar="WHAT", help="xid CODE, sxid CODE, the name of a check or setting, or list")
     parser.add_argument("--document", default="", metavar="FILE", help="the document with the site's own choice (xid, sxid)")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> ExitCode:
@@ -93,5 +93,8 @@ def _named(name: str, prefer_setting: bool) -> dict[str, Any]:
         head = wrap(f"{kind_word} {name}: {item.summary}", "", "  ")
         text = "\n".join([*head, "", *page(doc), "", "Parameters, with their defaults:", "", *_table(struct)])
         return {"kind": kind_word, "name": name, "summary": item.summary, "doc": doc, "parameters": parameters, "text": text}
-    known = ", ".join([*checks.load(), *settings.load()])
-    raise InputMissing(f"{name!r} is neither a check nor a setting", hint=f"known: {known}; or `fairlead explain xid CODE`")
+    from fairlead.config import schema_keys
+
+    names = [*checks.load(), *settings.load()]
+    known = f"known: {', '.join(names)}; or `fairlead explain xid CODE`"
+    raise InputMissing(f"{name!r} is neither a check nor a setting", hint=f"{schema_keys.meant(name, names)} {known}".strip())

@@ -19,7 +19,7 @@ from fairlead.topology.fabric import ibnetdiscover, lldp, nvlink_domains, scalab
 from fairlead.topology.fabric.scalable_units import Blocks, SwitchTree
 from fairlead.topology.fabric.switch_fabric import AdapterRule, SwitchFabric, attach, merged
 
-FILE_BYTES = 1 << 30
+FILE_BYTES = 1 << 28
 _GUID = re.compile(r"0x([0-9a-fA-F]{1,16})")
 
 
@@ -174,11 +174,9 @@ def _ports(text: str) -> re.Pattern[str] | None:
 
 
 def _text(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as f:
-            text = f.read(FILE_BYTES)
-    except OSError as e:
-        raise InputMissing(f"{path}: {e.strerror}") from None
+    text = text_if_there(path, FILE_BYTES)
+    if text is None:
+        raise InputMissing(f"{path}: No such file or directory", hint="see that it is there and may be read")
     if not text.strip():
         raise DataError(f"{path}: empty", hint="take it again")
     return text

@@ -26,15 +26,17 @@ SITE = "/etc/fairlead/site.toml"
 
 def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("nodelist", nargs="?", default="", help="only these nodes: gpu[001-064]")
-    parser.add_argument("-p", "--partition", default="", help="only the nodes of this partition")
-    parser.add_argument("--site", default="", help=f"whose [ansible] says how ssh reaches the nodes ({SITE} where there is one)")
+    parser.add_argument("-p", "--partition", metavar="NAME", default="", help="only the nodes of this partition")
+    parser.add_argument(
+        "--site", metavar="FILE", default="", help=f"whose [ansible] says how ssh reaches the nodes ({SITE} where there is one)"
+    )
     parser.add_argument("--no-agents", action="store_true", help="ask Slurm alone: no ssh")
     parser.add_argument(
         "--timeout", type=float, metavar="SECONDS", help="for all agents together (10, and a tenth for each node)"
     )
     parser.add_argument("--ssh", default="ssh", metavar="PROGRAM", help="the program that is called as ssh would be")
     parser.add_argument("--slurm-conf", default="", metavar="FILE", help="slurm.conf, where Slurm's commands do not find it")
-    parser.add_argument("--bin-dir", default="/usr/bin", help="where sinfo and squeue are")
+    parser.add_argument("--bin-dir", metavar="DIR", default="/usr/bin", help="where sinfo and squeue are")
     parser.add_argument("--watch", nargs="?", type=float, const=5.0, metavar="SECONDS", help="again and again (every 5 s)")
     parser.add_argument("--each", action="store_true", help="a row for each node: nothing is folded")
     parser.add_argument("--json", action="store_true", help="each node as an object; with --watch one line for each look")

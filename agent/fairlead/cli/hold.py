@@ -28,14 +28,14 @@ RUN_DIR = "/run/fairlead"
 
 
 def register(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--reason", default="", help="why, for whoever asks `fairlead why`")
+    parser.add_argument("--reason", metavar="TEXT", default="", help="why, for whoever asks `fairlead why`")
     parser.add_argument("--until", default="", metavar="WHEN", help=f"the hold ends by itself then: {FORMS}")
     parser.add_argument("--release", action="store_true", help="end the hold")
     parser.add_argument("--show", action="store_true", help="say whether there is one")
-    parser.add_argument("--state-dir", default=STATE_DIR)
-    parser.add_argument("--run-dir", default=RUN_DIR, help=argparse.SUPPRESS)
+    parser.add_argument("--state-dir", metavar="DIR", default=STATE_DIR, help="the agent's state (%(default)s)")
+    parser.add_argument("--run-dir", metavar="DIR", default=RUN_DIR, help=argparse.SUPPRESS)
     parser.add_argument("-n", "--dry-run", action="store_true", help="say what would be done")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> ExitCode:

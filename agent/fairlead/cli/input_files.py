@@ -28,11 +28,19 @@ def text_of(path: str, bytes_max: int) -> str:
 
 
 def text_if_there(path: str, bytes_max: int) -> str | None:
-    """As ``text_of`` for a file; None where there is none."""
+    """Return a text file's text, None where there is no such file. What is no UTF-8 is replaced.
+
+    Raises InputMissing where it cannot be read, DataError where it is no text or larger than ``bytes_max``.
+    """
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(bytes_max)
+        with open(path, "rb") as file:
+            data = file.read(bytes_max + 1)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as e:
         raise InputMissing(f"{path}: {getattr(e, 'strerror', None) or e}") from None
+    if b"\0" in data:
+        raise DataError(f"{path}: no text (it holds zero characters)", hint="is it the right file?")
+    if len(data) > bytes_max:
+        raise DataError(f"{path}: more than {bytes_max >> 20} MiB", hint="is it the right file?")
+    return data.decode("utf-8", "replace")

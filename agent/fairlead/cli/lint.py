@@ -29,7 +29,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--conf", action="store_true", help="read every FILE as a nccl.conf")
     parser.add_argument("--nccl", default="2.30", metavar="VERSION", help="the NCCL that will run (default %(default)s)")
     parser.add_argument("--fabric", choices=["ib", "tcp"], default="", help="what joins the nodes; default: what the file says")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> ExitCode:

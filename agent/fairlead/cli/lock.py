@@ -24,7 +24,9 @@ from fairlead.settings.driver import DriverWant
 
 
 def register(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--site", default="/etc/fairlead/site.toml", help="the site's declaration; the lock lies beside it")
+    parser.add_argument(
+        "--site", metavar="FILE", default="/etc/fairlead/site.toml", help="the site's declaration; the lock lies beside it"
+    )
     parser.add_argument(
         "--repository",
         action="append",
@@ -43,7 +45,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--check", action="store_true", help="does the lock that is there fit, and are its files at hand?")
     parser.add_argument("--download", default=None, nargs="?", const="", metavar="DIR", help="also fetch the package files")
     parser.add_argument("-n", "--dry-run", action="store_true", help="resolve and show, write nothing")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> ExitCode:

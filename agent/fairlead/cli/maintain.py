@@ -62,7 +62,7 @@ NEW_ONLY = {"reason": "--reason", "reboot": "--reboot", "take_over": "--take-ove
 
 def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("nodelist", nargs="?", default="", help="these nodes: gpu[001-064]")
-    parser.add_argument("--reason", default="", help="why, for `sinfo -R`")
+    parser.add_argument("--reason", metavar="TEXT", default="", help="why, for `sinfo -R`")
     parser.add_argument("--batch", default="", metavar="N|P%", help="so many nodes in work at once (1); P%% of the nodelist")
     parser.add_argument("--max-failed", type=int, metavar="K", help="begin no other node once K have failed (1)")
     parser.add_argument("--floor", action="append", default=[], metavar="PARTITION=N|P%", help="so many nodes of it stay usable")
@@ -83,7 +83,9 @@ def register(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also nodes that a maintenance run of a lost journal, or of another admin host that has ended, has left drained",
     )
-    parser.add_argument("--site", default="", help=f"the site's declaration ({SITE}; of --resume and --abort, the run's own)")
+    parser.add_argument(
+        "--site", metavar="FILE", default="", help=f"the site's declaration ({SITE}; of --resume and --abort, the run's own)"
+    )
     parser.add_argument("-n", "--dry-run", action="store_true", help="show what would be done and changed, change nothing")
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
@@ -97,11 +99,11 @@ def register(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--list", action="store_true", help="the runs in the journal")
     what.add_argument("--show", nargs="?", const="", metavar="RUN", help="a run's nodes and their steps (the newest)")
     parser.add_argument("--journal", default=JOURNAL, metavar="FILE", help=f"the journal ({JOURNAL})")
-    parser.add_argument("--wheel", default="", help="as in `fairlead provision`")
+    parser.add_argument("--wheel", metavar="FILE", default="", help="as in `fairlead provision`")
     parser.add_argument("--wheelhouse", default="", metavar="DIR", help="as in `fairlead provision`")
     parser.add_argument("--ssh", default="ssh", metavar="PROGRAM", help="the program that is called as ssh would be")
     parser.add_argument("--slurm-conf", default="", metavar="FILE", help="slurm.conf, where Slurm's commands do not find it")
-    parser.add_argument("--bin-dir", default="/usr/bin", help="where scontrol, sinfo and squeue are")
+    parser.add_argument("--bin-dir", metavar="DIR", default="/usr/bin", help="where scontrol, sinfo and squeue are")
     parser.add_argument("--json", action="store_true", help="the report as JSON on standard output")
     parser.add_argument("-q", "--quiet", action="store_true", help="nothing while it runs")
 

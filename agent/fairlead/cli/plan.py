@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from fairlead import config, settings
+from fairlead import config
 from fairlead.cli import provision
+from fairlead.cli.chosen_settings import chosen
 from fairlead.cli.machine_tree import machine
 from fairlead.cli.output import print_json
 from fairlead.config import Document
-from fairlead.errors import DataError, ExitCode, UsageError
+from fairlead.errors import DataError, ExitCode, InputMissing, UsageError
 from fairlead.host import kernel
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(site="")
     parser.add_argument("--root", action="append", default=[], metavar="[NODE=]TREE", help="a machine tree instead of nodes")
     parser.add_argument("--document", default="", metavar="FILE", help="with --root: what the node should be")
-    parser.add_argument("--profile", default="", help="with --root: what the node should be, a hardware profile")
+    parser.add_argument("--profile", metavar="NAME", default="", help="with --root: what the node should be, a hardware profile")
     parser.add_argument("--wheelhouse", default="", metavar="DIR", help="the dependencies' wheels, for every Python of the nodes")
     parser.add_argument("--diff", action="store_true", help="show the changes as diffs")
     parser.add_argument("--exit-code", action="store_true", help="end with 1 where something would be changed")
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> ExitCode:
 
     if (args.document or args.profile) and not args.root:
         raise UsageError("--document and --profile belong to --root")
-    only = settings.select(args.tags) if args.tags else ()
+    only = chosen("--tags", args.tags)
     unknown: tuple[str, ...] = ()
     if args.root:
         plans = [_of_tree(args, source, only) for source in args.root]
@@ -108,7 +109,16 @@ def _document(args: argparse.Namespace, path: str, node: str) -> tuple[Document,
     own = os.path.join(path, "etc/fairlead/node.json")
     if not args.site and os.path.exists(own):
         return config.load_document(own), {}
-    from fairlead.provision.inventory import targets
+    from fairlead.provision.inventory import all_nodes, fold, targets
 
-    (target,) = targets(config.load_site(args.site or SITE), node)
+    file = args.site or SITE
+    if not args.site and not os.path.exists(file):
+        hint = "say what the node should be: --profile NAME, --document FILE or --site FILE"
+        raise InputMissing(f"--root {path}: there is no document in the tree, and no {file}", hint=hint)
+    site = config.load_site(file)
+    known = all_nodes(site)
+    if node not in known:
+        hint = f"say which node the tree is of: --root NODE={path}; declared there: {fold(known) or 'none'}; or --profile NAME"
+        raise UsageError(f"--root {path}: {node} is not declared in {file}", hint=hint)
+    (target,) = targets(site, node)
     return target.document, target.origin

@@ -18,6 +18,7 @@ import msgspec
 
 from fairlead import config
 from fairlead.cli.audited import actor
+from fairlead.cli.chosen_settings import chosen
 from fairlead.cli.output import print_json
 from fairlead.errors import ExitCode, HostError, InputMissing, UsageError
 from fairlead.host.change import write_file
@@ -36,7 +37,9 @@ def register(parser: argparse.ArgumentParser) -> None:
         "--report", action="append", default=[], metavar="FILE",
         help="also write the report there: FILE.json as JSON, any other as a page for a change ticket; may be given twice",
     )  # fmt: skip
-    parser.add_argument("--wheel", default="", help="this wheel of fairlead instead of one packed from this installation")
+    parser.add_argument(
+        "--wheel", metavar="FILE", default="", help="this wheel of fairlead instead of one packed from this installation"
+    )
     parser.add_argument("--wheelhouse", default="", metavar="DIR", help="the dependencies' wheels, for every Python of the nodes")
     parser.add_argument(
         "--packages", default="", metavar="DIR", help="the lock's package files (default: `fairlead lock` keeps them)"
@@ -50,14 +53,16 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 def choose_nodes(parser: argparse.ArgumentParser) -> None:
     """The options that say which site, nodes and settings a run is about."""
-    parser.add_argument("--site", default="/etc/fairlead/site.toml", help="the site's declaration")
-    parser.add_argument("-l", "--nodelist", default="", help="only these nodes: gpu[001-064], or a ClusterShell group, @gpu")
+    parser.add_argument("--site", metavar="FILE", default="/etc/fairlead/site.toml", help="the site's declaration")
+    parser.add_argument(
+        "-l", "--nodelist", metavar="NODELIST", default="", help="only these nodes: gpu[001-064], or a ClusterShell group, @gpu"
+    )
     parser.add_argument(
         "-i", "--inventory", choices=["site", "slurm"], default="site",
         help="slurm: of the declared nodes those that Slurm has, at the addresses that it has of them",
     )  # fmt: skip
     parser.add_argument("--slurm-conf", default="", metavar="FILE", help="slurm.conf, where Slurm's commands do not find it")
-    parser.add_argument("--bin-dir", default="/usr/bin", help="where scontrol is")
+    parser.add_argument("--bin-dir", metavar="DIR", default="/usr/bin", help="where scontrol is")
     parser.add_argument(
         "--tags", default="", metavar="NAMES", help="only these settings or groups of settings: nccl,kernel,pcie,limits"
     )
@@ -73,7 +78,6 @@ def slurm_client(args: argparse.Namespace) -> Scontrol | None:
 def run(args: argparse.Namespace) -> ExitCode:
     if (args.undo or args.force) and not args.uninstall:
         raise UsageError("--undo and --force belong to --uninstall")
-    from fairlead import settings
     from fairlead.provision.provision_report import data, text, ticket
     from fairlead.provision.provision_run import ProvisionOptions
     from fairlead.provision.provision_run import run as provision
@@ -82,7 +86,7 @@ def run(args: argparse.Namespace) -> ExitCode:
         folder = os.path.dirname(path) or "."
         if not os.path.isdir(folder):
             raise InputMissing(f"--report {path}: no folder {folder}", hint="make it first; no node was touched")
-    only = settings.select(args.tags) if args.tags else ()
+    only = chosen("--tags", args.tags)
     if only and args.uninstall:
         raise UsageError("--tags does not go with --uninstall")
     site = config.load_site(args.site)

@@ -23,7 +23,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--document", default="", metavar="FILE", help=f"the node's document (default: {DOCUMENT} below the root)"
     )
-    parser.add_argument("--profile", default="", help="judge by this hardware profile instead of a document")
+    parser.add_argument("--profile", metavar="NAME", default="", help="judge by this hardware profile instead of a document")
 
 
 def document_for(args: argparse.Namespace) -> config.Document:

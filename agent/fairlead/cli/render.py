@@ -9,8 +9,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fairlead import config, settings
-from fairlead.cli import provision
+from fairlead import config
+from fairlead.cli import chosen_settings, provision
 from fairlead.cli.output import print_json
 from fairlead.errors import ExitCode
 
@@ -18,10 +18,12 @@ from fairlead.errors import ExitCode
 def register(parser: argparse.ArgumentParser) -> None:
     provision.choose_nodes(parser)
     parser.add_argument("-o", "--output", required=True, metavar="DIR", help="the folder to write; nothing else may be in it")
-    parser.add_argument("--wheel", default="", help="this wheel of fairlead instead of one packed from this installation")
+    parser.add_argument(
+        "--wheel", metavar="FILE", default="", help="this wheel of fairlead instead of one packed from this installation"
+    )
     parser.add_argument("--wheelhouse", default="", metavar="DIR", help="the dependencies' wheels, for every Python of the nodes")
     parser.add_argument("-n", "--dry-run", action="store_true", help="check everything, write nothing")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> ExitCode:
@@ -32,7 +34,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     site = config.load_site(args.site)
     slurm = provision.slurm_client(args)
     chosen = targets(site, args.nodelist, in_slurm(slurm) if slurm else None)
-    only = settings.select(args.tags) if args.tags else ()
+    only = chosen_settings.chosen("--tags", args.tags)
     own = wheels.own_from(args.wheel)
     houses = wheels.collect(args.wheelhouse, fetch=not args.dry_run)
     output = Path(args.output)

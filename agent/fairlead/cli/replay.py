@@ -38,7 +38,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("logs", nargs="+", metavar="LOG", help="a kernel log or history.sqlite of one node; - for standard input")
     parser.add_argument("--policy", default="", metavar="FILE", help="judge by this instead of this node's document")
     parser.add_argument("--against", default="", metavar="FILE", help="another policy: show what it makes different")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> ExitCode:

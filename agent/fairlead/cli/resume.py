@@ -21,7 +21,7 @@ from fairlead.model.verdict import State, Verdict
 
 def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--adopt", action="store_true", help="take over a fairlead drain that the ledger does not know")
-    parser.add_argument("--reason", default="", help="why, for whoever asks `fairlead why`")
+    parser.add_argument("--reason", metavar="TEXT", default="", help="why, for whoever asks `fairlead why`")
     options(parser)
 
 

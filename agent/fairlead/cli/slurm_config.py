@@ -85,7 +85,7 @@ class MadeFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def register(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=["gres", "nodes", "topology", "partitions", "all"])
+    parser.add_argument("what", choices=["gres", "nodes", "topology", "partitions", "all"], help="which file or lines")
     parser.add_argument("source", nargs="*", help="gres, nodes, all: machine trees (default: this node)")
     parser.add_argument("--site", default="", metavar="FILE", help="a site.toml: its classes, partitions and MIG")
     parser.add_argument("--root", default="/", metavar="TREE", help="read a machine tree instead of this node")
@@ -109,7 +109,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--diff", default="", metavar="FILE", help="show the difference to the running file instead")
     parser.add_argument("--write", default="", metavar="FILE", help="put it there, when it changed (all: a folder)")
     parser.add_argument("--dry-run", action="store_true", help="with --write: show the difference, write nothing")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> ExitCode:

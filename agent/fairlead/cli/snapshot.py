@@ -22,7 +22,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     read_machine.register(parser)
     parser.add_argument("target", help="a folder that does not exist yet")
     parser.add_argument("--redact", action="store_true", help="replace serials, UUIDs, MAC addresses and GUIDs")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> ExitCode:

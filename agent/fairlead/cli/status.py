@@ -23,8 +23,8 @@ RUN_DIR = "/run/fairlead"
 
 
 def register(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--run-dir", default=RUN_DIR, help=argparse.SUPPRESS)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--run-dir", metavar="DIR", default=RUN_DIR, help=argparse.SUPPRESS)
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def read_verdict(run_dir: str) -> Verdict | str:

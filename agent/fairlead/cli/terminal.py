@@ -2,14 +2,19 @@
 
 Texts of nodes, users and Slurm are made printable where they are read. This is the second line: whatever a command prints,
 today's or tomorrow's, and wherever its text came from, it moves no cursor, sets no title and turns no line around.
+
+Here is also what becomes of output that nobody can take. A full disk or a closed standard output ends no command in the middle of
+its work: the command goes on, and its end says what was lost. A reader that has gone (a broken pipe) does end it.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TextIO, cast
 
 from fairlead.model.plain_text import shown
@@ -18,17 +23,46 @@ _COLOUR = re.compile("(\x1b\\[(?:1;3[0-7]|0)m)")  # as cli/output.py writes it
 
 
 class _Printable:
-    """A stream that takes only what is printable. ``beneath``: where it goes (provision/terminal_frame.py)."""
+    """A stream that takes only what is printable. ``beneath``: where it goes (provision/terminal_frame.py), None where the
+    command was started without this stream. ``trouble``: why something was lost, or None."""
 
-    def __init__(self, beneath: TextIO) -> None:
-        self.beneath = beneath
+    def __init__(self, beneath: TextIO | None) -> None:
+        self.closed_from_the_start = beneath is None
+        self.beneath = open(os.devnull, "w", encoding="utf-8") if beneath is None else beneath  # noqa: SIM115
+        self.trouble: OSError | None = None
 
     def write(self, text: str) -> int:
         if "\x1b" in text:
             text = "".join(part if _COLOUR.fullmatch(part) else _plain(part) for part in _COLOUR.split(text))
         else:
             text = _plain(text)
-        return self.beneath.write(text)
+        if self.closed_from_the_start and text:
+            self.trouble = OSError(errno.EBADF, "it is closed")
+        try:
+            self.beneath.write(text)
+        except UnicodeEncodeError:  # a locale that is not UTF-8
+            encoding = self.beneath.encoding
+            return self.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        except OSError as e:
+            self._lost(e)
+        return len(text)
+
+    def flush(self) -> None:
+        try:
+            self.beneath.flush()
+        except OSError as e:
+            self._lost(e)
+
+    def _lost(self, error: OSError) -> None:
+        """Remember why. What is still in the buffer goes to /dev/null, so that Python does not try again at its end."""
+        self.trouble = self.trouble or error
+        with suppress(OSError, ValueError):
+            null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+            os.dup2(null, self.beneath.fileno())
+            os.close(null)
+            self.beneath.flush()
+        if isinstance(error, BrokenPipeError):
+            raise error
 
     def writelines(self, lines: Any) -> None:
         for line in lines:
@@ -46,8 +80,24 @@ def _plain(text: str) -> str:
 def printable() -> Iterator[None]:
     """Meanwhile standard output and standard error are such streams."""
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (cast("TextIO", _Printable(stream)) if stream is not None else stream for stream in before)
+    sys.stdout, sys.stderr = (cast("TextIO", _Printable(stream)) for stream in before)
     try:
         yield
     finally:
         sys.stdout, sys.stderr = before
+
+
+def output_trouble() -> OSError | None:
+    """Write out what standard output still holds. Return why something of it was lost, or None. Raises BrokenPipeError."""
+    sys.stdout.flush()
+    return getattr(sys.stdout, "trouble", None)
+
+
+def open_standard_streams() -> None:
+    """Open /dev/null where this process was started without standard input, output or error: otherwise the next file that a
+    command opens gets the number of that stream, and a child process would write into it."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free

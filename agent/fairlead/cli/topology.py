@@ -18,7 +18,7 @@ from fairlead.topology.picture.machine_report import matrix, report
 
 def register(parser: argparse.ArgumentParser) -> None:
     read_machine.register(parser)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--svg", default="", metavar="FILE", help="also draw the machine, with what the audit found")
 
 

@@ -25,13 +25,13 @@ AUDIT_SHOWN = 50  # in JSON, unless the whole history is asked for
 
 def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("node", nargs="?", default="", help="a Slurm node; default: this machine")
-    parser.add_argument("--site", default="", help="site.toml: how ssh reaches the node")
+    parser.add_argument("--site", metavar="FILE", default="", help="site.toml: how ssh reaches the node")
     parser.add_argument("--no-slurm", action="store_true", help="do not ask slurmctld")
     parser.add_argument("--slurm-bin", default="/usr/bin", metavar="DIR", help="where scontrol is")
     parser.add_argument("--history", action="store_true", help="the whole audit trail, not only its end")
-    parser.add_argument("--state-dir", default=STATE_DIR, help=argparse.SUPPRESS)
-    parser.add_argument("--run-dir", default=status_command.RUN_DIR, help=argparse.SUPPRESS)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--state-dir", metavar="DIR", default=STATE_DIR, help=argparse.SUPPRESS)
+    parser.add_argument("--run-dir", metavar="DIR", default=status_command.RUN_DIR, help=argparse.SUPPRESS)
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _local(args: argparse.Namespace) -> tuple[dict[str, Any], list[Any]]:

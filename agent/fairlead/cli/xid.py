@@ -35,6 +35,7 @@ from fairlead.xid.log_file import Messages
 from fairlead.xid.versions import parse_version
 
 LINE_MAX = 8192  # bytes; the longest record that /dev/kmsg gives (kernel/printk/printk.c, CONSOLE_EXT_LOG_MAX)
+ENDLESS_BYTES = 256 << 20  # a line that is longer is no line
 # What a line must hold to be of interest, looked for before anything dearer is done with it.
 _WORTH = re.compile(
     rb'NVRM|nvidia-nvswitch|detected NVSwitch |fallen off the bus|Linux version |-- (?:Boot|Reboot) |"MESSAGE" ?: ?\['
@@ -141,10 +142,15 @@ class _LogFile:
 
 
 def _read_line(source: BinaryIO, name: str) -> bytes:
-    """One line, of a longer one its first LINE_MAX bytes; b"" at the end."""
+    """Return one line, of a longer one its first LINE_MAX bytes; b"" at the end. Raises DataError for one that does not end,
+    as that of /dev/zero."""
     first = rest = _read_part(source, name)
+    left = ENDLESS_BYTES
     while len(rest) == LINE_MAX and not rest.endswith(b"\n"):
         rest = _read_part(source, name)
+        left -= LINE_MAX
+        if left < 0:
+            raise DataError(f"{name}: a line of it is longer than {ENDLESS_BYTES >> 20} MiB", hint=_LOGS)
     return first
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any, Literal, cast
 
@@ -25,6 +25,9 @@ from fairlead.model.setting import Want
 from fairlead.policy import Rules
 
 SCHEMA = 1
+NODE_DOCUMENT = "/etc/fairlead/node.json"
+HEAD_OF_LAYER = {"schema": SCHEMA, "generation": 0, "node": "x"}  # what a document has and a layer has not
+KEYS_LISTED_MAX = 12  # of a table, in the hint about an unknown key
 READABLE_SCHEMAS = (SCHEMA, SCHEMA - 1)  # a node reads n and n-1, so that agents and documents roll independently
 #: Keys of documents that 0.1.0 has written, by section, and what they are called since.
 _RENAMED = {"slurm": {"look_seconds": "reconcile_seconds"}}
@@ -38,7 +41,13 @@ class AgentOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     kmsg_path: Annotated[str, Meta(description="Where kernel records are read.")] = "/dev/kmsg"
     run_dir: Annotated[str, Meta(description="What hooks and commands read; on tmpfs.")] = "/run/fairlead"
     state_dir: Annotated[str, Meta(description="Ledger, history, audit trail, hold; outlives a boot.")] = "/var/lib/fairlead"
-    metrics_textfile: Annotated[str, Meta(description="Prometheus text file; empty: none.")] = "/run/fairlead/metrics.prom"
+    metrics_textfile: Annotated[
+        str,
+        Meta(
+            pattern=r"^$|^(/[A-Za-z0-9_.+-]+)+(?!\n)$",
+            description="Prometheus text file, NAME.prom in a folder that is there (node_exporter's); empty: none.",
+        ),
+    ] = "/run/fairlead/metrics.prom"
     metrics_listen: Annotated[
         str,
         Meta(
@@ -46,6 +55,10 @@ class AgentOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             description="host:port, localhost without a host; empty: no open port.",
         ),
     ] = ""
+    metrics_nvlink_links: Annotated[
+        bool,
+        Meta(description="Metrics of each NVLink of each GPU too, not only of each GPU; on 8 GPUs with 18 links 144 series."),
+    ] = False
 
 
 class SlurmOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -152,7 +165,7 @@ SECTION_NAMES = ("checks", "settings", *(name for name, _, _ in _SECTIONS))
 
 
 @cache
-def _wire(*, checks: bool = True) -> type[Struct]:
+def node_schema(*, checks: bool = True) -> type[Struct]:
     """The document as it is written. Without ``checks`` those are neither imported nor looked at: half of what reading costs."""
     judged: Any = dict[str, Any]
     if checks:
@@ -181,19 +194,46 @@ _AT = re.compile(r"^(?P<reason>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTAL
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>[^`]*)`$")
 
 
-def config_error(where: str, error: msgspec.ValidationError, table: str = "", known: Sequence[str] = ()) -> ConfigError:
-    """What msgspec found, with file and dotted key; ``table``: the key of what was converted; ``known``: its keys, where they
-    are not the document's."""
+def config_error(
+    where: str, error: msgspec.ValidationError, table: str = "", known: Sequence[str] = (), *, schema: Any = None
+) -> ConfigError:
+    """Return what msgspec found, with file and dotted key. ``table``: the key of what was converted. ``known``: its keys, where
+    they are not the document's. ``schema``: its type, for a hint that names what was probably meant."""
     match = _AT.match(str(error))
-    reason, path = (match["reason"], match["path"] or "") if match else (str(error), "")
-    path = f"{table}.{path}".strip(".")
+    reason, inner = (match["reason"], match["path"] or "") if match else (str(error), "")
+    path = f"{table}.{inner}".strip(".")
     unknown = _UNKNOWN.match(reason)
     if unknown:
-        key = f"{path}.{unknown['name']}".strip(".")
-        hint = f"known here: {', '.join(known)}" if known else "`fairlead config schema` lists every key"
-        return ConfigError(where, key, "unknown key", hint=hint)
-    hint = "`fairlead config schema` lists the words it takes" if reason.startswith("Invalid enum value") else ""
+        return unknown_key(where, path, unknown["name"], known or _known_keys(schema, inner), schema=schema)
+    hint = ""
+    if reason.startswith("Invalid enum value"):
+        hint = _words_hint(schema, inner) or "`fairlead config schema` lists the words it takes"
     return ConfigError(where, path, reason, hint=hint)
+
+
+def unknown_key(where: str, table: str, name: str, known: Sequence[str] = (), *, schema: Any = None) -> ConfigError:
+    """Return the error for a key that its table does not have. ``known``: the keys of the table. ``schema``: the type of the
+    whole, in which the key may belong elsewhere."""
+    from fairlead.config import schema_keys
+
+    few = 0 < len(known) <= KEYS_LISTED_MAX
+    hint = f"known here: {', '.join(known)}" if few else "`fairlead config schema` lists every key"
+    question = schema_keys.meant(name, known, schema)
+    return ConfigError(where, f"{table}.{name}".strip("."), "unknown key", hint=f"{question} {hint}".strip())
+
+
+def _known_keys(schema: Any, path: str) -> tuple[str, ...]:
+    from fairlead.config import schema_keys
+
+    table = schema_keys.at(schema, path) if schema is not None else None
+    return tuple(schema_keys.fields(table)) if schema_keys.is_table(table) else ()
+
+
+def _words_hint(schema: Any, path: str) -> str:
+    from fairlead.config import schema_keys
+
+    words = schema_keys.words(schema_keys.at(schema, path)) if schema is not None else ()
+    return f"it is one of: {', '.join(words)}" if words else ""
 
 
 def _document(data: object, where: str, *, checks: bool = True) -> Document:
@@ -205,9 +245,9 @@ def _document(data: object, where: str, *, checks: bool = True) -> Document:
         hint = "run `fairlead provision` from the admin host: it brings a document and the release that reads it together"
         raise ConfigError(where, "schema", f"{schema!r} is not readable by this version, which reads {known}", hint=hint)
     try:
-        wire = cast(Any, msgspec.convert(data, _wire(checks=checks)))
+        wire = cast(Any, msgspec.convert(data, node_schema(checks=checks)))
     except msgspec.ValidationError as e:
-        raise config_error(where, e) from None
+        raise config_error(where, e, schema=node_schema(checks=checks)) from None
     settings = {n: w for n in wire.settings.__struct_fields__ if (w := getattr(wire.settings, n)) is not UNSET}
     return Document(
         schema=wire.schema,
@@ -277,9 +317,13 @@ def load_document(path: str, *, checks: bool = True) -> Document:
         with open(path, "rb") as f:
             data = f.read(document_json.MAX_BYTES + 1)
     except FileNotFoundError:
-        raise InputMissing(f"{path}: no such file", hint="run `fairlead provision` for this node") from None
+        own = "run `fairlead provision` for this node"
+        hint = own if path == NODE_DOCUMENT else f"name the document that you have; on a node it is {NODE_DOCUMENT}"
+        raise InputMissing(f"{path}: no such file", hint=hint) from None
+    except IsADirectoryError as e:
+        raise InputMissing(f"{path}: {e.strerror}", hint="name the file, not its folder") from None
     except OSError as e:
-        raise InputMissing(f"{path}: {e.strerror}") from None
+        raise InputMissing(f"{path}: {e.strerror}", hint=f"see that you may read it: ls -l {path}") from None
     return decode_document(data, path, checks=checks)
 
 
@@ -337,46 +381,51 @@ def resolve_layers(
 
 
 def _check_layer(origin: str, layer: Mapping[str, Any]) -> None:
-    """A layer may leave out required values (another gives them), but what it says must be right."""
-    head = {"schema": SCHEMA, "generation": 0, "node": "x"}
+    """Raise ConfigError for the first mistake of a layer. It may leave out required values (another gives them), but what it
+    says must be right."""
+    from fairlead.config.mig_declared import mig_mistakes
+
+    for mistake in mig_mistakes(origin, layer):
+        raise mistake
     try:
-        msgspec.convert({**layer, **head}, _wire())
+        msgspec.convert({**layer, **HEAD_OF_LAYER}, node_schema())
     except msgspec.ValidationError as e:
         if not str(e).startswith("Object missing required field"):
-            raise config_error(origin, e) from None
-    _check_extras(origin, layer)
+            raise config_error(origin, e, schema=node_schema()) from None
+    for mistake in mistakes_of_values(origin, layer):
+        raise mistake
 
 
-def _check_extras(origin: str, layer: Mapping[str, Any]) -> None:
-    """What only the nodes would refuse otherwise: variables of the site's own that must not be set."""
+def mistakes_of_values(origin: str, layer: Mapping[str, Any]) -> Iterator[ConfigError]:
+    """Yield what only the nodes would refuse otherwise: variables of the site's own that must not be set."""
     from fairlead.jobenv.environment_text import render
     from fairlead.jobenv.variable_table import of_fabric
     from fairlead.nccl.nccl_conf import fault
 
     options = layer.get("jobenv", {})
     presets = options.get("presets", {})
-    for reserved in {"full", "minimal", "off"} & presets.keys():
-        raise ConfigError(origin, f"jobenv.presets.{reserved}", "is one of full, minimal, off already")
+    for reserved in sorted({"full", "minimal", "off"} & presets.keys()):
+        yield ConfigError(origin, f"jobenv.presets.{reserved}", "is one of full, minimal, off already")
     tables = {"jobenv.extra": options.get("extra")}
     tables |= {f"jobenv.presets.{name}.extra": preset.get("extra") for name, preset in presets.items()}
-    for key, extra in tables.items():
+    for key, variable in ((key, {name: value}) for key, extra in tables.items() for name, value in (extra or {}).items()):
         try:
-            render((), extra=extra)
+            render((), extra=variable)
         except DataError as e:
-            raise ConfigError(origin, key, str(e)) from None
+            yield ConfigError(origin, key, str(e))
     try:
         render(of_fabric(msgspec.convert(options.get("fabric", ()), tuple[FabricRow, ...])))
     except DataError as e:
-        raise ConfigError(origin, "jobenv.fabric", str(e)) from None
+        yield ConfigError(origin, "jobenv.fabric", str(e))
     nccl = layer.get("settings", {}).get("nccl", {})
     declared = [("extra", n, v) for n, v in nccl.get("extra", {}).items()]
     declared += [("variables", v["name"], v["value"]) for v in nccl.get("variables", ())]
     for table, name, value in declared:
         reason = fault(name, value)
         if reason:
-            raise ConfigError(origin, f"settings.nccl.{table}.{name}", reason)
+            yield ConfigError(origin, f"settings.nccl.{table}.{name}", reason)
 
 
 def json_schema() -> dict[str, Any]:
     """JSON Schema of a node's document, for editors and for `fairlead config schema`."""
-    return msgspec.json.schema(_wire())
+    return msgspec.json.schema(node_schema())

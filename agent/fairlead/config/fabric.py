@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from fairlead import assets
+from fairlead.config.toml_text import read_toml
 from fairlead.errors import ConfigError, InputMissing
 from fairlead.model.profile import Fabric
 from fairlead.nccl.nccl_conf import fault
@@ -21,14 +23,15 @@ def fabric_names() -> tuple[str, ...]:
 
 def load_fabric(name: str) -> Fabric:
     """A fabric profile by name, or by the path of a site's own file. Raises InputMissing, ConfigError."""
-    import tomllib
-
     path = Path(name) if "/" in name else assets.profile_directory() / "fabrics" / f"{name}.toml"
-    if not path.is_file():
-        raise InputMissing(f"fabric {name!r}: no such profile", hint=f"known fabrics: {', '.join(fabric_names())}")
+    if not os.path.isfile(path):
+        from fairlead.config import schema_keys
+
+        hint = f"{schema_keys.meant(name, fabric_names())} known fabrics: {', '.join(fabric_names())}".strip()
+        raise InputMissing(f"fabric {name!r}: no such profile", hint=hint)
     try:
-        fabric = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Fabric)
-    except (msgspec.ValidationError, tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        fabric = msgspec.convert(read_toml(path), Fabric)
+    except msgspec.ValidationError as e:
         raise ConfigError(str(path), "", str(e)) from None
     _check(fabric, str(path))
     return fabric

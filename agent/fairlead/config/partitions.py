@@ -9,13 +9,12 @@ options = { Default = true, MaxTime = "2-00:00:00" }
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
 
-from fairlead.config.document import config_error
 from fairlead.errors import ConfigError
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
@@ -35,26 +34,35 @@ class Partition(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     ] = {}
 
 
-def partitions_of(data: Mapping[str, Any], path: str, classes: Collection[str]) -> dict[str, Partition]:
-    """Return the partitions by name, in the file's order. Raise ConfigError."""
+def partitions_of(data: Mapping[str, Any], path: str, classes: Collection[str], wrong: list[ConfigError]) -> dict[str, Partition]:
+    """Return the partitions by name, in the file's order, without those that are wrong. Each mistake is added to ``wrong``."""
     found = {}
     for name, table in data.items():
-        where = f"partitions.{name}"
-        if not _NAME.fullmatch(name) or name.upper() == "DEFAULT":
-            raise ConfigError(path, where, "no name of a partition", hint="letters, digits, . _ -")
-        try:
-            made = msgspec.convert(table, Partition)
-        except msgspec.ValidationError as e:
-            raise config_error(path, e, where, Partition.__struct_fields__) from None
-        unknown = [c for c in made.classes if c not in classes]
-        if unknown:
-            raise ConfigError(path, f"{where}.classes", f"no class {unknown[0]}", hint=f"known: {', '.join(classes) or 'none'}")
-        if not made.classes and not made.nodes:
-            raise ConfigError(path, where, "names no nodes", hint='classes = ["NAME"], or nodes = "gpu[001-004]"')
-        ours = [key for key in made.options if key.lower() in _OURS]
-        if ours:
-            raise ConfigError(
-                path, f"{where}.options.{ours[0]}", "is written by `fairlead slurm-config` itself", hint="take it out"
-            )
-        found[name] = made
+        mistakes = [*_mistakes(name, table, path, classes)]
+        wrong += mistakes
+        if not mistakes:
+            found[name] = msgspec.convert(table, Partition)
     return found
+
+
+def _mistakes(name: str, table: Mapping[str, Any], path: str, classes: Collection[str]) -> Iterator[ConfigError]:
+    """Yield what is wrong with a partition."""
+    where = f"partitions.{name}"
+    if not _NAME.fullmatch(name) or name.upper() == "DEFAULT":
+        yield ConfigError(path, where, "no name of a partition", hint="letters, digits, . _ -")
+    try:
+        made = msgspec.convert(table, Partition)
+    except msgspec.ValidationError:
+        from fairlead.config.mistakes import mistakes
+
+        yield from mistakes(table, Partition, path, where)
+        return
+    from fairlead.config import schema_keys
+
+    for unknown in (c for c in made.classes if c not in classes):
+        hint = f"{schema_keys.meant(unknown, classes)} known: {', '.join(classes) or 'none'}".strip()
+        yield ConfigError(path, f"{where}.classes", f"no class {unknown}", hint=hint)
+    if not made.classes and not made.nodes:
+        yield ConfigError(path, where, "names no nodes", hint='classes = ["NAME"], or nodes = "gpu[001-004]"')
+    for key in (key for key in made.options if key.lower() in _OURS):
+        yield ConfigError(path, f"{where}.options.{key}", "is written by `fairlead slurm-config` itself", hint="take it out")

@@ -21,22 +21,31 @@ prelude = "module load nccl-tests"
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
 from fairlead import assets
 from fairlead.config.accept_options import AcceptOptions, accept_options
-from fairlead.config.document import SCHEMA, SECTION_NAMES, Document, config_error, resolve_layers
+from fairlead.config.document import SCHEMA, SECTION_NAMES, Document, node_schema, resolve_layers
 from fairlead.config.driver_lock_file import lock_layer
 from fairlead.config.fabric import fabric_layer, load_fabric
+from fairlead.config.mig_declared import mig_mistakes_of_profile
 from fairlead.config.partitions import Partition, partitions_of
+from fairlead.config.toml_text import read_text, read_toml, toml_tables
 from fairlead.errors import ConfigError, InputMissing
 from fairlead.model.profile import Profile
+
+Options = TypeVar("Options", bound=Struct)
+#: What to do where there is no site file.
+NO_SITE = (
+    "name yours (--site FILE), or write one: schema = 1, then for each kind of node"
+    ' [classes.NAME] with nodes = "gpu[001-004]" and profile = "hgx-h100"'
+)
 
 
 class AnsibleOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -89,18 +98,6 @@ class Site(Struct, frozen=True, kw_only=True):
     partitions: dict[str, Partition] = {}
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        hint = "it declares the nodes: docs/how-to/roll-out.md; --site names another"
-        raise InputMissing(f"{path}: no such file", hint=hint) from None
-    except OSError as e:
-        raise InputMissing(f"{path}: {e.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
-        raise ConfigError(str(path), "", f"not TOML: {e}") from None
-
-
 def profile_names() -> tuple[str, ...]:
     """The hardware profiles that this installation carries."""
     return tuple(sorted(p.stem for p in assets.profile_directory().glob("*.toml")))
@@ -109,10 +106,13 @@ def profile_names() -> tuple[str, ...]:
 def load_profile(name: str) -> Profile:
     """A hardware profile by name, or by the path of a site's own file. Raises InputMissing, ConfigError."""
     path = Path(name) if "/" in name else assets.profile_directory() / f"{name}.toml"
-    if not path.is_file():
-        raise InputMissing(f"profile {name!r}: no such profile", hint=f"known profiles: {', '.join(profile_names()) or 'none'}")
+    if not os.path.isfile(path):
+        from fairlead.config import schema_keys
+
+        hint = f"{schema_keys.meant(name, profile_names())} known profiles: {', '.join(profile_names()) or 'none'}".strip()
+        raise InputMissing(f"profile {name!r}: no such profile", hint=hint)
     try:
-        return msgspec.convert(_read_toml(path), Profile)
+        return msgspec.convert(read_toml(path), Profile)
     except msgspec.ValidationError as e:
         raise ConfigError(str(path), "", str(e)) from None
 
@@ -133,71 +133,143 @@ def profile_layer(profile: Profile) -> dict[str, Any]:
     return layer
 
 
-def _layer_of(table: Mapping[str, Any], where: str, prefix: str, extra: Sequence[str]) -> dict[str, Any]:
+def load_site(path: str) -> Site:
+    """Return a site's declaration. Raise InputMissing, and ConfigError with file and key for the first mistake."""
+    site, wrong = read_site(path)
+    if site is None or wrong:
+        raise wrong[0]
+    return site
+
+
+def read_site(path: str) -> tuple[Site | None, list[ConfigError]]:
+    """Return a site's declaration and every mistake of its structure; the values of its layers are not looked at. The nodes of a
+    class are "" where they are not declared; None for a file that is no TOML. Raise InputMissing, and ConfigError for what is no
+    text.
+    """
+    data, of_lines, unread = toml_tables(read_text(Path(path), NO_SITE), path)
+    if data is None:
+        return None, of_lines
+    wrong: list[ConfigError] = []
+    if data.get("schema") != SCHEMA:
+        words = f"must be {SCHEMA}" if "schema" in data else f"missing: must be {SCHEMA}"
+        wrong.append(ConfigError(path, "schema", words, hint=f"begin the file with: schema = {SCHEMA}"))
+    generation = data.get("generation", 0)
+    if not isinstance(generation, int) or generation < 0:
+        wrong.append(ConfigError(path, "generation", "must be a whole number"))
+    layer = _layer_of(data, path, "", ("schema", "generation", "classes", "nodes", "partitions", "ansible", "accept"), wrong)
+    accept = _table(data, "accept", path, "", wrong)
+    _tables_of_type(accept, AcceptOptions, path, "accept", wrong)
+    classes = []
+    for name, table in _tables(data, "classes", path, wrong):
+        classes.append(_class(name, table, path, accept, wrong))
+    nodes = {name: _layer_of(t, path, f"nodes.{name}.", (), wrong) for name, t in _tables(data, "nodes", path, wrong)}
+    ansible = _tables_of_type(data.get("ansible", {}), AnsibleOptions, path, "ansible", wrong)
+    partitions = partitions_of(dict(_tables(data, "partitions", path, wrong)), path, [c.name for c in classes], wrong)
+    site = Site(
+        file=path,
+        generation=generation if isinstance(generation, int) else 0,
+        layer=layer,
+        classes=tuple(classes),
+        nodes=nodes,
+        ansible=ansible,
+        accept=AcceptOptions() if wrong else accept_options(accept, {}, path),
+        partitions=partitions,
+    )
+    # What a line that is no TOML declares is not missing.
+    return site, of_lines + [w for w in wrong if not of_lines or w.key.rpartition(".")[2] not in unread]
+
+
+def _class(name: str, table: Mapping[str, Any], path: str, accept: Mapping[str, Any], wrong: list[ConfigError]) -> NodeClass:
+    """Return a class, with no nodes where they are not declared. Its mistakes are added to ``wrong``."""
+    nodes = table.get("nodes")
+    if not isinstance(nodes, str) or not nodes:
+        wrong.append(_nodes_mistake(f"classes.{name}.nodes", nodes, path))
+    named = {}
+    for kind, words in (("profile", "a profile's name"), ("fabric", "a fabric profile's name")):
+        value = table.get(kind, "")
+        if not isinstance(value, str):
+            wrong.append(ConfigError(path, f"classes.{name}.{kind}", f"must be {words}"))
+        named[kind] = value if isinstance(value, str) else ""
+    own = _layer_of(table, path, f"classes.{name}.", ("nodes", "profile", "fabric", "accept"), wrong)
+    of_class = _table(table, "accept", path, f"classes.{name}.", wrong)
+    _tables_of_type(of_class, AcceptOptions, path, f"classes.{name}.accept", wrong)
+    options = AcceptOptions() if wrong else accept_options(dict(accept), of_class, path, name)
+    return NodeClass(name=name, nodes=nodes if isinstance(nodes, str) else "", layer=own, accept=options, **named)
+
+
+def _nodes_mistake(key: str, nodes: object, path: str) -> ConfigError:
+    if isinstance(nodes, list):
+        names = [n for n in nodes if isinstance(n, str)]
+        example = ",".join(names) if names and len(names) == len(nodes) else "gpu[001-004]"
+        return ConfigError(path, key, "is a list; a Slurm nodelist is one text", hint=f'write nodes = "{example}"')
+    if nodes is None or nodes == "":
+        return ConfigError(path, key, 'missing: a Slurm nodelist such as "gpu[001-004]"')
+    return ConfigError(path, key, 'must be a text: a Slurm nodelist such as "gpu[001-004]"')
+
+
+def _layer_of(
+    table: Mapping[str, Any], where: str, prefix: str, extra: Sequence[str], wrong: list[ConfigError]
+) -> dict[str, Any]:
+    """Return the sections of the document in a table. Its mistakes are added to ``wrong``."""
     layer = {}
     for key, value in table.items():
         if key in extra:
             continue
         if key not in SECTION_NAMES:
-            known = ", ".join([*SECTION_NAMES, *extra])
-            raise ConfigError(where, f"{prefix}{key}", "unknown key", hint=f"known here: {known}")
-        if not isinstance(value, dict):
-            raise ConfigError(where, f"{prefix}{key}", "must be a table")
-        layer[key] = value
+            wrong.append(_unknown(where, prefix, key, extra))
+        elif not isinstance(value, dict):
+            wrong.append(ConfigError(where, f"{prefix}{key}", "must be a table", hint=f"write [{prefix}{key}], then its keys"))
+        else:
+            layer[key] = value
     return layer
 
 
-def load_site(path: str) -> Site:
-    """A site's declaration. Raises InputMissing, ConfigError with file and key."""
-    data = _read_toml(Path(path))
-    if data.get("schema") != SCHEMA:
-        raise ConfigError(path, "schema", f"must be {SCHEMA}")
-    generation = data.get("generation", 0)
-    if not isinstance(generation, int) or generation < 0:
-        raise ConfigError(path, "generation", "must be a whole number")
-    layer = _layer_of(data, path, "", ("schema", "generation", "classes", "nodes", "partitions", "ansible", "accept"))
-    accept = _table(data, "accept", path)
-    classes = []
-    for name, table in _tables(data, "classes", path):
-        nodes, profile, fabric = table.get("nodes"), table.get("profile", ""), table.get("fabric", "")
-        if not isinstance(nodes, str) or not nodes:
-            raise ConfigError(path, f"classes.{name}.nodes", 'missing: a Slurm nodelist such as "gpu[001-004]"')
-        if not isinstance(profile, str):
-            raise ConfigError(path, f"classes.{name}.profile", "must be a profile's name")
-        if not isinstance(fabric, str):
-            raise ConfigError(path, f"classes.{name}.fabric", "must be a fabric profile's name")
-        own = _layer_of(table, path, f"classes.{name}.", ("nodes", "profile", "fabric", "accept"))
-        options = accept_options(accept, _table(table, "accept", path, f"classes.{name}."), path, name)
-        classes.append(NodeClass(name=name, nodes=nodes, profile=profile, layer=own, fabric=fabric, accept=options))
-    nodes = {name: _layer_of(table, path, f"nodes.{name}.", ()) for name, table in _tables(data, "nodes", path)}
+def _unknown(where: str, prefix: str, key: str, extra: Sequence[str]) -> ConfigError:
+    """Return the error for a key that a table of the site does not have."""
+    from fairlead.config import schema_keys
+
+    known = [*SECTION_NAMES, *extra]
+    question = schema_keys.meant(key, known, node_schema()).replace("did you mean `", f"did you mean `{prefix}")
+    if prefix.startswith("nodes.") and key in ("nodes", "profile", "fabric", "accept"):
+        question = f"`{key}` belongs to a class: [classes.NAME], then {key} = ...;"
+    return ConfigError(where, f"{prefix}{key}", "unknown key", hint=f"{question} known here: {', '.join(known)}".strip())
+
+
+def _tables_of_type(value: object, schema: type[Options], where: str, table: str, wrong: list[ConfigError]) -> Options:
+    """Return the options of a table, those that are wrong left out. Each mistake is added to ``wrong``."""
     try:
-        ansible = msgspec.convert(data.get("ansible", {}), AnsibleOptions)
-    except msgspec.ValidationError as e:
-        raise config_error(path, e, "ansible", known=AnsibleOptions.__struct_fields__) from None
-    return Site(
-        file=path,
-        generation=generation,
-        layer=layer,
-        classes=tuple(classes),
-        nodes=nodes,
-        ansible=ansible,
-        accept=accept_options(accept, {}, path),
-        partitions=partitions_of(dict(_tables(data, "partitions", path)), path, [c.name for c in classes]),
-    )
+        return msgspec.convert(value, schema)
+    except msgspec.ValidationError:
+        from fairlead.config.mistakes import mistakes
+
+        found = [*mistakes(value, schema, where, table)]
+        wrong += found
+        left_out = {m.key.removeprefix(f"{table}.").partition(".")[0].partition("[")[0] for m in found}
+        right = {k: v for k, v in value.items() if k not in left_out} if isinstance(value, dict) else {}
+        return msgspec.convert(right, schema)
 
 
-def _table(data: Mapping[str, Any], key: str, path: str, prefix: str = "") -> dict[str, Any]:
+def _table(data: Mapping[str, Any], key: str, path: str, prefix: str, wrong: list[ConfigError]) -> dict[str, Any]:
+    table = data.get(key, {})
+    if isinstance(table, dict):
+        return table
+    wrong.append(ConfigError(path, f"{prefix}{key}", "must be a table", hint=f"write [{prefix}{key}], then its keys"))
+    return {}
+
+
+def _tables(data: Mapping[str, Any], key: str, path: str, wrong: list[ConfigError]) -> Iterator[tuple[str, dict[str, Any]]]:
     table = data.get(key, {})
     if not isinstance(table, dict):
-        raise ConfigError(path, f"{prefix}{key}", "must be a table")
-    return table
-
-
-def _tables(data: Mapping[str, Any], key: str, path: str) -> list[tuple[str, dict[str, Any]]]:
-    table = data.get(key, {})
-    if not isinstance(table, dict) or not all(isinstance(v, dict) for v in table.values()):
-        raise ConfigError(path, key, "must be a table of tables")
-    return list(table.items())
+        words = 'nodes of one kind are a class: [classes.NAME], then nodes = "gpu[001-004]"'
+        hint = words if key == "nodes" else f"write [{key}.NAME], then its keys"
+        wrong.append(ConfigError(path, key, "must be a table of tables", hint=hint))
+        return
+    for name, inner in table.items():
+        if isinstance(inner, dict):
+            yield name, inner
+        else:
+            words = f"must be a table: [{key}] holds one table for each name"
+            wrong.append(ConfigError(path, f"{key}.{name}", words, hint=f"write [{key}.NAME], then {name} = ..."))
 
 
 def _hardware(name: str) -> dict[str, Any]:
@@ -221,6 +293,9 @@ def resolve(site: Site, node: str, classes: Sequence[str]) -> tuple[Document, di
     """A node's document and the origin of each given value. ``classes``: the names of the classes that hold the node
     (the caller knows nodelists). Raises ConfigError when two classes name different profiles, or the lock does not fit."""
     layers, name = layers_of(site, node, classes)
+    for origin, layer in layers:
+        for mistake in mig_mistakes_of_profile(origin, layer, name):
+            raise mistake
     locked = lock_layer(site.file, node, layers, name)
     return resolve_layers(node, [*layers, *([locked] if locked else [])], profile=name, generation=site.generation)
 
@@ -237,11 +312,16 @@ def layers_of(site: Site, node: str, classes: Sequence[str]) -> tuple[list[tuple
             except InputMissing as e:
                 key = next(f"classes.{c.name}.{kind}" for c in chosen if getattr(c, kind))
                 raise InputMissing(f"{site.file}: {key}: {e.message}", hint=e.hint) from None
-    layers.append((site.file, site.layer))
-    layers += [(f"{site.file} classes.{c.name}", c.layer) for c in chosen]
+    return [*layers, *own_layers(site, node, classes)], name
+
+
+def own_layers(site: Site, node: str, classes: Sequence[str]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return those layers of a node's document that stand in the site's file."""
+    layers: list[tuple[str, Mapping[str, Any]]] = [(site.file, site.layer)]
+    layers += [(f"{site.file} classes.{c.name}", c.layer) for c in site.classes if c.name in classes]
     if node in site.nodes:
         layers.append((f"{site.file} nodes.{node}", site.nodes[node]))
-    return layers, name
+    return layers
 
 
 def profile_document(node: str, profile: str = "", fabric: str = "") -> Document:

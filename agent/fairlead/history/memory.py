@@ -18,6 +18,7 @@ from fairlead import checks
 from fairlead.history.daily_values import Days
 from fairlead.history.samples import KEEP_SECONDS, SAMPLE_SECONDS, Series
 from fairlead.history.sqlite_file import DELETE, INSERT, PRUNE, PUT, Key, Statement, Store
+from fairlead.history.xid_counts import XidCounts
 from fairlead.host.bounded_disk import Direct, Storage
 from fairlead.model.check import KernelRecord, Past, Sample
 from fairlead.model.facts import Missing
@@ -65,6 +66,8 @@ class History:
         self._series = Series()
         self._sampled_at = float("-inf")
         self._gpu_cards: dict[str, str] = {}
+        self.gpu_labels: dict[str, tuple[str, str]] = {}  # index and UUID as last read, by PCI address
+        self.xids = XidCounts()
         self._days = Days()
         self._readable: set[str] = set()
         self._devices: frozenset[str] = frozenset()
@@ -95,19 +98,23 @@ class History:
         are saved together. So records that were dropped to make room are not read again after a crash, when they would look
         new and have an older number."""
         new: list[Key] = []
+        texts: list[str] = []
         dropped: list[Key] = []
         for record in records:
             key = (record.sequence, record.seconds, record.text)
             if key not in self._records:
                 dropped += self._remember(key, record)
                 new.append(key)
+                texts.append(record.text)
         if new:
+            self.heal()  # before the count is taken up: the file may have an earlier one
             self._past = None
+            counted = [self._xids_row()] if self.xids.add(texts) else []
             told: list[Statement] = [
                 (INSERT, [self._row(self._records[key]) for key in new if key in self._records]),
                 (DELETE, [(self.boot_id, *key) for key in dropped]),
             ]
-            self._write(*told, (PUT, self._cursor_row(cursor)))
+            self._write(*told, (PUT, [*counted, *self._cursor_row(cursor)]))
         return len(new)
 
     def _remember(self, key: Key, record: KernelRecord) -> list[Key]:
@@ -155,6 +162,12 @@ class History:
             self._gpu_cards |= new
             self._past = None
             self._put("boards", msgspec.json.encode(self._gpu_cards))
+
+    def add_gpu_labels(self, labels: Mapping[str, tuple[str, str]]) -> None:
+        """Remember index and UUID of GPUs that say both: a GPU that is lost keeps its last ones in the metrics."""
+        if not labels.items() <= self.gpu_labels.items():
+            self.gpu_labels |= labels
+            self._put("gpu_labels", msgspec.json.encode(self.gpu_labels))
 
     def add_daily(self, values: Iterable[tuple[str, str, float]]) -> None:
         """Remember lifetime counters of GPU cards, at most one value a day of each."""
@@ -209,6 +222,10 @@ class History:
 
     def _lost_row(self) -> tuple[str, bytes]:
         return f"lost {self.boot_id}", msgspec.json.encode((self.overrun, self._overrun_seconds))
+
+    def _xids_row(self) -> tuple[str, bytes]:
+        counts = [(*code, number) for code, number in self.xids.counts.items()]
+        return f"xids {self.boot_id}", msgspec.json.encode(counts)
 
     # -- on disk ---------------------------------------------------------------------------------
 
@@ -309,6 +326,12 @@ class History:
             self._earlier = stored.lost
             self.overrun += stored.lost[0]
             self._overrun_seconds = max(self._overrun_seconds, stored.lost[1])
+            self.xids.merge(stored.xids)
+        if self.xids.counts != stored.xids:
+            statements.append((PUT, [self._xids_row()]))
+        self.gpu_labels = stored.gpu_labels | self.gpu_labels
+        if self.gpu_labels != stored.gpu_labels:
+            statements.append((PUT, [("gpu_labels", msgspec.json.encode(self.gpu_labels))]))
         if self.overrun != stored.lost[0]:
             statements.append((PUT, [self._lost_row()]))
         if not self._readable <= stored.readable:

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from fairlead.history.daily_values import Days
+from fairlead.history.xid_counts import Code
 from fairlead.host.bounded_disk import START_SECONDS, WAIT_SECONDS, Storage
 from fairlead.host.clock import boottime
 from fairlead.model.check import KernelRecord, Sample
@@ -47,7 +48,7 @@ Statement = tuple[str, Sequence[tuple[object, ...]]]
 
 class Stored(Struct, frozen=True):
     """Holds what the file has of this boot, and which fields could be read in the machine's life. lost: how many kernel
-    records, and when."""
+    records, and when. gpu_labels: index and UUID by PCI address. xids: see ``xid_counts``."""
 
     records: dict[Key, KernelRecord]
     samples: list[Sample]
@@ -55,7 +56,9 @@ class Stored(Struct, frozen=True):
     gpu_cards: dict[str, str]
     days: bytes
     devices: frozenset[str]
-    lost: tuple[int, float] = (0, 0.0)
+    lost: tuple[int, float]
+    gpu_labels: dict[str, tuple[str, str]]
+    xids: dict[Code, int]
 
 
 class Store:
@@ -188,7 +191,7 @@ class Store:
 
     def _stored(self, db: sqlite3.Connection) -> Stored:
         db.execute("DELETE FROM record WHERE boot_id != ?", (self.boot_id,))
-        for name in ("cursor", "began", "lost", "devices"):
+        for name in ("cursor", "began", "lost", "devices", "xids"):
             db.execute(f"DELETE FROM kept WHERE key LIKE '{name} %' AND key != ?", (f"{name} {self.boot_id}",))  # noqa: S608
         # replay needs it, because the times of kernel records begin with the boot
         began = f"{time.time() - boottime():.3f}".encode()
@@ -215,18 +218,22 @@ class Store:
                 "SELECT device, name, seconds, value FROM sample WHERE boot_id = ?", (self.boot_id,)
             )
         ]
-        kept = db.execute("SELECT value FROM kept WHERE key = 'readable'").fetchone()
-        readable = frozenset(msgspec.json.decode(kept[0], type=list[str])) if kept else frozenset()
-        kept = db.execute("SELECT value FROM kept WHERE key = 'boards'").fetchone()
-        boards = msgspec.json.decode(kept[0], type=dict[str, str]) if kept else {}
-        kept = db.execute("SELECT value FROM kept WHERE key = ?", (f"devices {self.boot_id}",)).fetchone()
-        devices = frozenset(msgspec.json.decode(kept[0], type=list[str])) if kept else frozenset()
-        kept = db.execute("SELECT value FROM kept WHERE key = ?", (f"lost {self.boot_id}",)).fetchone()
-        lost = msgspec.json.decode(kept[0], type=tuple[int, float]) if kept else (0, 0.0)
-        kept = db.execute("SELECT value FROM kept WHERE key = 'days'").fetchone()
-        Days().merge(kept[0] if kept else b"")  # a value is damaged as a whole, or not at all
+        days = _kept(db, "days")
+        Days().merge(days)  # a value is damaged as a whole, or not at all
+        xids = _decoded(db, f"xids {self.boot_id}", list[tuple[str, str, str, int]], [])
+        stored = Stored(
+            records=records,
+            samples=samples,
+            readable=frozenset(_decoded(db, "readable", list[str], [])),
+            gpu_cards=_decoded(db, "boards", dict[str, str], {}),
+            days=days,
+            devices=frozenset(_decoded(db, f"devices {self.boot_id}", list[str], [])),
+            lost=_decoded(db, f"lost {self.boot_id}", tuple[int, float], (0, 0.0)),
+            gpu_labels=_decoded(db, "gpu_labels", dict[str, tuple[str, str]], {}),
+            xids={(kind, address, code): count for kind, address, code, count in xids},
+        )
         db.commit()
-        return Stored(records, samples, readable, boards, kept[0] if kept else b"", devices, lost)
+        return stored
 
     def _move_aside(self) -> None:
         for suffix in ("", "-wal", "-shm"):
@@ -237,3 +244,14 @@ class Store:
 def numbers(text: str) -> tuple[int, ...]:
     """Return the job or user numbers of a stored record, "11,12"."""
     return tuple(int(number) for number in text.split(",") if number)
+
+
+def _kept(db: sqlite3.Connection, key: str) -> bytes:
+    row = db.execute("SELECT value FROM kept WHERE key = ?", (key,)).fetchone()
+    return row[0] if row else b""
+
+
+def _decoded(db: sqlite3.Connection, key: str, kind: Any, otherwise: Any) -> Any:
+    """Return what was put under a key, ``otherwise`` where nothing was. Raises msgspec's errors for what is damaged."""
+    value = _kept(db, key)
+    return msgspec.json.decode(value, type=kind) if value else otherwise

@@ -47,6 +47,11 @@ def gpu_cards_of(node: Node) -> dict[str, str]:
     return {pci: name for pci, name in named.items() if name}
 
 
+def gpu_labels_of(node: Node) -> dict[str, tuple[str, str]]:
+    """Return NVML's index and the UUID by PCI address, of the GPUs that say both."""
+    return {g.pci: (str(g.index), g.uuid) for g in readable_gpus(node) if g.pci and isinstance(g.uuid, str)}
+
+
 def gpu_addresses(node: Node, past: Past) -> frozenset[str] | None:
     """Return the addresses where this machine has a GPU or had one: in the driver's list, as an NVIDIA function on the PCI
     bus, or as a card that was seen before, in this boot or another. None where that cannot be known."""

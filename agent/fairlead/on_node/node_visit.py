@@ -156,6 +156,7 @@ class NodeVisit:
         count = 0 if self.check else take_in(self.request)
         if count:
             self.add_change(PACKAGES, f"{count} package files")
+        units = units or unfinished or any("/systemd/" in change["what"] for change in self.changes)
         late = self.enable_units(units, restart=fresh or units or document or links or unfinished)
         document_differs = any(c["what"] == self.request["documents"][0]["path"] for c in self.changes)
         applied = apply_command.apply(self.request, self.release, sent=bool(self.payload), document_differs=document_differs)

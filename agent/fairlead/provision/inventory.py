@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from ClusterShell.NodeSet import NodeSet, NodeSetException
 from msgspec import Struct
@@ -18,6 +18,14 @@ from fairlead.slurm.scontrol import Scontrol, rows
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _ADDRESS = re.compile(r"[A-Za-z0-9_:\[][A-Za-z0-9._:%\[\]-]*")
 _GROUP = re.compile(r"@[^\s,&!^\[\]]+")
+#: The groups and nodes of the configuration that ClusterShell ships as a sample, groups.d/local.cfg and cluster.yaml.example
+#: (read in 1.10.1). pip installs it beside Python, and it is in force there until the site has a configuration of its own.
+_SAMPLE_GROUPS = frozenset({
+    "adm", "oss", "mds", "io", "compute", "gpu", "all", "*",
+    "rack1", "rack2", "rack3", "rack4", "rack5", "old", "new", "ivy", "hsw",
+})  # fmt: skip
+UNDECLARED = "no such node is declared"
+_SAMPLE_NODE = re.compile(r"example[0-9]{1,3}")
 
 
 class Target(Struct, frozen=True, kw_only=True):
@@ -33,11 +41,27 @@ def expand(nodelist: str) -> tuple[str, ...]:
     """The names of a Slurm nodelist, each once, in its order; also ClusterShell's groups (@gpu). Raises ValueError."""
     try:
         for group in _GROUP.findall(nodelist):  # ClusterShell takes an unknown one for an empty one
-            if not NodeSet(group):
+            nodes = NodeSet(group)
+            if not nodes:
                 raise ValueError(f"{group}: no such group, or nobody in it (ClusterShell's groups.conf)")
+            if _is_sample(group, nodes):
+                raise ValueError(f"{group}: is {nodes}, a group of the sample configuration that ClusterShell comes with")
         return tuple(str(n) for n in NodeSet(nodelist))
     except NodeSetException as e:
         raise ValueError(str(e)) from None
+
+
+def _is_sample(group: str, nodes: NodeSet) -> bool:
+    """Say whether a group is one of ClusterShell's sample configuration, and nobody's own."""
+    name = group.removeprefix("@").rpartition(":")[2]
+    return name in _SAMPLE_GROUPS and all(_SAMPLE_NODE.fullmatch(str(node)) for node in nodes)
+
+
+def nodelist_hint(nodelist: str) -> str:
+    """Return what to do about a nodelist that is none."""
+    if "@" in nodelist:
+        return 'write the nodes, such as "gpu[001-004]", or the group into /etc/clustershell/groups.d; `nodeset -LL` lists groups'
+    return 'a Slurm nodelist: "gpu[001-004]"'
 
 
 def fold(nodes: tuple[str, ...] | list[str]) -> str:
@@ -52,7 +76,7 @@ def members(site: Site) -> dict[str, tuple[str, ...]]:
         try:
             found[entry.name] = expand(entry.nodes)
         except ValueError as e:
-            raise ConfigError(site.file, f"classes.{entry.name}.nodes", str(e), hint='a Slurm nodelist: "gpu[001-004]"') from None
+            raise ConfigError(site.file, f"classes.{entry.name}.nodes", str(e), hint=nodelist_hint(entry.nodes)) from None
     return found
 
 
@@ -84,26 +108,35 @@ def in_slurm(client: Scontrol) -> dict[str, str]:
     return found
 
 
-def _addresses(site: Site, nodes: tuple[str, ...], slurm: Mapping[str, str]) -> dict[str, str]:
-    """Where ssh finds each node. Raises ConfigError for what would lead to another machine than the one that is meant."""
+def address_mistakes(site: Site, nodes: tuple[str, ...], slurm: Mapping[str, str]) -> Iterator[ConfigError]:
+    """Yield what would lead to another machine than the one that is meant."""
     for node in nodes:
         if not _NAME.fullmatch(node) or node in {"all", "ungrouped"}:
-            raise ConfigError(site.file, f"nodes.{node}", "no name of a node", hint="a Slurm NodeName: letters, digits, . _ -")
-    for node in site.ansible.hosts.keys() - set(nodes):
-        raise ConfigError(site.file, f"ansible.hosts.{node}", "no such node is declared", hint="mend the name, or take it out")
+            yield ConfigError(site.file, f"nodes.{node}", "no name of a node", hint="a Slurm NodeName: letters, digits, . _ -")
+    for node in sorted(site.ansible.hosts.keys() - set(nodes)):
+        yield ConfigError(site.file, f"ansible.hosts.{node}", UNDECLARED, hint="mend the name, or take it out")
     for node, address in site.ansible.hosts.items():
         if address.count(":") == 1:
             hint = 'ssh_args = "-p PORT", or `Port` in ~/.ssh/config'
-            raise ConfigError(site.file, f"ansible.hosts.{node}", f"{address}: an address has no port", hint=hint)
+            yield ConfigError(site.file, f"ansible.hosts.{node}", f"{address}: an address has no port", hint=hint)
+    for address, same in _by_address(site, nodes, slurm).items():
+        if len(same) > 1:
+            words = f"{fold(same)} have one address, {address}"
+            yield ConfigError(site.file, "ansible.hosts", words, hint="each node has its own")
+
+
+def _by_address(site: Site, nodes: tuple[str, ...], slurm: Mapping[str, str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for node in nodes:
         found.setdefault(site.ansible.hosts.get(node) or slurm.get(node, node), []).append(node)
-    for address, same in found.items():
-        if len(same) > 1:
-            raise ConfigError(
-                site.file, "ansible.hosts", f"{fold(same)} have one address, {address}", hint="each node has its own"
-            )
-    return {node: address for address, (node,) in found.items()}
+    return found
+
+
+def _addresses(site: Site, nodes: tuple[str, ...], slurm: Mapping[str, str]) -> dict[str, str]:
+    """Return where ssh finds each node. Raise ConfigError for the first mistake in it."""
+    for mistake in address_mistakes(site, nodes, slurm):
+        raise mistake
+    return {node: address for address, (node,) in _by_address(site, nodes, slurm).items()}
 
 
 def targets(site: Site, nodelist: str = "", slurm: Mapping[str, str] | None = None) -> tuple[Target, ...]:
@@ -122,7 +155,8 @@ def targets(site: Site, nodelist: str = "", slurm: Mapping[str, str] | None = No
         raise UsageError(f"-l {nodelist}: {e}") from None
     unknown = [n for n in wanted if n not in addresses]
     if unknown:
-        raise UsageError(f"{fold(unknown)}: not declared in {site.file}", hint="add it to a class there")
+        hint = f"declared there: {fold(known) or 'none'}; or add it to a class"
+        raise UsageError(f"{fold(unknown)}: not declared in {site.file}", hint=hint)
     strange = [n for n in wanted if slurm is not None and n not in slurm]
     if strange:
         raise UsageError(f"{fold(strange)}: Slurm has no such node", hint="mend the nodelist, or run without --inventory slurm")

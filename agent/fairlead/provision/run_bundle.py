@@ -30,6 +30,7 @@ from fairlead.provision.wheels import Wheel
 from fairlead.settings.driver import DriverWant
 
 OPT = "/opt/fairlead"
+AGENT_DROP_INS = "/etc/systemd/system/fairlead-agent.service.d"
 # Slurm runs everything in prolog.d and epilog.d: only these two go there, the others beside.
 HOOKS = {
     "prolog": "/etc/slurm/prolog.d/50-fairlead",
@@ -98,11 +99,22 @@ def driver_files(document: config.Document) -> list[dict[str, Any]]:
     return [{"file": p.file, "size": p.size, "sha256": p.sha256} for p in driver.packages]
 
 
+def metrics_drop_in(document: config.Document) -> str:
+    """Return the drop-in that lets the agent's unit write its metrics where the document says; without more than a comment where
+    the unit may write there anyway."""
+    agent = document.agent
+    folder = os.path.dirname(agent.metrics_textfile)
+    own = not folder or any(f"{folder}/".startswith(f"{path}/") for path in (agent.run_dir, agent.state_dir))
+    words = "# Written by fairlead provision: agent.metrics_textfile, beyond what the unit may write anyway.\n[Service]\n"
+    return words + ("" if own else f"ReadWritePaths=-{folder}\n")
+
+
 def documents(document: config.Document) -> list[dict[str, Any]]:
     """The files that differ from node to node."""
     return [
         {"path": "/etc/fairlead/node.json", "content": config.encode_document(document).decode(), "mode": 0o644},
         {"path": "/etc/fairlead/hooks", "content": config.hooks_line(document), "mode": 0o644},
+        {"path": f"{AGENT_DROP_INS}/50-metrics.conf", "content": metrics_drop_in(document), "mode": 0o644},
     ]
 
 
@@ -173,5 +185,11 @@ def _request(files: Sequence[tuple[str, bytes, int]], release: str, index: Seque
             "/var/cache/fairlead",
         ],
         "state_paths": ["/var/lib/fairlead"],
-        "folders": ["/etc/slurm/fairlead", "/etc/fairlead", "/usr/share/fairlead", "/etc/systemd/system/slurmd.service.d"],
+        "folders": [
+            "/etc/slurm/fairlead",
+            "/etc/fairlead",
+            "/usr/share/fairlead",
+            "/etc/systemd/system/slurmd.service.d",
+            AGENT_DROP_INS,
+        ],
     }

@@ -72,9 +72,7 @@ def read(path: str, prefixes: tuple[str, ...], progress: Progress = lambda name,
     """Read a recording from a file. ``prefixes``: of the records to keep. Raises InputMissing, DataError (one line)."""
     try:
         with open(path, "rb") as f:
-            head = f.read(len(_SQLITE))
-            f.seek(0)
-            if head != _SQLITE:
+            if not f.peek(len(_SQLITE)).startswith(_SQLITE):  # a pipe cannot be read twice
                 return read_log(f, path, prefixes, progress)
     except (OSError, ValueError) as e:  # ValueError: a NUL in the name
         raise InputMissing(f"{path}: {getattr(e, 'strerror', None) or e}") from None
@@ -88,7 +86,7 @@ def read_log(source: BinaryIO, name: str, prefixes: tuple[str, ...], progress: P
     size = _size(source)
     done = number = 0
     line = b""
-    for number, line in enumerate(_lines(source), 1):
+    for number, line in enumerate(_lines(source, name), 1):
         done += len(line)
         if number % 20000 == 0:
             progress(name, done / size if size else 0.0)
@@ -116,12 +114,22 @@ def _size(source: BinaryIO) -> int:
         return 0
 
 
-def _lines(source: BinaryIO) -> Iterator[bytes]:
-    """Yield lines. Of a line that never ends, only the beginning is yielded, and the rest is read in pieces."""
+LINE_MIB_MAX = 256
+
+
+def _lines(source: BinaryIO, name: str) -> Iterator[bytes]:
+    """Yield lines; of a long one, the beginning. Raises DataError for one that does not end, as that of /dev/zero."""
     while line := source.readline(1 << 20):
         yield line
+        pieces = 1
         while len(line) == 1 << 20 and not line.endswith(b"\n"):
             line = source.readline(1 << 20)
+            pieces += 1
+            if pieces > LINE_MIB_MAX:
+                raise DataError(
+                    f"{name}: a line of it is longer than {LINE_MIB_MAX} MiB",
+                    hint="a kernel log (dmesg, journalctl -k) or history.sqlite",
+                )
 
 
 class _Log:

@@ -19,6 +19,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from fairlead.errors import ConfigError
+from fairlead.model import mig_geometry
 from fairlead.model.change import AnyChange, Disruption, Layer, Nvml, Reboot
 from fairlead.model.facts import Missing, Node, Why, unreadable
 from fairlead.model.gpu_state import MigInstance
@@ -85,11 +86,16 @@ def _check(key: str, geometry: tuple[str, ...], pci: str, state: MigState | None
         raise ConfigError("node.json", key, f"GPU {pci} has no MIG", hint="leave it out, or declare an empty list for it")
     slices = sum(int(name[0]) for name in geometry)
     if slices > SLICES:
+        found = mig_geometry.refusal(geometry)
+        hint = found[1] if found else hint
         raise ConfigError("node.json", key, f"{slices} slices are wanted of GPU {pci}, which has {SLICES}", hint=hint)
     unknown = sorted(set(geometry) - set(state.profiles)) if state.profiles else []
     if unknown:
         words = f"GPU {pci} has no profile {unknown[0]}; it offers {', '.join(state.profiles)}"
         raise ConfigError("node.json", key, words, hint=hint)
+    found = mig_geometry.refusal(geometry)
+    if found:
+        raise ConfigError("node.json", key, f"GPU {pci}: {found[0]}", hint=found[1])
 
 
 def plan(want: MigWant, observed: Observed) -> tuple[AnyChange, ...]:

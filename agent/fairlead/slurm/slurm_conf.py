@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from fairlead.errors import InputMissing
 
-PAIR = re.compile(r"(\w+)\s*=\s*(\"[^\"]*\"|\S+)")
+PAIR = re.compile(r"\b(\w++)\s*+=\s*(\"[^\"]*\"|\S+)")  # possessive: a long word without = takes no quadratic time
 _LINES = {"nodename", "partitionname", "nodeset", "downnodes", "switchname", "frontendname", "include"}
 MAX_INCLUDES = 32
 

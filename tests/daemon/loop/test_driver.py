@@ -45,7 +45,7 @@ def named(verdict: Verdict) -> bool:
 def test_a_call_that_hangs_is_named_and_blocks_nothing(agent: Agent, tmp_path: Path) -> None:
     faults = Faults(tmp_path / "control")
     agent.start()
-    agent.until(lambda: 'fairlead_gpu_lost{pci="0000:1b:00.0"} 0.0' in (agent.run_dir / "metrics.prom").read_text(), "GPUs")
+    agent.until(lambda: 'fairlead_gpu_lost{index="0",pci="0000:1b:00.0"' in (agent.run_dir / "metrics.prom").read_text(), "GPUs")
     faults.hang("nvmlDeviceGetTemperature", 3)
     agent.until(lambda: named(agent.verdict()), "the call's name, and that no more is known")
     agent.until(lambda: agent.status()["worker"]["stuck"] is not None, "the call in the status")

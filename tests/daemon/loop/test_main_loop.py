@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -364,6 +365,40 @@ def test_slurm_that_is_not_there_is_said(agents: Make) -> None:
     agent.until(lambda: "slurmctld does not answer" in agent.verdict().text, "word of slurmctld")
     agent.until(lambda: "/nowhere/sinfo" in agent.status()["slurm"]["error"], "the error in the status")
     assert agent.verdict().state is State.WARN
+
+
+def metrics(agent: Agent) -> str:
+    return (agent.run_dir / "metrics.prom").read_text()
+
+
+def test_slurm_up_is_absent_until_slurmctld_was_asked(agents: Make) -> None:
+    agent = agents(slurm={"bin_dir": "/nowhere", "conf": "/nowhere/slurm.conf"}).start()
+    assert "\nfairlead_slurm_up" not in metrics(agent)
+    agent.kernel(xid79())
+    agent.until(lambda: "\nfairlead_slurm_up 0.0\n" in metrics(agent), "word of slurmctld")
+
+
+def test_xids_are_counted_over_a_restart(agents: Make) -> None:
+    agent = agents().start()
+    agent.kernel(*(f"6,{n},{n},c;NVRM: Xid (PCI:0000:1b:00): 31, pid=1, name=a, MMU Fault" for n in range(1, 10)), xid79(10))
+    wanted = re.compile(r'fairlead_xids_total\{index="0",pci="0000:1b:00.0",uuid="GPU-[0-9a-f-]+",xid="(\d+)"\} (\d+)')
+    agent.until(lambda: wanted.findall(metrics(agent)) == [("31", "9"), ("79", "1")], "the count")
+    agent.end(signal.SIGKILL)
+    (agent.run_dir / "metrics.prom").unlink()
+    agent.start()
+    assert wanted.findall(metrics(agent)) == [("31", "9"), ("79", "1")]
+
+
+def test_metrics_that_cannot_be_written_are_told_once_and_the_agent_goes_on(agents: Make, tmp_path: Path) -> None:
+    agent = agents(agent={"metrics_textfile": str(tmp_path / "later/fairlead.prom")}).start(wait=False)
+    agent.until((agent.run_dir / "status.json").exists, "status")
+    agent.until(lambda: any("later/fairlead.prom: No such file" in t for t in agent.status()["trouble"]), "word in the status")
+    agent.until(lambda: agent.verdict().sequence > 4, "verdicts")
+    assert agent.log.read_text().count("cannot_publish") == 1
+    (tmp_path / "later").mkdir()
+    agent.kernel(xid79())
+    agent.until((tmp_path / "later/fairlead.prom").exists, "metrics")
+    agent.until(lambda: not any("later" in t for t in agent.status()["trouble"]), "status without it")
 
 
 def test_scrape(agents: Make) -> None:

@@ -95,3 +95,9 @@ def test_words_in_place_of_ours_are_kept_until_they_go() -> None:
     silent = state_after(theirs, Result(outcome=Outcome.BLOCKED, detail="down"), taken, ordered=False, asked=True)
     assert silent.taken == "ann: riser"
     assert state_after(silent, Result(outcome=Outcome.FREE), None, ordered=False, asked=True).taken == ""
+
+
+def test_whether_slurmctld_was_asked_is_known_and_stays_known() -> None:
+    nothing = Result(outcome=Outcome.FREE, detail="")
+    assert not SlurmState().asked and not state_after(SlurmState(), nothing, None, ordered=False, asked=False).asked
+    assert DRAINED.asked and state_after(DRAINED, nothing, ENTRY, ordered=False, asked=False).asked

@@ -1,4 +1,4 @@
-"""Writes a sweep into the history: counters, which facts could be read, and which GPU card sits where."""
+"""Writes a sweep into the history: counters, which facts could be read, which GPU card sits where and what its labels are."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection
 from fairlead import checks
 from fairlead.config import Document
 from fairlead.history.memory import History
-from fairlead.model.device import gpu_cards_of, readable_fields
+from fairlead.model.device import gpu_cards_of, gpu_labels_of, readable_fields
 from fairlead.model.facts import Missing, Node
 
 KEEP_SECONDS = 60.0  # what rarely changes is remembered this often at most: as counters are
@@ -43,3 +43,4 @@ def after_judging(
             fields |= {f"{DRIVER}{node.driver.library_version}"}
         history.add_readable(fields)
         history.add_gpu_cards(gpu_cards_of(node))
+        history.add_gpu_labels(gpu_labels_of(node))

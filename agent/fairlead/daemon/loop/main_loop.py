@@ -471,8 +471,7 @@ class Loop:
             state,
             sources={**self._readers.answered, "state_dir": self._disk.answered},
             worker=self._readers.worker,
-            overruns=self._history.overrun,
-            history_ok=not self._history.trouble,
+            history=self._history,
             proofs=self._proving.outcomes,
         )
         self._publisher.publish_metrics(found)

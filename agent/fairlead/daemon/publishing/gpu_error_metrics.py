@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from fairlead.daemon.publishing.gpu_labels import LABELS, Labels
 from fairlead.model.facts import Gpu, Missing
 from fairlead.model.gpu_health import AerCounts, RetiredPages
 
 
-def families(gpus: tuple[Gpu, ...]) -> Iterator[Metric]:
+def families(gpus: Sequence[tuple[Gpu, Labels]]) -> Iterator[Metric]:
     """Yield the metric families. What cannot be read has no series."""
-    pages = GaugeMetricFamily("fairlead_gpu_retired_pages", "Memory pages retired, GPUs before Ampere.", labels=["pci", "kind"])
+    by = [*LABELS, "kind"]
+    pages = GaugeMetricFamily("fairlead_gpu_retired_pages", "Memory pages retired, GPUs before Ampere.", labels=by)
     errors = CounterMetricFamily(
         "fairlead_gpu_pcie_errors",
         "AER errors of the GPU and of the port above it: correctable, nonfatal, fatal.",
-        labels=["pci", "at", "kind"],
+        labels=[*LABELS, "at", "kind"],
     )
-    for gpu in gpus:
+    for gpu, name in gpus:
         if isinstance(gpu.retired, RetiredPages):
             for kind in ("single_bit", "double_bit", "pending"):
-                _add(pages, [gpu.pci, kind], getattr(gpu.retired, kind))
+                _add(pages, [*name, kind], getattr(gpu.retired, kind))
         for at, counts in (("gpu", gpu.aer), ("port", gpu.port_aer)):
             if isinstance(counts, AerCounts):
                 for kind in ("correctable", "nonfatal", "fatal"):
-                    _add(errors, [gpu.pci, at, kind], getattr(counts, kind))
+                    _add(errors, [*name, at, kind], getattr(counts, kind))
     yield from (pages, errors)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from fairlead.daemon.publishing.gpu_labels import LABELS, Labels
 from fairlead.model.facts import Gpu, Missing, Node
 from fairlead.model.gpu_load import REASONS, ClockEvents, GpuFabric, GpuLoad
 
@@ -17,70 +18,68 @@ _GAUGES = (
 )
 
 
-def load(node: Node) -> Iterator[Metric]:
-    """Yield the metric families of every GPU that NVML lists, and of the driver."""
-    yield from _driver(node)
-    if isinstance(node.gpus, Missing):
-        return
-    for attribute, name, text in _GAUGES:
-        family = GaugeMetricFamily(f"fairlead_gpu_{name}", text, labels=["pci"])
-        for gpu in node.gpus:
+def families(gpus: Sequence[tuple[Gpu, Labels]]) -> Iterator[Metric]:
+    """Yield the metric families of every GPU that NVML lists."""
+    for attribute, metric, text in _GAUGES:
+        family = GaugeMetricFamily(f"fairlead_gpu_{metric}", text, labels=LABELS)
+        for gpu, name in gpus:
             value = getattr(gpu.load, attribute)
             if not isinstance(value, Missing):
-                family.add_metric([gpu.pci], float(value))
+                family.add_metric(name, float(value))
         yield family
-    yield from _fabric_and_processes(node.gpus)
-    yield from _clocks(node.gpus)
+    yield from _fabric_and_processes(gpus)
+    yield from _clocks(gpus)
 
 
-def _driver(node: Node) -> Iterator[Metric]:
+def driver_family(node: Node) -> Metric:
+    """Return the metric family of the driver."""
     driver = node.driver
     said = [driver.module_version, driver.library_version, driver.software.library_file]
     info = GaugeMetricFamily(
         "fairlead_driver_info", "The NVIDIA driver; always 1.", labels=["module", "library", "library_on_disk"]
     )
     info.add_metric([v if isinstance(v, str) else "" for v in said], 1)
-    yield info
+    return info
 
 
-def _fabric_and_processes(gpus: tuple[Gpu, ...]) -> Iterator[Metric]:
+def _fabric_and_processes(gpus: Sequence[tuple[Gpu, Labels]]) -> Iterator[Metric]:
     state = GaugeMetricFamily(
         "fairlead_gpu_fabric_state",
         "NVLink fabric of the GPU: 0 not supported, 1 not started, 2 in progress, 3 completed.",
-        labels=["pci"],
+        labels=LABELS,
     )
-    alone = GaugeMetricFamily("fairlead_gpu_processes_without_job", "Compute processes of no Slurm job.", labels=["pci"])
-    for gpu in gpus:
+    alone = GaugeMetricFamily("fairlead_gpu_processes_without_job", "Compute processes of no Slurm job.", labels=LABELS)
+    for gpu, name in gpus:
         if isinstance(gpu.load.fabric, GpuFabric):
-            state.add_metric([gpu.pci], gpu.load.fabric.state)
+            state.add_metric(name, gpu.load.fabric.state)
         if not isinstance(gpu.processes, Missing):
             none = [p for p in gpu.processes if not isinstance(p.owner, Missing) and p.owner.job is None]
-            alone.add_metric([gpu.pci], len(none))
+            alone.add_metric(name, len(none))
     yield from (state, alone)
 
 
-def _clocks(gpus: tuple[Gpu, ...]) -> Iterator[Metric]:
+def _clocks(gpus: Sequence[tuple[Gpu, Labels]]) -> Iterator[Metric]:
     loaded = CounterMetricFamily(
-        "fairlead_gpu_loaded_seconds", "Time that this agent saw the GPU at half its utilisation or more.", labels=["pci"]
+        "fairlead_gpu_loaded_seconds", "Time that this agent saw the GPU at half its utilisation or more.", labels=LABELS
     )
     limited = CounterMetricFamily(
         "fairlead_gpu_loaded_clock_event_seconds",
         "Time of it in which this held the clocks; of what was ever seen.",
-        labels=["pci", "reason"],
+        labels=[*LABELS, "reason"],
     )
     counted = CounterMetricFamily(
         "fairlead_gpu_clock_event_seconds",
         "Time in which this held the clocks, by the driver's own count, loaded or not.",
-        labels=["pci", "reason"],
+        labels=[*LABELS, "reason"],
     )
-    for gpu in gpus:
+    for gpu, name in gpus:
         facts: GpuLoad = gpu.load
-        loaded.add_metric([gpu.pci], facts.seen.busy_seconds)
+        loaded.add_metric(name, facts.seen.busy_seconds)
         for (_, reason), seconds in zip(REASONS, facts.seen.reasons_seconds, strict=True):
             if seconds:
-                limited.add_metric([gpu.pci, reason], seconds)
-        for name in ClockEvents.__struct_fields__:
-            seconds = getattr(facts.events, name)
+                limited.add_metric([*name, reason], seconds)
+        for event in ClockEvents.__struct_fields__:
+            seconds = getattr(facts.events, event)
             if not isinstance(seconds, Missing):
-                counted.add_metric([gpu.pci, name.removesuffix("_seconds")], seconds)
+                counted.add_metric([*name, event.removesuffix("_seconds")], seconds)
     yield from (loaded, limited, counted)

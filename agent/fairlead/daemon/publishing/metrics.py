@@ -7,14 +7,15 @@ user is in any label.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
-from msgspec import Struct
+from msgspec import Struct, field
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from fairlead.daemon.publishing import gpu_error_metrics, gpu_load_metrics
+from fairlead.daemon.publishing import gpu_error_metrics, gpu_load_metrics, xid_metrics
+from fairlead.daemon.publishing.gpu_labels import LABELS, Labels, labels_of
 from fairlead.model.facts import Ecc, Gpu, Missing, Node, NvLink, PcieLink, RowRemap
 from fairlead.model.finding import Finding, Level
 from fairlead.model.gpu_load import REASONS
@@ -57,10 +58,13 @@ class MetricsInput(Struct, frozen=True, kw_only=True):
     """Holds all that one rendering needs. ``checks``: every check that runs and whether it enforces. Times: Unix and seconds.
 
     sources: what the agent reads, and when it last answered. suppressed: findings that would drain but do not. ladder: faults
-    (``CHECK.FAULT/CARD``) and the step they have come to. strikes: by GPU card, in the window.
+    (``CHECK.FAULT/CARD``) and the step they have come to. strikes: by GPU card, in the window. slurm_node: the node's name
+    in Slurm. slurm_up: None before slurmctld was asked. gpu_labels: index and UUID as last read, by PCI address. xids: kind,
+    address, code and number of each. nvlink_links: show each link.
     """
 
     version: str
+    slurm_node: str = ""
     generation: int = 0
     profile: str = ""
     state: State = State.UNKNOWN
@@ -74,7 +78,7 @@ class MetricsInput(Struct, frozen=True, kw_only=True):
     suppressed: tuple[Finding, ...] = ()
     drained: bool = False
     limit: DrainLimit | None = None
-    slurm_up: bool = True
+    slurm_up: bool | None = None
     sweeps: int = 0
     records: int = 0
     overruns: int = 0
@@ -88,6 +92,9 @@ class MetricsInput(Struct, frozen=True, kw_only=True):
     strikes: tuple[tuple[str, int], ...] = ()
     reboots: int = 0
     proofs: tuple[tuple[str, int], ...] = ()
+    gpu_labels: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    xids: tuple[tuple[str, str, str, int], ...] = ()
+    nvlink_links: bool = False
 
 
 class _One:
@@ -113,10 +120,13 @@ class Metrics:
         view = self.view
         yield from _agent(view)
         yield from _checks(view)
-        if view.node is not None and not isinstance(view.node.gpus, Missing):
-            yield from _gpus(view.node.gpus)
+        gpus = () if view.node is None or isinstance(view.node.gpus, Missing) else view.node.gpus
+        names = labels_of(gpus, view.gpu_labels)
+        yield from xid_metrics.families(view.xids, names, view.gpu_labels)
+        if gpus:
+            yield from _gpus(tuple(zip(gpus, names, strict=True)), links=view.nvlink_links)
         if view.node is not None:
-            yield from gpu_load_metrics.load(view.node)
+            yield gpu_load_metrics.driver_family(view.node)
             yield from _nics(view.node)
 
     def render(self) -> bytes:
@@ -151,6 +161,9 @@ def _agent(view: MetricsInput) -> Iterator[Metric]:
     info = GaugeMetricFamily("fairlead_build_info", "Version of the agent; always 1.", labels=["version"])
     info.add_metric([view.version], 1)
     yield info
+    named = GaugeMetricFamily("fairlead_node_info", "The node by its name in Slurm; always 1.", labels=["node"])
+    named.add_metric([view.slurm_node], 1)
+    yield named
     document = GaugeMetricFamily("fairlead_document_generation", "Generation of the node's document.", labels=["profile"])
     document.add_metric([view.profile], view.generation)
     yield document
@@ -179,7 +192,12 @@ def _agent(view: MetricsInput) -> Iterator[Metric]:
     if view.limit is not None:
         limit.add_metric([view.limit.kind.value, view.limit.name], 1)
     yield limit
-    yield _gauge("slurm_up", "1 when slurmctld answered the last time it was asked.", view.slurm_up)
+    up = GaugeMetricFamily(
+        "fairlead_slurm_up", "1 when slurmctld answered the last time it was asked; absent until the agent has asked it."
+    )
+    if view.slurm_up is not None:
+        up.add_metric([], view.slurm_up)
+    yield up
     yield _gauge("jobs", "Jobs on this node by the prolog's records.", view.jobs)
     yield _gauge("nvml_released", "1 while NVML is let go of on request (RUN_DIR/nvml-release).", view.nvml_released)
     yield _gauge("nvml_worker_stuck", "1 while an NVML call has not come back.", view.worker_stuck)
@@ -233,90 +251,106 @@ def _checks(view: MetricsInput) -> Iterator[Metric]:
     yield _gauge("held_findings", "Findings that would drain but are held.", len(view.suppressed))
 
 
-def _gpus(gpus: Iterable[Gpu]) -> Iterator[Metric]:
-    gpus = tuple(gpus)
-    by = ["pci"]
-    info = GaugeMetricFamily("fairlead_gpu_info", "A GPU; always 1.", labels=["pci", "uuid", "serial", "name", "index"])
-    lost = GaugeMetricFamily("fairlead_gpu_lost", "1 when the driver says that the GPU is lost.", labels=by)
+def _gpus(gpus: Sequence[tuple[Gpu, Labels]], *, links: bool) -> Iterator[Metric]:
+    info = GaugeMetricFamily("fairlead_gpu_info", "A GPU; always 1.", labels=[*LABELS, "serial", "name"])
+    lost = GaugeMetricFamily("fairlead_gpu_lost", "1 when the driver says that the GPU is lost.", labels=LABELS)
     busy = GaugeMetricFamily(
-        "fairlead_gpu_utilization_ratio", "Share of the last sample period in which a kernel ran.", labels=by
+        "fairlead_gpu_utilization_ratio", "Share of the last sample period in which a kernel ran.", labels=LABELS
     )
-    ran = GaugeMetricFamily("fairlead_gpu_processes", "Compute processes.", labels=by)
-    for gpu in gpus:
-        info.add_metric([gpu.pci, _known(gpu.uuid), _known(gpu.serial), _known(gpu.name), str(gpu.index)], 1)
-        lost.add_metric([gpu.pci], gpu.lost)
+    ran = GaugeMetricFamily("fairlead_gpu_processes", "Compute processes.", labels=LABELS)
+    for gpu, labels in gpus:
+        info.add_metric([*labels, _known(gpu.serial), _known(gpu.name)], 1)
+        lost.add_metric(labels, gpu.lost)
         if not isinstance(gpu.utilization_percent, Missing):
-            busy.add_metric([gpu.pci], gpu.utilization_percent / 100)
+            busy.add_metric(labels, gpu.utilization_percent / 100)
         if not isinstance(gpu.processes, Missing):
-            ran.add_metric([gpu.pci], len(gpu.processes))
+            ran.add_metric(labels, len(gpu.processes))
     yield from (info, lost, busy, ran)
     for attribute, name, text in _GAUGES:
-        family = GaugeMetricFamily(f"fairlead_gpu_{name}", text, labels=by)
-        for gpu in gpus:
-            _add(family, [gpu.pci], getattr(gpu, attribute))
+        family = GaugeMetricFamily(f"fairlead_gpu_{name}", text, labels=LABELS)
+        for gpu, labels in gpus:
+            _add(family, labels, getattr(gpu, attribute))
         yield family
-    slow = GaugeMetricFamily("fairlead_gpu_clock_event", "1 while this is why clocks are not higher.", labels=["pci", "reason"])
-    for gpu in gpus:
+    slow = GaugeMetricFamily("fairlead_gpu_clock_event", "1 while this is why clocks are not higher.", labels=[*LABELS, "reason"])
+    for gpu, labels in gpus:
         if not isinstance(gpu.throttle_reasons, Missing):
             for bit, reason in REASONS:
-                slow.add_metric([gpu.pci, reason], bool(gpu.throttle_reasons & bit))
+                slow.add_metric([*labels, reason], bool(gpu.throttle_reasons & bit))
     yield slow
-    yield from _memory(tuple((g.pci, g.ecc, g.remap) for g in gpus))
+    yield from _memory(tuple((labels, g.ecc, g.remap) for g, labels in gpus))
     yield from gpu_error_metrics.families(gpus)
-    yield from _links(tuple((g.pci, g.pcie, g.nvlinks) for g in gpus))
+    yield from _pcie(tuple((labels, g.pcie) for g, labels in gpus))
+    yield from _nvlinks(tuple((labels, g.nvlinks) for g, labels in gpus), each=links)
+    yield from gpu_load_metrics.families(gpus)
 
 
 @lru_cache(maxsize=1)  # most of all series, and the same from one rendering to the next
-def _memory(gpus: tuple[tuple[str, Ecc | Missing, RowRemap | Missing], ...]) -> tuple[Metric, ...]:
-    errors = CounterMetricFamily("fairlead_gpu_ecc_errors", "ECC errors.", labels=["pci", "kind"])
-    mode = GaugeMetricFamily("fairlead_gpu_ecc_mode", "ECC mode, 1 is on.", labels=["pci"])
+def _memory(gpus: tuple[tuple[Labels, Ecc | Missing, RowRemap | Missing], ...]) -> tuple[Metric, ...]:
+    errors = CounterMetricFamily("fairlead_gpu_ecc_errors", "ECC errors.", labels=[*LABELS, "kind"])
+    mode = GaugeMetricFamily("fairlead_gpu_ecc_mode", "ECC mode, 1 is on.", labels=LABELS)
     sram = GaugeMetricFamily(
-        "fairlead_gpu_sram_threshold_exceeded", "1 when SRAM errors are past NVIDIA's threshold.", labels=["pci"]
+        "fairlead_gpu_sram_threshold_exceeded", "1 when SRAM errors are past NVIDIA's threshold.", labels=LABELS
     )
-    rows = GaugeMetricFamily("fairlead_gpu_remapped_rows", "Remapped rows of the board's life.", labels=["pci", "kind"])
-    state = GaugeMetricFamily("fairlead_gpu_row_remap_state", "1 when a remap is pending, or has failed.", labels=["pci", "kind"])
-    spare = GaugeMetricFamily("fairlead_gpu_row_remap_banks", "Memory banks by spare rows that are left.", labels=["pci", "left"])
-    for pci, ecc, remap in gpus:
+    rows = GaugeMetricFamily("fairlead_gpu_remapped_rows", "Remapped rows of the board's life.", labels=[*LABELS, "kind"])
+    state = GaugeMetricFamily(
+        "fairlead_gpu_row_remap_state", "1 when a remap is pending, or has failed.", labels=[*LABELS, "kind"]
+    )
+    spare = GaugeMetricFamily(
+        "fairlead_gpu_row_remap_banks", "Memory banks by spare rows that are left.", labels=[*LABELS, "left"]
+    )
+    for labels, ecc, remap in gpus:
         if isinstance(ecc, Ecc):
-            _add(mode, [pci], ecc.mode_current)
-            _add(sram, [pci], ecc.sram_threshold_exceeded)
+            _add(mode, labels, ecc.mode_current)
+            _add(sram, labels, ecc.sram_threshold_exceeded)
             for kind in _ECC:
-                _add(errors, [pci, kind], getattr(ecc, kind))
+                _add(errors, [*labels, kind], getattr(ecc, kind))
         if isinstance(remap, RowRemap):
-            rows.add_metric([pci, "corrected"], remap.corrected)
-            rows.add_metric([pci, "uncorrected"], remap.uncorrected)
-            state.add_metric([pci, "pending"], remap.pending)
-            state.add_metric([pci, "failed"], remap.failed)
+            rows.add_metric([*labels, "corrected"], remap.corrected)
+            rows.add_metric([*labels, "uncorrected"], remap.uncorrected)
+            state.add_metric([*labels, "pending"], remap.pending)
+            state.add_metric([*labels, "failed"], remap.failed)
             if not isinstance(remap.histogram, Missing):
                 for left, banks in zip(("max", "high", "partial", "low", "none"), remap.histogram, strict=False):
-                    spare.add_metric([pci, left], banks)
+                    spare.add_metric([*labels, left], banks)
     return errors, mode, sram, rows, state, spare
 
 
 @lru_cache(maxsize=1)
-def _links(gpus: tuple[tuple[str, PcieLink | Missing, tuple[NvLink, ...] | Missing], ...]) -> tuple[Metric, ...]:
+def _pcie(gpus: tuple[tuple[Labels, PcieLink | Missing], ...]) -> tuple[Metric, ...]:
     families: list[Metric] = []
     for attribute, name in _PCIE:
-        family = GaugeMetricFamily(f"fairlead_gpu_{name}", "PCIe link of the GPU.", labels=["pci"])
-        for pci, pcie, _ in gpus:
+        family = GaugeMetricFamily(f"fairlead_gpu_{name}", "PCIe link of the GPU.", labels=LABELS)
+        for labels, pcie in gpus:
             if isinstance(pcie, PcieLink):
-                _add(family, [pci], getattr(pcie, attribute))
+                _add(family, labels, getattr(pcie, attribute))
         families.append(family)
-    replays = CounterMetricFamily("fairlead_gpu_pcie_replays", "PCIe replays.", labels=["pci"])
-    active = GaugeMetricFamily("fairlead_gpu_nvlink_active", "1 when the link is up.", labels=["pci", "link"])
-    errors = CounterMetricFamily("fairlead_gpu_nvlink_errors", "NVLink errors, all links.", labels=["pci", "kind"])
-    for pci, pcie, links in gpus:
+    replays = CounterMetricFamily("fairlead_gpu_pcie_replays", "PCIe replays.", labels=LABELS)
+    for labels, pcie in gpus:
         if isinstance(pcie, PcieLink):
-            _add(replays, [pci], pcie.replays)
+            _add(replays, labels, pcie.replays)
+    return *families, replays
+
+
+@lru_cache(maxsize=1)
+def _nvlinks(gpus: tuple[tuple[Labels, tuple[NvLink, ...] | Missing], ...], *, each: bool) -> tuple[Metric, ...]:
+    count = GaugeMetricFamily("fairlead_gpu_nvlinks_active", "How many links are up.", labels=LABELS)
+    active = GaugeMetricFamily(
+        "fairlead_gpu_nvlink_active", "1 when the link is up; only with agent.metrics_nvlink_links.", labels=[*LABELS, "link"]
+    )
+    errors = CounterMetricFamily("fairlead_gpu_nvlink_errors", "NVLink errors, all links.", labels=[*LABELS, "kind"])
+    for labels, links in gpus:
         if isinstance(links, Missing):
             continue
-        for link in links:
-            _add(active, [pci, str(link.link)], link.active)
+        states = [link.active for link in links if not isinstance(link.active, Missing)]
+        if states:
+            count.add_metric(labels, sum(states))
+        for link in links if each else ():
+            _add(active, [*labels, str(link.link)], link.active)
         for kind in _LINK_ERRORS:
             known = [v for link in links if not isinstance(v := getattr(link, kind), Missing)]
             if known:
-                errors.add_metric([pci, kind.removesuffix("_errors")], sum(known))
-    return *families, replays, active, errors
+                errors.add_metric([*labels, kind.removesuffix("_errors")], sum(known))
+    return count, active, errors
 
 
 def _nics(node: Node) -> Iterator[Metric]:
@@ -337,7 +371,7 @@ def _known(value: object) -> str:
     return "" if isinstance(value, Missing) else str(value)
 
 
-def _add(family: GaugeMetricFamily | CounterMetricFamily, labels: list[str], value: float | bool | Missing) -> None:
+def _add(family: GaugeMetricFamily | CounterMetricFamily, labels: Sequence[str], value: float | bool | Missing) -> None:
     """Add a value. One that is not there has no series: an alert on its absence is honest, a zero would not be."""
     if not isinstance(value, Missing):
         family.add_metric(labels, float(value))

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from fairlead import __version__
 from fairlead.daemon.publishing.agent_state import AgentState
 from fairlead.daemon.publishing.metrics import MetricsInput
+from fairlead.history.memory import History
 from fairlead.host.clock import boottime
 from fairlead.host.nvml import Worker
 from fairlead.model.verdict import State
@@ -18,20 +19,19 @@ def metrics_input(
     *,
     sources: Mapping[str, float],
     worker: Worker | None,
-    overruns: int,
-    history_ok: bool,
+    history: History,
     proofs: Mapping[str, int],
 ) -> MetricsInput:
     """Return what a scrape sees of this agent now.
 
-    ``sources``: by name, when each last answered, in CLOCK_BOOTTIME seconds. ``overruns``: kernel records lost. ``proofs``:
-    runs of the return command by their end.
+    ``sources``: by name, when each last answered, in CLOCK_BOOTTIME seconds. ``proofs``: runs of the return command by their end.
     """
     sweep, verdict, decision = state.sweep, state.verdict, state.decision
     remembered = decision.state
     born = time.time() - boottime()  # by the clock as it is set now: a step of it moves every moment alike
     return MetricsInput(
         version=__version__,
+        slurm_node=state.document.slurm_node,
         generation=state.document.generation,
         profile=state.document.profile,
         state=verdict.state if verdict else State.UNKNOWN,
@@ -45,18 +45,21 @@ def metrics_input(
         suppressed=decision.suppressed,
         drained=state.slurm.drained,
         limit=state.slurm.limit,
-        slurm_up=not state.slurm.error,
+        slurm_up=not state.slurm.error if state.slurm.asked else None,
         sweeps=sweep.count,
         records=state.records,
-        overruns=overruns,
+        overruns=history.overrun,
         worker_crashes=worker.crashes if worker else 0,
         worker_stuck=bool(sweep.node and sweep.node.stuck),
         nvml_released=bool(worker and worker.released),
-        history_ok=history_ok,
+        history_ok=not history.trouble,
         jobs=state.jobs,
         node=sweep.node,
         ladder=tuple((name, rung.step.value) for name, rung in sorted(remembered.ladder.items())),
         strikes=tuple((card, len(times)) for card, times in sorted(remembered.strikes.items())),
         reboots=len(remembered.reboots),
         proofs=tuple(sorted(proofs.items())),
+        gpu_labels=dict(history.gpu_labels),
+        xids=tuple((*code, number) for code, number in sorted(history.xids.counts.items())),
+        nvlink_links=state.document.agent.metrics_nvlink_links,
     )

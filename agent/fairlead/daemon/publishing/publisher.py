@@ -5,6 +5,7 @@ A full or read-only disk is reported once and tried again; it never ends the age
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -220,7 +221,7 @@ class Publisher:
             try:
                 disk.do(lambda: write_atomic(options.metrics_textfile, data))
             except OSError as e:
-                self._report_trouble(options.metrics_textfile, e)
+                self._report_trouble(options.metrics_textfile, _with_advice(e))
             else:
                 self.trouble.pop(options.metrics_textfile, None)
 
@@ -247,3 +248,11 @@ class Publisher:
         if self.trouble.get(what) != text:
             self.trouble[what] = text
             log.line(log.ERROR, "cannot publish", error=text)
+
+
+def _with_advice(error: OSError) -> Exception:
+    """Return the error with what helps where the sandbox of the unit is in the way."""
+    if error.errno != errno.EROFS:
+        return error
+    advice = "the unit may write there after `fairlead provision` and a restart of fairlead-agent"
+    return DataError(f"{error.strerror}; where only the agent meets that, {advice}")

@@ -266,7 +266,7 @@ class Courier:
             self._failures = min(self._failures + 1, 10)
             self._not_before = self._clock() + wait
             self._due = min(self._due, self._not_before)  # also when the order is withdrawn: what was sent may have arrived
-            self._set(replace(self._state, error=error))
+            self._set(replace(self._state, error=error, asked=True))
 
     def _done(self, result: Result, want: CourierOrder, began: float) -> None:
         """Take up how an attempt ended."""

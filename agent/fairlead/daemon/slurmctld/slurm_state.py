@@ -51,10 +51,10 @@ class SlurmState(Struct, frozen=True, kw_only=True):
     in seconds). manual: a person drained the node through fairlead. confirmed: how often a reading has shown our drain.
     blocked_because: why an order is not carried out; foreign: because somebody else holds the node. over_budget: the rule across
     nodes that left no room, in one line, for a while after it was asked; limit: the same as data. error: slurmctld's last refusal
-    or silence. acknowledged: how many drains of ours a person has resumed; lost: how many have gone without a person's resume;
-    why_lost: why the last of them went; known: the names of the evidence that the last of either covers. returned: how often the
-    node has gone back into service, by the agent's resume or a person's. taken: the words that somebody put in place of our
-    reason, as far as known, "" where nobody did.
+    or silence; asked: whether slurmctld has been asked since the agent started. acknowledged: how many drains of ours a person
+    has resumed; lost: how many have gone without a person's resume; why_lost: why the last of them went; known: the names of the
+    evidence that the last of either covers. returned: how often the node has gone back into service, by the agent's resume or a
+    person's. taken: the words that somebody put in place of our reason, as far as known, "" where nobody did.
     """
 
     drained: bool = False
@@ -64,6 +64,7 @@ class SlurmState(Struct, frozen=True, kw_only=True):
     over_budget: str = ""
     limit: DrainLimit | None = None
     error: str = ""
+    asked: bool = False
     acknowledged: int = 0
     known: tuple[str, ...] = ()
     returned: int = 0
@@ -114,6 +115,7 @@ def state_after(before: SlurmState, result: Result, entry: LedgerEntry | None, *
         foreign=outcome in (Outcome.FOREIGN, Outcome.ORPHAN) and ordered,
         over_budget=result.detail if over else "",
         limit=result.limit if over else None,
+        asked=before.asked or asked,
         acknowledged=before.acknowledged + acknowledged,
         lost=before.lost + lost,
         why_lost=result.detail if lost else before.why_lost,

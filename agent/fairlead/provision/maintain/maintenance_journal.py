@@ -82,6 +82,8 @@ class Journal:
                 if not write:
                     raise InputMissing(f"{self.path}: no journal", hint="no maintenance has run here; --journal names another")
                 self._make()
+            if not os.path.isfile(self.path):  # never said to be a lost journal: the hint of that moves it away
+                raise InputMissing(f"{self.path}: not a regular file", hint="--journal names the file of a journal")
             if not os.path.getsize(self.path):
                 raise DataError(f"{self.path}: it is empty (0 bytes): its runs are lost", hint=self._lost)
             if write:

@@ -1,0 +1,35 @@
+"""Says at plan time where the agent cannot write its metrics: it writes into folders that are there, from inside its unit."""
+
+from __future__ import annotations
+
+import os
+
+from fairlead.apply.report import Item
+from fairlead.config import Document
+from fairlead.host.root import Root
+
+HIDDEN = ("/tmp", "/var/tmp", "/home", "/root", "/run/user")
+HINT = "agent.metrics_textfile names a file in the folder that node_exporter reads; the package of node_exporter makes it"
+
+
+def items(document: Document, root: Root) -> list[Item]:
+    """Return an item with a warning where the file of agent.metrics_textfile cannot be written, else none."""
+    why = trouble(document.agent.metrics_textfile, document.agent.run_dir, root)
+    return [Item(setting="metrics_textfile", state="absent", effective="no", message=why, hint=HINT)] if why else []
+
+
+def trouble(path: str, run_dir: str, root: Root) -> str:
+    """Return in one line why nobody will read the metrics that the agent writes to ``path``, "" where somebody can."""
+    folder = os.path.dirname(path)
+    if not path or folder == run_dir:
+        return ""
+    if not path.endswith(".prom"):
+        return f"{path}: node_exporter reads only files whose name ends in .prom"
+    if any(f"{folder}/".startswith(f"{hidden}/") for hidden in HIDDEN):
+        return f"{folder}: the agent's unit does not see the machine's folders there (ProtectHome, PrivateTmp)"
+    there = root.join(folder)
+    if not os.path.isdir(there):
+        return f"{folder}: no such folder, so the agent writes no metrics"
+    if os.statvfs(there).f_flag & os.ST_RDONLY:
+        return f"{folder}: on a read-only file system, so the agent writes no metrics"
+    return ""

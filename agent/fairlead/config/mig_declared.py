@@ -1,0 +1,51 @@
+"""Is the declared MIG geometry one that the node's GPUs can hold? It is asked on the admin host, where the mistake is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fairlead.errors import ConfigError
+from fairlead.model.mig_geometry import A100_40, A100_80, GPUS, H100_80, refusal
+
+#: Which GPUs a node with a hardware profile of ours has; () for a GPU without MIG.
+GPUS_OF_PROFILE: dict[str, tuple[str, ...]] = {
+    "hgx-a100": (A100_40, A100_80),
+    "hgx-h100": (H100_80, "H100 94GB", "H100 96GB"),
+    "l40s-pcie": (),
+}
+
+
+def geometries(layer: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield each declared geometry of a layer with its key. Values of another type are left to the schema."""
+    settings = layer.get("settings")
+    table = settings.get("mig") if isinstance(settings, Mapping) else None
+    if not isinstance(table, Mapping):
+        return
+    by_gpu = table.get("by_gpu")
+    found = [("settings.mig.geometry", table.get("geometry"))]
+    found += [(f"settings.mig.by_gpu.{pci}", g) for pci, g in by_gpu.items()] if isinstance(by_gpu, Mapping) else []
+    for key, geometry in found:
+        if isinstance(geometry, list | tuple) and all(isinstance(name, str) for name in geometry):
+            yield key, tuple(geometry)
+
+
+def mig_mistakes(origin: str, layer: Mapping[str, Any]) -> Iterator[ConfigError]:
+    """Yield what is wrong with the geometries of a layer on any GPU."""
+    for key, geometry in geometries(layer):
+        found = refusal(geometry)
+        if found:
+            yield ConfigError(origin, key, found[0], hint=found[1])
+
+
+def mig_mistakes_of_profile(origin: str, layer: Mapping[str, Any], profile: str) -> Iterator[ConfigError]:
+    """Yield what is wrong with the geometries of a layer on the GPUs of a hardware profile; nothing for a site's own profile."""
+    if profile not in GPUS_OF_PROFILE:
+        return
+    among = [gpu for gpu in GPUS if any(name in gpu.names.split(", ") for name in GPUS_OF_PROFILE[profile])]
+    for key, geometry in geometries(layer):
+        if geometry and not among:
+            yield ConfigError(origin, key, f"the GPUs of {profile} have no MIG", hint="take it out, or declare an empty list")
+        elif found := refusal(geometry, among, sure=True):
+            other = "nodes with other GPUs have a hardware profile of your own"
+            yield ConfigError(origin, key, f"{found[0]} (profile {profile})", hint=f"{found[1]}; {other}")

@@ -1,0 +1,102 @@
+"""The keys that a schema has, by dotted path, and the one that a person who wrote another probably meant.
+
+It is loaded where something is wrong, and only there: a node that reads a right document does without it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import types
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import msgspec
+from msgspec import Struct, UnsetType
+
+ALIKE = 0.7  # how like two words have to be, 0 to 1 (difflib.get_close_matches)
+
+
+def bare(schema: Any) -> Any:
+    """Return a type without its Annotated and without None and UNSET beside it."""
+    while get_origin(schema) is Annotated:
+        schema = get_args(schema)[0]
+    if get_origin(schema) in (Union, types.UnionType):
+        rest = [t for t in get_args(schema) if t not in (UnsetType, types.NoneType)]
+        return bare(rest[0]) if len(rest) == 1 else schema
+    return schema
+
+
+def is_table(schema: Any) -> bool:
+    """Say whether the type is a table with keys of its own."""
+    return isinstance(schema, type) and issubclass(schema, Struct)
+
+
+def fields(schema: Any) -> dict[str, Any]:
+    """Return the keys of a table and their types."""
+    return {f.encode_name: f.type for f in msgspec.structs.fields(schema)}
+
+
+def at(schema: Any, path: str) -> Any:
+    """Return the type at a dotted path as msgspec writes it (``a.b[0].c``, ``a[...]``); None where there is none."""
+    for step in path.replace("[", ".[").split("."):
+        schema = bare(schema)
+        if not step:
+            continue
+        if is_table(schema):
+            schema = fields(schema).get(step)
+        elif step.startswith("[") and get_args(schema):
+            schema = get_args(schema)[-1 if get_origin(schema) is dict else 0]
+        else:
+            return None
+    return bare(schema)
+
+
+def words(schema: Any) -> tuple[str, ...]:
+    """Return the words that a value of this type can be, () where it is not one of some words."""
+    if get_origin(schema) is Literal:
+        return tuple(str(word) for word in get_args(schema))
+    if isinstance(schema, type) and issubclass(schema, enum.Enum):
+        return tuple(str(member.value) for member in schema)
+    return ()
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return the known word that is most like this one, "" where none is."""
+    plain = {name.lower().replace("-", "_"): name for name in known}
+    found = difflib.get_close_matches(word[:100].lower().replace("-", "_"), plain, n=1, cutoff=ALIKE)
+    return plain[found[0]] if found else ""
+
+
+def elsewhere(word: str, schema: Any) -> str:
+    """Return the one path of the schema, below its sections, that ends with this word; "" where none or several do."""
+    found = [path for path in _paths(schema) if path.rpartition(".")[2] == word and "." in path]
+    return found[0] if len(found) == 1 else ""
+
+
+def _paths(schema: Any, prefix: str = "") -> Iterator[str]:
+    for name, kind in fields(schema).items():
+        yield f"{prefix}{name}"
+        if is_table(bare(kind)):
+            yield from _paths(bare(kind), f"{prefix}{name}.")
+
+
+def meant(word: str, known: Iterable[str], schema: Any = None) -> str:
+    """Return the question that a hint begins with, such as "did you mean `agent`?"; "" where nothing is like the word."""
+    like = nearest(word, known)
+    if like:
+        return f"did you mean `{like}`?"
+    other = elsewhere(word, schema) if schema is not None else ""
+    return f"did you mean `{other}`?" if other else ""
+
+
+def key_type(schema: Any) -> Any:
+    """Return the type of the keys of a mapping."""
+    arguments = get_args(schema)
+    return arguments[0] if arguments else Any
+
+
+def value_type(schema: Any) -> Any:
+    """Return the type of the values of a mapping, or of the entries of a list."""
+    arguments = get_args(schema)
+    return arguments[-1 if get_origin(schema) is dict else 0] if arguments else Any

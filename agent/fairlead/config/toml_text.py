@@ -1,0 +1,99 @@
+"""A TOML file as tables, and every line that is no TOML: tomllib stops at the first."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from fairlead.errors import ConfigError, InputMissing
+
+BYTES_MAX = 4 << 20  # of a file of a site; one with a table for each of a thousand nodes has some hundred thousand
+AGAIN_CHARACTERS_MAX = 1 << 17  # of a text that is read again without a line; each time costs as much as the first
+LINES_MAX = 20  # that are left out, before a text is taken for something else than TOML
+_WHERE = re.compile(r"\(at line (\d+), column (\d+)\)")
+_UNCLOSED = re.compile(r"[^=]*=\s*'[^']*")
+_KEY = re.compile(r"\s*([A-Za-z0-9_.-]+)\s*=\s*(.*)")
+_WORD = re.compile(r"[A-Za-z@][^\"'#]*")
+_REST = "the rest is checked once this is mended"
+
+
+def read_text(path: Path, hint: str = "") -> str:
+    """Return the text of a file. Raise InputMissing, ConfigError. ``hint``: what to do where there is no such file."""
+    try:
+        with open(path, "rb") as f:
+            data = f.read(BYTES_MAX + 1)
+    except FileNotFoundError:
+        raise InputMissing(f"{path}: no such file", hint=hint) from None
+    except (OSError, ValueError) as e:  # ValueError: a NUL in the name
+        next_step = "name the file, not its folder" if os.path.isdir(path) else f"see that you may read it: ls -l {path}"
+        raise InputMissing(f"{path}: {getattr(e, 'strerror', None) or e}", hint=next_step) from None
+    if len(data) > BYTES_MAX:
+        raise ConfigError(str(path), "", f"larger than {BYTES_MAX >> 20} MiB", hint="is it the right file?")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as e:
+        line = data.count(b"\n", 0, e.start) + 1
+        words = f"not UTF-8: byte 0x{data[e.start]:02x} in line {line}"
+        raise ConfigError(str(path), "", words, hint="save it as UTF-8; is it the right file?") from None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the tables of a file. Raise InputMissing, ConfigError."""
+    data, wrong, _ = toml_tables(read_text(path), str(path))
+    if data is None or wrong:
+        raise wrong[0]
+    return data
+
+
+def toml_tables(text: str, where: str) -> tuple[dict[str, Any] | None, list[ConfigError], set[str]]:
+    """Return the tables of a text, what is wrong with its lines, and the keys of the lines that had to be left out.
+
+    The tables are None where the text cannot be read without the line that is wrong, such as a bracket that is never closed.
+    """
+    if text.startswith("\ufeff"):
+        return None, [ConfigError(where, "", "begins with a byte order mark", hint="save it as UTF-8 without one")], set()
+    wrong: list[ConfigError] = []
+    unread: set[str] = set()
+    lines = text.split("\n")
+    while True:
+        try:
+            return tomllib.loads("\n".join(lines)), wrong, unread
+        except tomllib.TOMLDecodeError as e:
+            words, number, key = _failing_line(str(e), lines)
+            last = key is None or len(wrong) >= LINES_MAX or len(text) > AGAIN_CHARACTERS_MAX
+            wrong.append(ConfigError(where, "", f"not TOML: {words}", hint=_hint(words, key, last=last)))
+            if last or key is None:
+                return None, wrong, unread
+            unread.add(key[1].rpartition(".")[2])
+            lines[number - 1] = ""
+        except (RecursionError, ValueError) as e:  # ValueError: a number of thousands of digits
+            words = "nested too deeply" if isinstance(e, RecursionError) else str(e).partition(";")[0]
+            return None, [*wrong, ConfigError(where, "", f"not TOML: {words}", hint="is it the right file?")], unread
+
+
+def _failing_line(words: str, lines: list[str]) -> tuple[str, int, re.Match[str] | None]:
+    """Return what tomllib says, the number of the line and its key and value; None where the text cannot do without the line."""
+    at = _WHERE.search(words)
+    number, column = (int(at[1]), int(at[2])) if at else (0, 0)
+    if not at and words.startswith('Expected "\'"'):  # a text in single quotes that nothing closes, said of the end
+        number = next((n for n in range(len(lines), 0, -1) if _UNCLOSED.fullmatch(lines[n - 1])), 0)
+        words, column = (f"the text is not closed (at line {number})", len(lines[number - 1]) + 1) if number else (words, 0)
+    line = lines[number - 1].rstrip("\r") if 0 < number <= len(lines) else ""
+    key = _KEY.fullmatch(line)
+    inside = key is None or column <= line.index("=") or words.startswith("Unclosed")  # of a list that is not closed above
+    return words, number, None if inside else key
+
+
+def _hint(words: str, key: re.Match[str] | None, *, last: bool) -> str:
+    """Return what to do about a line that is no TOML."""
+    if words.startswith("Cannot declare"):
+        return f"a table stands in one place: move its keys to where it is first; {_REST}"
+    value = key[2].strip() if key else ""
+    if key and _WORD.fullmatch(value) and value not in ("true", "false", "inf", "nan"):
+        if value.lower() in ("yes", "on", "no", "off"):
+            return f"write {key[1]} = {'true' if value.lower() in ('yes', 'on') else 'false'}"
+        return f'a text stands in quotes: {key[1]} = "{value}"'
+    return _REST if last else ""

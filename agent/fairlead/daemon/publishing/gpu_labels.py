@@ -1,0 +1,29 @@
+"""Names the GPU of a series: by PCI address, NVML index and UUID, as dcgm-exporter does with pci_bus_id, gpu and UUID."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fairlead.model.facts import Gpu
+
+LABELS = ("pci", "index", "uuid")
+
+Labels = tuple[str, str, str]  # the values of LABELS
+
+
+def labels_of(gpus: Sequence[Gpu], known: Mapping[str, tuple[str, str]]) -> tuple[Labels, ...]:
+    """Return the label values of each GPU. ``known``: index and UUID as last read, by PCI address, for a GPU that no longer tells
+    its UUID."""
+    return tuple((gpu.pci, str(gpu.index), _uuid(gpu, known)) for gpu in gpus)
+
+
+def _uuid(gpu: Gpu, known: Mapping[str, tuple[str, str]]) -> str:
+    return gpu.uuid if isinstance(gpu.uuid, str) else known.get(gpu.pci, ("", ""))[1]
+
+
+def labels_at(address: str, gpus: Sequence[Labels], known: Mapping[str, tuple[str, str]]) -> Labels:
+    """Return the label values of the GPU at a PCI address: as it has them now, else as last read, else without the other two."""
+    for labels in gpus:
+        if labels[0] == address:
+            return labels
+    return (address, *known.get(address, ("", "")))

@@ -1,0 +1,63 @@
+"""Counts the Xids and SXids of one boot by device and code, in bounded room.
+
+A line counts once for each record of the kernel log, also where hundreds of them are one fault. A GPU that has fallen off the bus
+without an Xid counts under ``bus_lost``. Whatever the log says, at most ``DEVICES_MAX`` addresses and ``CODES_MAX`` codes of each
+are told apart; what comes past that counts under ``other``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from fairlead.xid import XidKind, XidLine, read
+from fairlead.xid.line import is_part
+
+DEVICES_MAX = 64
+CODES_MAX = 40
+OTHER = "other"
+BUS_LOST = "bus_lost"
+_PARTS_KEPT = 24  # records: the parts of messages whose end may be in the next reading
+
+Code = tuple[str, str, str]  # xid or sxid, the PCI address ("" where the line has none), the code
+
+
+class XidCounts:
+    """``counts``: how many records, by kind, address and code."""
+
+    def __init__(self) -> None:
+        self.counts: dict[Code, int] = {}
+        self._parts: list[str] = []
+
+    def add(self, texts: Iterable[str]) -> bool:
+        """Count the Xids among the next records of the log; return whether there was one."""
+        texts = tuple(texts)
+        earlier = len(self._parts)
+        lines = [line for at, line in read([*self._parts, *texts]) if at >= earlier and not line.follows]
+        self._parts = [text for text in (*self._parts, *texts) if is_part(text)][-_PARTS_KEPT:]
+        for line in lines:
+            self._count(_code(line), 1)
+        return bool(lines)
+
+    def merge(self, counts: Mapping[Code, int]) -> None:
+        """Go on from what an earlier run of the agent has counted in this boot. Where this run has counted too, it has read the
+        log again from its oldest record, because it did not know how far the earlier one had come: the higher number counts."""
+        for code, number in counts.items():
+            self._count(code, max(0, number - self.counts.get(code, 0)))
+
+    def _count(self, wanted: Code, number: int) -> None:
+        kind, address, code = wanted
+        if wanted not in self.counts:
+            addresses = {known for _, known, _ in self.counts}
+            if address not in addresses and len(addresses - {OTHER}) >= DEVICES_MAX:
+                address = OTHER
+            codes = sum(known[:2] == (kind, address) and known[2] != OTHER for known in self.counts)
+            if (kind, address, code) not in self.counts and codes >= CODES_MAX:
+                code = OTHER
+        key = (kind, address, code)
+        self.counts[key] = self.counts.get(key, 0) + number
+
+
+def _code(line: XidLine) -> Code:
+    if line.kind is XidKind.BUS_LOST:
+        return ("xid", line.pci, BUS_LOST)
+    return (line.kind.value, line.pci, str(line.code))

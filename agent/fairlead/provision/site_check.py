@@ -1,0 +1,202 @@
+"""Everything that is wrong with a site's declaration, and the nodes of each class: what `config check` prints.
+
+A run takes the first mistake as a reason to touch nothing. A person who mends the file wants all of them, so here one mistake
+hides no other that can still be found.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from fairlead import config
+from fairlead.config import Site
+from fairlead.config.driver_lock_file import lock_layer
+from fairlead.config.mig_declared import mig_mistakes_of_profile
+from fairlead.config.mistakes import layer_mistakes, together_mistakes
+from fairlead.config.site import own_layers, profile_layer
+from fairlead.errors import ConfigError, ExitCode, FairleadError, InputMissing
+from fairlead.model.nodelist import expand as nodelist_names
+from fairlead.model.nodelist import fold
+from fairlead.provision.inventory import UNDECLARED, address_mistakes, expand, nodelist_hint, targets
+
+Layers = list[tuple[str, Mapping[str, Any]]]
+_ANY = "\0"  # stands on both sides of nodes in the text of a mistake, and then for them: several groups of nodes may have it
+_NODES = re.compile(f"{_ANY}([^{_ANY}]*){_ANY}")
+
+
+class Mistake(Struct, frozen=True, kw_only=True):
+    """One thing to mend. ``key``: dotted, "" for the file as a whole. ``missing``: a file that is named is not there."""
+
+    file: str
+    key: str
+    reason: str
+    hint: str = ""
+    missing: bool = False
+
+    @property
+    def text(self) -> str:
+        where = f"{self.file}: {self.key}" if self.key else self.file
+        return " ".join(f"{where}: {self.reason}".split())
+
+
+class SiteCheck(Struct, frozen=True, kw_only=True):
+    """``classes``: the nodes of each class whose nodelist can be read."""
+
+    mistakes: tuple[Mistake, ...]
+    classes: Mapping[str, tuple[str, ...]]
+    nodes: tuple[str, ...]
+    generation: int
+
+    @property
+    def exit_code(self) -> ExitCode:
+        if not self.mistakes:
+            return ExitCode.OK
+        return ExitCode.NO_INPUT if all(m.missing for m in self.mistakes) else ExitCode.CONFIG
+
+
+def check_site(path: str) -> SiteCheck:
+    """Return every mistake of a site. Raise InputMissing, and ConfigError for a file that is no text."""
+    site, wrong = config.read_site(path)
+    if site is None:
+        return SiteCheck(mistakes=_each_once(path, wrong), classes={}, nodes=(), generation=0)
+    found: list[FairleadError] = [*wrong]
+    classes = _members(site, found)
+    nodes = tuple(dict.fromkeys([*(n for names in classes.values() for n in names), *site.nodes]))
+    complete = len(classes) == len(site.classes) and not any(w.key in ("", "classes") for w in wrong)
+    if complete:
+        found += _outside(site, classes)
+    found += [m for m in address_mistakes(site, nodes, {}) if complete or m.reason != UNDECLARED]
+    by_layer = _layer_mistakes(site)
+    of_nodes = [*_resolved(site, classes, nodes, right=not by_layer)]
+    precise = {(e.file, e.key) for e in of_nodes if isinstance(e, ConfigError)}  # MIG: by the GPUs of the nodes, not by any
+    found += [e for e in by_layer if not isinstance(e, ConfigError) or (e.file, e.key) not in precise]
+    found += of_nodes
+    if not found:
+        try:
+            targets(site)
+        except FairleadError as e:
+            found.append(e)
+    return SiteCheck(mistakes=_each_once(path, found), classes=classes, nodes=nodes, generation=site.generation)
+
+
+def _members(site: Site, found: list[FairleadError]) -> dict[str, tuple[str, ...]]:
+    """Return the nodes of each class whose nodelist can be read. The mistakes of the other nodelists are added to ``found``."""
+    classes = {}
+    for entry in site.classes:
+        if not entry.nodes:
+            continue  # which is a mistake of its structure already
+        try:
+            classes[entry.name] = expand(entry.nodes)
+        except ValueError as e:
+            key = f"classes.{entry.name}.nodes"
+            found.append(ConfigError(site.file, key, str(e), hint=nodelist_hint(entry.nodes)))
+    for name, partition in site.partitions.items():
+        try:
+            expand(partition.nodes)
+        except ValueError as e:
+            found.append(ConfigError(site.file, f"partitions.{name}.nodes", str(e), hint=nodelist_hint(partition.nodes)))
+    return classes
+
+
+def _outside(site: Site, classes: Mapping[str, tuple[str, ...]]) -> Iterator[ConfigError]:
+    """Yield each node that has a table of its own and is in no class."""
+    inside = {node for names in classes.values() for node in names}
+    for node in site.nodes:
+        if node not in inside:
+            hint = "add it to the nodes of a class, or mend its name"
+            if classes:
+                hint += f"; the classes have {'; '.join(f'{name}: {fold(names)}' for name, names in classes.items())}"
+            yield ConfigError(site.file, f"nodes.{node}", "this node is in no class", hint=hint)
+
+
+def _layer_mistakes(site: Site) -> list[FairleadError]:
+    """Return what is wrong in each layer by itself, and in the profiles that the classes name."""
+    wrong: list[FairleadError] = [*layer_mistakes(site.file, site.layer)]
+    named: dict[tuple[str, str], str] = {}
+    for entry in site.classes:
+        wrong += layer_mistakes(f"{site.file} classes.{entry.name}", entry.layer)
+        for kind in ("profile", "fabric"):
+            if name := getattr(entry, kind):
+                named.setdefault((kind, name), f"classes.{entry.name}.{kind}")
+    for node, layer in site.nodes.items():
+        wrong += layer_mistakes(f"{site.file} nodes.{node}", layer)
+    for (kind, name), key in named.items():
+        try:
+            layer = _of_profile(name) if kind == "profile" else config.fabric_layer(config.load_fabric(name))
+        except InputMissing as e:
+            wrong.append(InputMissing(f"{site.file}: {key}: {e.message}", hint=e.hint))
+        except ConfigError as e:
+            wrong.append(e)
+        else:
+            wrong += layer_mistakes(f"{kind} {name}", layer)
+    return wrong
+
+
+def _of_profile(name: str) -> dict[str, Any]:
+    return profile_layer(config.load_profile(name))
+
+
+def _resolved(
+    site: Site, classes: Mapping[str, tuple[str, ...]], nodes: tuple[str, ...], *, right: bool
+) -> Iterator[FairleadError]:
+    """Yield what is wrong with the documents of nodes though each layer may be right: the profiles of two classes, MIG on the
+    GPUs of a profile, the lock, and, where all layers are ``right``, what none of them says."""
+    for group, names in _alike(site, classes, nodes).items():
+        try:
+            layers, profile = config.layers_of(site, names[0], group[0])
+        except (ConfigError, InputMissing) as e:
+            layers, profile = own_layers(site, names[0], group[0]), ""
+            if isinstance(e, ConfigError):  # a profile that is missing is a mistake of its layer already
+                yield e
+        for origin, layer in layers:
+            yield from mig_mistakes_of_profile(origin, layer, profile)
+        if right:
+            yield from together_mistakes(layers)
+        try:
+            lock_layer(site.file, _ANY + fold(names) + _ANY, layers, profile)
+        except (ConfigError, InputMissing) as e:
+            yield e
+
+
+def _alike(
+    site: Site, classes: Mapping[str, tuple[str, ...]], nodes: tuple[str, ...]
+) -> dict[tuple[tuple[str, ...], str], list[str]]:
+    """Return the nodes by what their documents are made of: their classes, and a table of their own."""
+    of_node: dict[str, list[str]] = {node: [] for node in nodes}
+    for name, members in classes.items():
+        for node in members:
+            of_node[node].append(name)
+    found: dict[tuple[tuple[str, ...], str], list[str]] = {}
+    for node, names in of_node.items():
+        found.setdefault((tuple(names), node if node in site.nodes else ""), []).append(node)
+    return found
+
+
+def _each_once(path: str, found: Iterable[FairleadError]) -> tuple[Mistake, ...]:
+    """Return the mistakes, each once, with the keys of the site's file; of one that several nodes have, all these nodes."""
+    nodes: dict[Mistake, list[str]] = {}
+    for error in found:
+        mistake = _mistake(path, error)
+        names = _NODES.search(f"{mistake.key} {mistake.reason}")
+        if names:
+            mistake = replace(mistake, key=_NODES.sub(_ANY, mistake.key), reason=_NODES.sub(_ANY, mistake.reason))
+        nodes.setdefault(mistake, []).extend(names.groups() if names else ())
+    folded = {m: fold(name for nodelist in names for name in nodelist_names(nodelist)) for m, names in nodes.items()}
+    return tuple(replace(m, key=m.key.replace(_ANY, text), reason=m.reason.replace(_ANY, text)) for m, text in folded.items())
+
+
+def _mistake(path: str, error: FairleadError) -> Mistake:
+    if not isinstance(error, ConfigError):
+        reason = str(error).removeprefix(f"{path}: ")
+        key, colon, rest = reason.partition(": ")
+        missing = isinstance(error, InputMissing)
+        return Mistake(file=path, key=key if colon else "", reason=rest if colon else reason, hint=error.hint, missing=missing)
+    file, key = error.file, error.key
+    if file.startswith(f"{path} "):  # the origin of a layer: the file and the table in it
+        file, key = path, f"{file[len(path) + 1 :]}.{key}".strip(".")
+    return Mistake(file=file, key=key, reason=error.reason, hint=error.hint)
