@@ -1,6 +1,6 @@
-"""The schema of a node's document and of a site, composed from what lies below.
+"""Holds the schema of a node's document and of a site, composed from the rooms below.
 
-A node needs the document's part alone: what belongs to a site is imported when it is asked for.
+A node needs the document's part alone. What belongs to a site is imported only when a name of it is used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""How a site measures its nodes: ``[accept]`` of site.toml, and ``[classes.NAME.accept]`` for what differs in a class."""
+"""Describes how a site measures its nodes: ``[accept]`` of site.toml, and ``[classes.NAME.accept]`` for what differs in a
+class."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from msgspec import Meta, Struct, field
 
 from fairlead.config.document import config_error
 
-#: One shell command, and what may stand in the job script before it: no NUL, which no shell can hold.
+#: One shell command, or the lines before it in the job script. It has no NUL, which no shell can hold.
 Shell = Annotated[str, Meta(pattern=r"^[^\x00]*\Z")]
 Path = Annotated[str, Meta(pattern=r"^$|^/[^\x00\n]*\Z")]
 Name = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]*\Z")]
@@ -17,23 +18,26 @@ Name = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]*\Z")]
 
 class AcceptOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     tools: Annotated[
-        tuple[Name, ...], Meta(description="What is measured, in this order; empty: everything that fairlead knows.")
+        tuple[Name, ...], Meta(description="The tools that measure, in this order; empty: all that fairlead knows.")
     ] = ()
     commands: Annotated[
         dict[Name, Shell],
-        Meta(description="Tool to shell command, where its own does not do; $GPUS is the number of GPUs."),
+        Meta(description="A tool's shell command, where its own does not fit; $GPUS is the number of GPUs."),
     ] = field(default_factory=dict)
     seconds: Annotated[
-        dict[Name, Annotated[int, Meta(ge=1, le=86400)]], Meta(description="Tool to the seconds after which it is ended.")
+        dict[Name, Annotated[int, Meta(ge=1, le=86400)]], Meta(description="The seconds after which a tool is ended.")
     ] = field(default_factory=dict)
-    prelude: Annotated[Shell, Meta(description="Shell lines at the job's beginning: module load, PATH.")] = ""
+    prelude: Annotated[Shell, Meta(description="Shell lines at the beginning of the job, such as module load, PATH.")] = ""
     sbatch: Annotated[tuple[Shell, ...], Meta(description="More options of sbatch: --account=ops, --qos=accept.")] = ()
     folder: Annotated[Path, Meta(description="Folder that this host and the nodes share, for scripts and outputs.")] = ""
     store: Annotated[Path, Meta(description="The SQLite file of the results; empty: /var/lib/fairlead, or the user's own.")] = ""
 
 
 def accept_options(site: dict[str, Any], of_class: dict[str, Any], where: str, class_name: str = "") -> AcceptOptions:
-    """A class's options over the site's: commands and seconds by tool, anything else as a whole. Raises ConfigError."""
+    """Return a class's options laid over the site's. Raises ConfigError.
+
+    The tables of commands and seconds are merged by tool; every other option is replaced as a whole.
+    """
     merged = dict(site)
     for key, value in of_class.items():
         both = isinstance(value, dict) and isinstance(merged.get(key), dict)

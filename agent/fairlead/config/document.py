@@ -1,7 +1,7 @@
-"""The schema of a node's document, composed from what checks, settings and policy declare; and how one is resolved.
+"""Holds the schema of a node's document, composed from what checks, settings and policy declare, and resolves a document.
 
-``/etc/fairlead/node.json`` is a node's only input. It is resolved on the admin host from layers, later ones winning:
-the defaults in the code, the hardware profile, the site, the node's class, the node. A node only reads it.
+``/etc/fairlead/node.json`` is a node's only input. It is resolved on the admin host from layers, of which later ones win: the
+defaults in the code, the hardware profile, the site, the node's class, the node. A node only reads it.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from fairlead.policy import Rules
 
 SCHEMA = 1
 NODE_DOCUMENT = "/etc/fairlead/node.json"
-HEAD_OF_LAYER = {"schema": SCHEMA, "generation": 0, "node": "x"}  # what a document has and a layer has not
-KEYS_LISTED_MAX = 12  # of a table, in the hint about an unknown key
+HEAD_OF_LAYER = {"schema": SCHEMA, "generation": 0, "node": "x"}  # the keys that a document has and a layer does not
+KEYS_LISTED_MAX = 12  # the most keys of a table that the hint about an unknown key lists
 READABLE_SCHEMAS = (SCHEMA, SCHEMA - 1)  # a node reads n and n-1, so that agents and documents roll independently
-#: Keys of documents that 0.1.0 has written, by section, and what they are called since.
+#: The keys of documents that 0.1.0 has written, by section, with their new names.
 _RENAMED = {"slurm": {"look_seconds": "reconcile_seconds"}}
 
 
@@ -39,8 +39,8 @@ class AgentOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     verdict_ttl_seconds: Annotated[int, Meta(ge=5, le=86400, description="A published verdict counts this long.")] = 120
     reapply: Annotated[bool, Meta(description="Apply PCIe settings again that the reset of a device took away.")] = True
     kmsg_path: Annotated[str, Meta(description="Where kernel records are read.")] = "/dev/kmsg"
-    run_dir: Annotated[str, Meta(description="What hooks and commands read; on tmpfs.")] = "/run/fairlead"
-    state_dir: Annotated[str, Meta(description="Ledger, history, audit trail, hold; outlives a boot.")] = "/var/lib/fairlead"
+    run_dir: Annotated[str, Meta(description="Folder on tmpfs that hooks and commands read.")] = "/run/fairlead"
+    state_dir: Annotated[str, Meta(description="Folder of what must outlive a boot, such as the ledger.")] = "/var/lib/fairlead"
     metrics_textfile: Annotated[
         str,
         Meta(
@@ -57,7 +57,7 @@ class AgentOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     ] = ""
     metrics_nvlink_links: Annotated[
         bool,
-        Meta(description="Metrics of each NVLink of each GPU too, not only of each GPU; on 8 GPUs with 18 links 144 series."),
+        Meta(description="Also publish metrics of each NVLink, not only of each GPU; 8 GPUs with 18 links make 144 series."),
     ] = False
 
 
@@ -88,7 +88,7 @@ class SlurmOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 class HookOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     on_stale: Annotated[
         Literal["allow", "refuse"],
-        Meta(description="The prolog without a fresh verdict. refuse: but a job restarted 3 times starts."),
+        Meta(description="What the prolog does without a fresh verdict. With refuse, a job restarted 3 times still starts."),
     ] = "allow"
     env_profile: Annotated[Literal["full", "minimal", "off"], Meta(description="Job environment set by the task prolog.")] = (
         "full"
@@ -108,7 +108,7 @@ class Preset(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 class JobEnvOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     extra: Annotated[dict[str, str], Meta(description="Variables set when the user did not.")] = field(default_factory=dict)
-    skip: Annotated[tuple[str, ...], Meta(description="Variables of ours this site does not want.")] = ()
+    skip: Annotated[tuple[str, ...], Meta(description="Variables of fairlead that are not set on this site.")] = ()
     scratch: Annotated[
         str,
         Meta(
@@ -116,7 +116,7 @@ class JobEnvOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             description="Folder on a local disk (root's, 0755 or 1777) for TMPDIR and caches, one folder a job; empty: none.",
         ),
     ] = ""
-    rail_only: Annotated[bool, Meta(description="The rails are joined nowhere: NCCL_CROSS_NIC=0.")] = False
+    rail_only: Annotated[bool, Meta(description="The rails are not joined: set NCCL_CROSS_NIC=0.")] = False
     master_suffix: Annotated[
         str, Meta(pattern=r"^[A-Za-z0-9.-]*(?!\n)$", description="What makes a host's name that of the fast network: i, -ib0.")
     ] = ""
@@ -124,11 +124,11 @@ class JobEnvOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         dict[Annotated[str, Meta(pattern=r"^[a-z][a-z0-9-]{0,30}(?!\n)$")], Preset],
         Meta(description="Named choices: FAIRLEAD_PROFILE=NAME in a job."),
     ] = field(default_factory=dict)
-    fabric: Annotated[tuple[FabricRow, ...], Meta(description="Of the fabric profile, for jobs on several nodes.")] = ()
+    fabric: Annotated[tuple[FabricRow, ...], Meta(description="Variables of the fabric profile, for jobs on several nodes.")] = ()
 
 
 class Document(Struct, frozen=True, kw_only=True):
-    """A node's resolved document. ``checks`` holds every check, or none where they were not asked for; ``settings`` only the
+    """Holds a node's resolved document. ``checks``: every check, or none where they were not asked for. ``settings``: only the
     declared ones."""
 
     schema: int
@@ -166,7 +166,8 @@ SECTION_NAMES = ("checks", "settings", *(name for name, _, _ in _SECTIONS))
 
 @cache
 def node_schema(*, checks: bool = True) -> type[Struct]:
-    """The document as it is written. Without ``checks`` those are neither imported nor looked at: half of what reading costs."""
+    """Return the type of a document as it is written. Without ``checks`` the checks are neither imported nor validated, which
+    saves half of the cost of reading."""
     judged: Any = dict[str, Any]
     if checks:
         judged = _composite("Checks", [(n, c.params, field(default_factory=c.params)) for n, c in check_list.load().items()])
@@ -197,8 +198,11 @@ _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>[^`]*)`$")
 def config_error(
     where: str, error: msgspec.ValidationError, table: str = "", known: Sequence[str] = (), *, schema: Any = None
 ) -> ConfigError:
-    """Return what msgspec found, with file and dotted key. ``table``: the key of what was converted. ``known``: its keys, where
-    they are not the document's. ``schema``: its type, for a hint that names what was probably meant."""
+    """Return msgspec's error as a ConfigError with file and dotted key.
+
+    ``table``: the key of the value that was converted. ``known``: its keys, where they are not the document's. ``schema``: its
+    type, for a hint that names the key that was probably meant.
+    """
     match = _AT.match(str(error))
     reason, inner = (match["reason"], match["path"] or "") if match else (str(error), "")
     path = f"{table}.{inner}".strip(".")
@@ -212,8 +216,10 @@ def config_error(
 
 
 def unknown_key(where: str, table: str, name: str, known: Sequence[str] = (), *, schema: Any = None) -> ConfigError:
-    """Return the error for a key that its table does not have. ``known``: the keys of the table. ``schema``: the type of the
-    whole, in which the key may belong elsewhere."""
+    """Return the error for a key that its table does not have.
+
+    ``known``: the keys of the table. ``schema``: the type of the whole document, which may have the key in another table.
+    """
     from fairlead.config import schema_keys
 
     few = 0 < len(known) <= KEYS_LISTED_MAX
@@ -267,7 +273,8 @@ def _document(data: object, where: str, *, checks: bool = True) -> Document:
 
 
 def _judged(checks: dict[str, CheckParams], settings: Mapping[str, Want]) -> dict[str, CheckParams]:
-    """What a setting declares is never also a check: the parameters that each declared one puts on checks."""
+    """Return the checks with the parameters that each declared setting puts on them, so that no setting is also judged by a
+    check."""
     known = setting_list.load()
     for name, want in settings.items():
         for check, parameters in known[name].instead_of.items() if want.managed else ():
@@ -276,16 +283,16 @@ def _judged(checks: dict[str, CheckParams], settings: Mapping[str, Want]) -> dic
 
 
 def content_hash(data: Mapping[str, Any]) -> str:
-    """sha256 over the canonical JSON of a document without its ``hash`` and ``generation``."""
+    """Return the sha256 over the canonical JSON of a document without its ``hash`` and ``generation``."""
     body = {k: v for k, v in data.items() if k not in {"hash", "generation"}}
     return "sha256:" + hashlib.sha256(msgspec.json.encode(body, order="deterministic")).hexdigest()
 
 
 def decode_document(data: bytes, where: str, *, checks: bool = True) -> Document:
-    """A node's document. Raises ConfigError (file, key, reason; one short line) for anything that is not a valid one.
+    """Return a node's document. Raises ConfigError (file, key, reason; one short line) for a document that is not valid.
 
-    checks=False: without its checks, for who does not judge; they are looked at all the same in a document without a hash,
-    which nobody has validated yet.
+    checks=False: leave out the checks, for a caller that does not judge. In a document without a hash, which nobody has
+    validated yet, they are validated all the same.
     """
     raw = document_json.decode(data, where)
     try:
@@ -328,25 +335,25 @@ def load_document(path: str, *, checks: bool = True) -> Document:
 
 
 def to_data(document: Document) -> dict[str, Any]:
-    """A document as plain JSON data, every default filled in."""
+    """Return a document as plain JSON data, with every default filled in."""
     return cast(dict[str, Any], msgspec.to_builtins(document))
 
 
 def encode_document(document: Document) -> bytes:
-    """The file's bytes: indented, keys in a fixed order, its hash set. The same document gives the same bytes."""
+    """Return the file's bytes: indented, keys in a fixed order, its hash set. The same document gives the same bytes."""
     data = to_data(document)
     data["hash"] = content_hash(data)
     return msgspec.json.format(msgspec.json.encode(data, order="deterministic"), indent=1) + b"\n"
 
 
 def hooks_line(document: Document) -> str:
-    """The one line that shell hooks read: ``1 ON_STALE ENV_PROFILE SITE_TASK_PROLOG PLANNER_PYTHON``, TAB separated."""
+    """Return the line that shell hooks read: ``1 ON_STALE ENV_PROFILE SITE_TASK_PROLOG PLANNER_PYTHON``, separated by TABs."""
     h = document.hooks
     return "\t".join(("1", h.on_stale, h.env_profile, h.site_task_prolog or "-", h.planner_python)) + "\n"
 
 
 def merge(into: dict[str, Any], layer: Mapping[str, Any], origin: str, origins: dict[str, str], prefix: str = "") -> None:
-    """Lay one layer over another: tables merge, everything else is replaced. Notes each leaf's origin by dotted key."""
+    """Lay one layer over another: tables merge, other values are replaced. Record each leaf's origin by dotted key."""
     for key, value in layer.items():
         dotted = f"{prefix}{key}"
         if isinstance(value, Mapping):
@@ -365,7 +372,7 @@ def resolve_layers(
     profile: str = "",
     generation: int = 0,
 ) -> tuple[Document, dict[str, str]]:
-    """The document of layers (origin, tree), later ones winning, and where each given value came from.
+    """Return the document of layers (origin, tree), of which later ones win, and the origin of each declared value.
 
     Each layer is validated by itself first, so that an error names the layer that holds it. Raises ConfigError.
     """
@@ -381,8 +388,8 @@ def resolve_layers(
 
 
 def _check_layer(origin: str, layer: Mapping[str, Any]) -> None:
-    """Raise ConfigError for the first mistake of a layer. It may leave out required values (another gives them), but what it
-    says must be right."""
+    """Raise ConfigError for the first mistake of a layer. A layer may leave out required values, because another one can have
+    them."""
     from fairlead.config.mig_declared import mig_mistakes
 
     for mistake in mig_mistakes(origin, layer):
@@ -397,7 +404,7 @@ def _check_layer(origin: str, layer: Mapping[str, Any]) -> None:
 
 
 def mistakes_of_values(origin: str, layer: Mapping[str, Any]) -> Iterator[ConfigError]:
-    """Yield what only the nodes would refuse otherwise: variables of the site's own that must not be set."""
+    """Yield the mistakes that otherwise only the nodes would find: variables of the site's own that must not be set."""
     from fairlead.jobenv.environment_text import render
     from fairlead.jobenv.variable_table import of_fabric
     from fairlead.nccl.nccl_conf import fault
@@ -427,5 +434,5 @@ def mistakes_of_values(origin: str, layer: Mapping[str, Any]) -> Iterator[Config
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema of a node's document, for editors and for `fairlead config schema`."""
+    """Return the JSON Schema of a node's document, for editors and for `fairlead config schema`."""
     return msgspec.json.schema(node_schema())

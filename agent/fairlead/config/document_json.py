@@ -1,4 +1,4 @@
-"""The bytes of a document as a table, or one short line that says why they are none."""
+"""Reads the bytes of a document as a table, or says in one short line why they are not one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ _ANEW = "run `fairlead provision` again for this node"
 
 
 def decode(data: bytes, where: str) -> dict[str, Any]:
-    """Raises ConfigError for what is too large, not UTF-8, nested too deeply, no table, or says a thing twice."""
+    """Return the table of a document's bytes.
+
+    Raises ConfigError for bytes that are too many, not UTF-8, nested too deeply or not a table, and for a key that occurs
+    twice.
+    """
     if len(data) > MAX_BYTES:
         raise ConfigError(where, "", f"larger than {MAX_BYTES} bytes", hint=_ANEW)
     try:
@@ -35,8 +39,11 @@ def decode(data: bytes, where: str) -> dict[str, Any]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """One table of a document. Raises ConfigError where a key is there twice, of which one would be passed over in silence, or
-    a text holds a zero character, which no path and no variable can."""
+    """Return one table of a document.
+
+    Raises ConfigError where a key is there twice, because one of the two would be ignored, and where a text holds a zero
+    character, which no path and no variable can hold.
+    """
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
@@ -48,6 +55,6 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def short(text: str, limit: int = _ERROR_MAX_CHARACTERS) -> str:
-    """What a message may hold of a file's own words: printable, and not more than a line."""
+    """Return a file's own words as a message may hold them: printable, and at most ``limit`` characters."""
     plain = shown(text[: limit + 1], "?")
     return plain if len(plain) <= limit else f"{plain[:limit]}..."

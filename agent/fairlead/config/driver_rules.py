@@ -1,8 +1,8 @@
-"""Which packages do not go together with a driver, and why: known-bad and required combinations, as data with their sources.
+"""Says which packages do not fit a driver, and why: known-bad and required combinations, as data with their sources.
 
-``faults`` is asked when a lock is written and each time one is read: what it refuses is never sent to a node. Each rule names a
-document that says so and the day on which it was read; what no document says is no rule (such as an older nvidia-persistenced,
-which Debian ships beside a newer driver).
+``faults`` runs when a lock is written and each time one is read, so a refused set is never sent to a node. Each rule names a
+document that says so and the day on which it was read. Where no document says so there is no rule (such as for an older
+nvidia-persistenced, which Debian ships beside a newer driver).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from fairlead.model.change import Package
 
-#: Architectures of GPUs from old to new, and the driver branch of the first CUDA that knows each.
+#: The architectures of GPUs from old to new, and the driver branch of the first CUDA that knows each.
 #: Sources: NVIDIA Data Center Drivers, "CUDA Toolkit, Driver, and Architecture Matrix" (First CUDA Toolkit Support); CUDA Toolkit
 #: release notes, "CUDA Toolkit and Corresponding Driver Versions".
 FIRST_BRANCH = {
@@ -22,9 +22,9 @@ FIRST_BRANCH = {
 }  # fmt: skip
 #: The last branch that knows an architecture. Source: the same matrix (Last Driver Support: R580).
 LAST_BRANCH = {"maxwell": 580, "pascal": 580, "volta": 580}
-#: What the hardware profiles that fairlead carries are made of.
+#: The architecture of each hardware profile that fairlead carries.
 PROFILES = {"hgx-a100": "ampere", "hgx-h100": "hopper", "l40s-pcie": "ada"}
-#: Kernel module packages of Debian, Ubuntu and NVIDIA's own repository, whose names for Ubuntu have no branch from 590 on.
+#: The kernel module packages of Debian, Ubuntu and NVIDIA's own repository. Its names for Ubuntu have no branch from 590 on.
 #: Source: NVIDIA Driver Installation Guide, "Recent Updates" (package renames) and "Version locking".
 OPEN = re.compile(
     r"^(nvidia-open(-\d+)?|nvidia-open-kernel-dkms|nvidia-kernel-open-dkms|nvidia-(kernel|dkms)-(\d+-)?(server-)?open"
@@ -34,7 +34,7 @@ PROPRIETARY = re.compile(
     r"^(nvidia-kernel-dkms|nvidia-dkms(-\d+)?(-server)?|cuda-drivers(-\d+)?|kmod-nvidia-(latest|dkms).*"
     r"|linux-modules-nvidia-\d+-(?!(server-)?open)\S+)$"
 )
-#: The oldest container toolkit without a known way out of a container.
+#: The oldest container toolkit without a known escape from a container.
 TOOLKIT_LEAST = (1, 19, 1)
 _DRIVER = re.compile(r"^(?:\d+:)?(\d{3}\.\d+(?:\.\d+)?)(?:[-+~].*)?$")
 _LIBRARY = (
@@ -44,7 +44,7 @@ _NUMBERS = re.compile(r"^(?:\d+:)?v?(\d+(?:\.\d+)*)")
 
 
 class Set(Struct, frozen=True, kw_only=True):
-    """A driver and what is to be installed with it. ``gpu``: architecture, "" where nobody said."""
+    """Holds a driver and the packages that are installed with it. ``gpu``: the architecture, "" where it is not known."""
 
     version: str
     branch: str
@@ -57,14 +57,14 @@ class Set(Struct, frozen=True, kw_only=True):
         return int(self.version.partition(".")[0] or 0)
 
     def named(self, *patterns: str) -> Iterator[Package]:
-        """The packages whose name is one of these (regular expressions, whole names)."""
+        """Return the packages whose name is one of these (regular expressions for whole names)."""
         wanted = re.compile("|".join(patterns))
         return (p for p in self.packages if wanted.fullmatch(p.name))
 
 
 class DriverRule(Struct, frozen=True, kw_only=True):
-    """``broken``: what is wrong with a set, nothing when it is right. ``why`` and ``source`` are told with it. read: the day on
-    which the source was last read, YYYY-MM-DD."""
+    """Holds one rule. ``broken``: returns what is wrong with a set, or nothing when it is right. ``why`` and ``source`` are
+    printed with it. read: the day on which the source was last read, YYYY-MM-DD."""
 
     name: str
     broken: Callable[[Set], Iterator[str]]
@@ -74,7 +74,7 @@ class DriverRule(Struct, frozen=True, kw_only=True):
 
 
 class DriverFault(Struct, frozen=True, kw_only=True):
-    """One reason against a set."""
+    """Holds one reason against a set."""
 
     rule: str
     what: str
@@ -87,13 +87,13 @@ class DriverFault(Struct, frozen=True, kw_only=True):
 
 
 def driver_version(version: str) -> str:
-    """The driver's version in a package's (1:535.261.03-1 is 535.261.03); "" where it is none."""
+    """Return the driver's version in a package's (1:535.261.03-1 is 535.261.03), or "" where there is none."""
     match = _DRIVER.match(version)
     return match[1] if match else ""
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """The upstream numbers of a package's version, for comparing."""
+    """Return the upstream numbers of a package's version, for comparing."""
     match = _NUMBERS.match(version)
     return tuple(int(n) for n in match[1].split(".")) if match else ()
 
@@ -281,10 +281,10 @@ RULES: tuple[DriverRule, ...] = (
 
 
 def faults(chosen: Set) -> tuple[DriverFault, ...]:
-    """Every reason against the set; () when nothing is known to be wrong with it."""
+    """Return every reason against the set; () when nothing is known to be wrong with it."""
     return tuple(DriverFault(rule=r.name, what=what, why=r.why, source=r.source) for r in RULES for what in r.broken(chosen))
 
 
 def architecture(declared: str, profile: str, table: Mapping[str, str] = PROFILES) -> str:
-    """The GPUs' architecture: as declared, else that of a hardware profile that fairlead carries."""
+    """Return the GPUs' architecture: the declared one, else that of a hardware profile that fairlead carries."""
     return declared or table.get(profile, "")

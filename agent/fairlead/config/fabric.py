@@ -1,4 +1,4 @@
-"""Fabric profiles: what NCCL needs on a kind of network, as one layer of a node's document."""
+"""Reads fabric profiles: what NCCL needs on a kind of network, as one layer of a node's document."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from fairlead.nccl.nccl_version import parse, within
 
 
 def fabric_names() -> tuple[str, ...]:
-    """The fabric profiles that this installation carries."""
+    """Return the names of the fabric profiles that this installation carries."""
     return tuple(sorted(p.stem for p in (assets.profile_directory() / "fabrics").glob("*.toml")))
 
 
 def load_fabric(name: str) -> Fabric:
-    """A fabric profile by name, or by the path of a site's own file. Raises InputMissing, ConfigError."""
+    """Return a fabric profile by name, or by the path of a site's own file. Raises InputMissing, ConfigError."""
     path = Path(name) if "/" in name else assets.profile_directory() / "fabrics" / f"{name}.toml"
     if not os.path.isfile(path):
         from fairlead.config import schema_keys
@@ -38,7 +38,7 @@ def load_fabric(name: str) -> Fabric:
 
 
 def _check(fabric: Fabric, where: str) -> None:
-    """Raises ConfigError for a variable that could not be set, or that is set where a vendor's plugin does it."""
+    """Raise ConfigError for a variable that could not be set, or that is set where a vendor's plug-in does it."""
     for v in fabric.variables:
         reason = fault(v.name, v.value) if v.where == "node" else ""
         if fabric.owner:
@@ -52,7 +52,8 @@ def _check(fabric: Fabric, where: str) -> None:
 
 
 def fabric_layer(fabric: Fabric) -> dict[str, Any]:
-    """The profile as a layer of the document: its values, and its variables where the node's setting and the agent find them."""
+    """Return the profile as a layer of the document: its values, and its variables where the node's setting and the agent find
+    them."""
     layer: dict[str, Any] = {}
     for value in fabric.values:
         table = layer

@@ -1,4 +1,4 @@
-"""Is the declared MIG geometry one that the node's GPUs can hold? It is asked on the admin host, where the mistake is made."""
+"""Checks whether a declared MIG geometry fits the node's GPUs. This runs on the admin host, where the mistake is made."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from fairlead.errors import ConfigError
 from fairlead.model.mig_geometry import A100_40, A100_80, GPUS, H100_80, refusal
 
-#: Which GPUs a node with a hardware profile of ours has; () for a GPU without MIG.
+#: The GPUs of a node with a hardware profile of fairlead; () for a GPU without MIG.
 GPUS_OF_PROFILE: dict[str, tuple[str, ...]] = {
     "hgx-a100": (A100_40, A100_80),
     "hgx-h100": (H100_80, "H100 94GB", "H100 96GB"),
@@ -31,7 +31,7 @@ def geometries(layer: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]
 
 
 def mig_mistakes(origin: str, layer: Mapping[str, Any]) -> Iterator[ConfigError]:
-    """Yield what is wrong with the geometries of a layer on any GPU."""
+    """Yield the mistakes in the geometries of a layer that are wrong on any GPU."""
     for key, geometry in geometries(layer):
         found = refusal(geometry)
         if found:
@@ -39,7 +39,7 @@ def mig_mistakes(origin: str, layer: Mapping[str, Any]) -> Iterator[ConfigError]
 
 
 def mig_mistakes_of_profile(origin: str, layer: Mapping[str, Any], profile: str) -> Iterator[ConfigError]:
-    """Yield what is wrong with the geometries of a layer on the GPUs of a hardware profile; nothing for a site's own profile."""
+    """Yield the mistakes in the geometries of a layer on the GPUs of a hardware profile; nothing for a site's own profile."""
     if profile not in GPUS_OF_PROFILE:
         return
     among = [gpu for gpu in GPUS if any(name in gpu.names.split(", ") for name in GPUS_OF_PROFILE[profile])]

@@ -1,4 +1,5 @@
-"""Every mistake of a document or of one of its layers: msgspec stops at the first, and who mends a file wants them all."""
+"""Finds every mistake of a document or of one of its layers. msgspec stops at the first, and a person who corrects a file
+wants them all."""
 
 from __future__ import annotations
 
@@ -79,7 +80,7 @@ def layer_mistakes(origin: str, layer: Mapping[str, Any]) -> list[ConfigError]:
 
 
 def _without(layer: Mapping[str, Any], wrong: Sequence[str]) -> dict[str, Any]:
-    """Return a layer without the tables whose type is wrong somewhere; of the settings each is a table by itself."""
+    """Return a layer without the tables whose type is wrong somewhere. Each setting is a table by itself."""
     right = {name: table for name, table in layer.items() if name != "settings" and not _among(name, wrong)}
     settings = {} if "settings" in wrong else layer.get("settings", {})
     return right | {"settings": {n: table for n, table in settings.items() if not _among(f"settings.{n}", wrong)}}
@@ -90,7 +91,7 @@ def _among(table: str, keys: Sequence[str]) -> bool:
 
 
 def together_mistakes(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> list[ConfigError]:
-    """Return every mistake of the document that right layers give together: what none of them says, and has to be said."""
+    """Return every mistake that only shows when right layers are put together, such as a required key that no layer has."""
     data: dict[str, Any] = {}
     for origin, layer in layers:
         merge(data, layer, origin, {})
@@ -99,7 +100,7 @@ def together_mistakes(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> list[C
 
 
 def file_mistakes(path: str) -> list[ConfigError]:
-    """Return every mistake of a document's file, [] for a right one. Raise InputMissing for a file that cannot be read."""
+    """Return every mistake of a document's file, [] for a correct one. Raise InputMissing for a file that cannot be read."""
     try:
         load_document(path)
     except ConfigError as first:

@@ -1,4 +1,4 @@
-"""Partitions of a site, which `fairlead slurm-config` writes: ``[partitions.NAME]`` of site.toml.
+"""Reads the partitions of a site, which `fairlead slurm-config` writes: ``[partitions.NAME]`` of site.toml.
 
 [partitions.gpu]
 classes = ["h100", "l40s"]          # the nodes of these classes
@@ -18,14 +18,14 @@ from msgspec import Meta, Struct
 from fairlead.errors import ConfigError
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
-#: What the line says by itself.
+#: The words of the line that `fairlead slurm-config` writes itself.
 _OURS = {"partitionname", "nodes"}
 Key = Annotated[str, Meta(pattern=r"^[A-Za-z]{1,40}\Z")]
 Value = Annotated[str, Meta(pattern=r"""^[^\s"'#\\]{1,400}\Z""")] | bool | int
 
 
 class Partition(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A partition of slurm.conf."""
+    """Describes a partition of slurm.conf."""
 
     classes: Annotated[tuple[str, ...], Meta(description="Classes whose nodes are in the partition.")] = ()
     nodes: Annotated[str, Meta(description="More nodes, as a nodelist.")] = ""
@@ -49,7 +49,7 @@ def _mistakes(name: str, table: Mapping[str, Any], path: str, classes: Collectio
     """Yield what is wrong with a partition."""
     where = f"partitions.{name}"
     if not _NAME.fullmatch(name) or name.upper() == "DEFAULT":
-        yield ConfigError(path, where, "no name of a partition", hint="letters, digits, . _ -")
+        yield ConfigError(path, where, "not a name of a partition", hint="letters, digits, . _ -")
     try:
         made = msgspec.convert(table, Partition)
     except msgspec.ValidationError:

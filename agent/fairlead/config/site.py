@@ -41,7 +41,7 @@ from fairlead.errors import ConfigError, InputMissing
 from fairlead.model.profile import Profile
 
 Options = TypeVar("Options", bound=Struct)
-#: What to do where there is no site file.
+#: The hint where there is no site file.
 NO_SITE = (
     "name yours (--site FILE), or write one: schema = 1, then for each kind of node"
     ' [classes.NAME] with nodes = "gpu[001-004]" and profile = "hgx-h100"'
@@ -49,11 +49,15 @@ NO_SITE = (
 
 
 class AnsibleOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How the admin host reaches the nodes. Empty values are left to Ansible and ssh."""
+    """Says how the admin host reaches the nodes. Empty values are left to Ansible and ssh."""
 
-    # Each value stands in a line of Ansible's inventory: nothing that would say more there than itself.
+    # Each value is written into a line of Ansible's inventory, so no character may mean more there than itself.
     user: Annotated[
-        str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@-]*\Z", description="Who logs in; not root: may sudo without a password.")
+        str,
+        Meta(
+            pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@-]*\Z",
+            description="User who logs in; needs sudo without a password if not root.",
+        ),
     ] = "root"
     private_key: Annotated[
         str, Meta(pattern=r"^[^\n{}]*\Z", description="File of the key; empty: as ssh finds one (agent, ~/.ssh/config).")
@@ -66,18 +70,18 @@ class AnsibleOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         str,
         Meta(
             pattern=r"^(/[A-Za-z0-9_./+-]*)?\Z",
-            description="Python 3.11 or newer on the nodes, which fairlead's own is made from; empty: one is looked for there.",
+            description="Python 3.11 or newer on the nodes, for fairlead's own environment; empty: fairlead looks for one there.",
         ),
     ] = ""
-    forks: Annotated[int, Meta(ge=1, le=1000, description="Nodes at a time.")] = 50
+    forks: Annotated[int, Meta(ge=1, le=1000, description="The number of nodes at a time.")] = 50
     hosts: Annotated[
         dict[str, Annotated[str, Meta(pattern=r"^[A-Za-z0-9:][A-Za-z0-9._:%-]*\Z")]],
-        Meta(description="NodeName to address (no port), where DNS does not say it."),
+        Meta(description="The address (no port) of a NodeName that DNS does not know."),
     ] = msgspec.field(default_factory=dict)
 
 
 class NodeClass(Struct, frozen=True, kw_only=True):
-    """A class of equal nodes: a Slurm nodelist, a hardware and a fabric profile, and a layer of the document."""
+    """Describes a class of equal nodes: a Slurm nodelist, a hardware and a fabric profile, and a layer of the document."""
 
     name: str
     nodes: str
@@ -99,12 +103,12 @@ class Site(Struct, frozen=True, kw_only=True):
 
 
 def profile_names() -> tuple[str, ...]:
-    """The hardware profiles that this installation carries."""
+    """Return the names of the hardware profiles that this installation carries."""
     return tuple(sorted(p.stem for p in assets.profile_directory().glob("*.toml")))
 
 
 def load_profile(name: str) -> Profile:
-    """A hardware profile by name, or by the path of a site's own file. Raises InputMissing, ConfigError."""
+    """Return a hardware profile by name, or by the path of a site's own file. Raises InputMissing, ConfigError."""
     path = Path(name) if "/" in name else assets.profile_directory() / f"{name}.toml"
     if not os.path.isfile(path):
         from fairlead.config import schema_keys
@@ -118,7 +122,7 @@ def load_profile(name: str) -> Profile:
 
 
 def profile_layer(profile: Profile) -> dict[str, Any]:
-    """The values of a profile as a layer of the document. Raises ConfigError for a key that is given twice."""
+    """Return the values of a profile as a layer of the document. Raises ConfigError for a key that occurs twice."""
     layer: dict[str, Any] = {}
     if profile.unsupported:
         layer["unsupported"] = profile.unsupported
@@ -142,9 +146,10 @@ def load_site(path: str) -> Site:
 
 
 def read_site(path: str) -> tuple[Site | None, list[ConfigError]]:
-    """Return a site's declaration and every mistake of its structure; the values of its layers are not looked at. The nodes of a
-    class are "" where they are not declared; None for a file that is no TOML. Raise InputMissing, and ConfigError for what is no
-    text.
+    """Return a site's declaration and every mistake of its structure. The values of its layers are not validated.
+
+    The nodes of a class are "" where they are not declared. The declaration is None for a file that is not TOML. Raise
+    InputMissing, and ConfigError for a file that is not text.
     """
     data, of_lines, unread = toml_tables(read_text(Path(path), NO_SITE), path)
     if data is None:
@@ -175,7 +180,7 @@ def read_site(path: str) -> tuple[Site | None, list[ConfigError]]:
         accept=AcceptOptions() if wrong else accept_options(accept, {}, path),
         partitions=partitions,
     )
-    # What a line that is no TOML declares is not missing.
+    # A line that is not TOML may declare a key, so that key is not reported as missing.
     return site, of_lines + [w for w in wrong if not of_lines or w.key.rpartition(".")[2] not in unread]
 
 
@@ -236,7 +241,7 @@ def _unknown(where: str, prefix: str, key: str, extra: Sequence[str]) -> ConfigE
 
 
 def _tables_of_type(value: object, schema: type[Options], where: str, table: str, wrong: list[ConfigError]) -> Options:
-    """Return the options of a table, those that are wrong left out. Each mistake is added to ``wrong``."""
+    """Return the options of a table, without those that are wrong. Each mistake is added to ``wrong``."""
     try:
         return msgspec.convert(value, schema)
     except msgspec.ValidationError:
@@ -281,7 +286,7 @@ def _fabric(name: str) -> dict[str, Any]:
 
 
 def _one_of(site: Site, node: str, chosen: Sequence[NodeClass], kind: str) -> str:
-    """The profile of this kind that the node's classes name, "" for none."""
+    """Return the profile of this kind that the node's classes name, or "" for none."""
     named = {getattr(c, kind) for c in chosen if getattr(c, kind)}
     if len(named) > 1:
         names = ", ".join(c.name for c in chosen)
@@ -290,8 +295,11 @@ def _one_of(site: Site, node: str, chosen: Sequence[NodeClass], kind: str) -> st
 
 
 def resolve(site: Site, node: str, classes: Sequence[str]) -> tuple[Document, dict[str, str]]:
-    """A node's document and the origin of each given value. ``classes``: the names of the classes that hold the node
-    (the caller knows nodelists). Raises ConfigError when two classes name different profiles, or the lock does not fit."""
+    """Return a node's document and the origin of each declared value.
+
+    ``classes``: the names of the classes that hold the node (the caller knows nodelists). Raises ConfigError when two classes
+    name different profiles, or the lock does not fit.
+    """
     layers, name = layers_of(site, node, classes)
     for origin, layer in layers:
         for mistake in mig_mistakes_of_profile(origin, layer, name):
@@ -301,7 +309,7 @@ def resolve(site: Site, node: str, classes: Sequence[str]) -> tuple[Document, di
 
 
 def layers_of(site: Site, node: str, classes: Sequence[str]) -> tuple[list[tuple[str, Mapping[str, Any]]], str]:
-    """The layers of a node's document (origin, tree) but for the lock, and its hardware profile's name."""
+    """Return the layers of a node's document (origin, tree) without the lock, and the name of its hardware profile."""
     chosen = [c for c in site.classes if c.name in classes]
     name = _one_of(site, node, chosen, "profile")
     layers: list[tuple[str, Mapping[str, Any]]] = []
@@ -316,7 +324,7 @@ def layers_of(site: Site, node: str, classes: Sequence[str]) -> tuple[list[tuple
 
 
 def own_layers(site: Site, node: str, classes: Sequence[str]) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return those layers of a node's document that stand in the site's file."""
+    """Return those layers of a node's document that the site's file holds."""
     layers: list[tuple[str, Mapping[str, Any]]] = [(site.file, site.layer)]
     layers += [(f"{site.file} classes.{c.name}", c.layer) for c in site.classes if c.name in classes]
     if node in site.nodes:
@@ -325,7 +333,7 @@ def own_layers(site: Site, node: str, classes: Sequence[str]) -> list[tuple[str,
 
 
 def profile_document(node: str, profile: str = "", fabric: str = "") -> Document:
-    """A document of profiles (or nothing) and the defaults: for a look at a machine without a site."""
+    """Return a document of profiles (or nothing) and the defaults, to read a machine without a site."""
     layers = [(f"profile {profile}", _hardware(profile))] if profile else []
     layers += [(f"fabric {fabric}", _fabric(fabric))] if fabric else []
     return resolve_layers(node, layers, profile=profile)[0]

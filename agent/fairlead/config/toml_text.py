@@ -1,4 +1,4 @@
-"""A TOML file as tables, and every line that is no TOML: tomllib stops at the first."""
+"""Reads a TOML file as tables, and finds every line that is not TOML. tomllib stops at the first."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 
 from fairlead.errors import ConfigError, InputMissing
 
-BYTES_MAX = 4 << 20  # of a file of a site; one with a table for each of a thousand nodes has some hundred thousand
-AGAIN_CHARACTERS_MAX = 1 << 17  # of a text that is read again without a line; each time costs as much as the first
-LINES_MAX = 20  # that are left out, before a text is taken for something else than TOML
+BYTES_MAX = 4 << 20  # the most bytes of a site's file; one with a table for each of a thousand nodes has some hundred thousand
+# the most characters of a text that is read again without a line; each time costs as much as the first
+AGAIN_CHARACTERS_MAX = 1 << 17
+LINES_MAX = 20  # with more lines left out, the text is taken for something else than TOML
 _WHERE = re.compile(r"\(at line (\d+), column (\d+)\)")
 _UNCLOSED = re.compile(r"[^=]*=\s*'[^']*")
 _KEY = re.compile(r"\s*([A-Za-z0-9_.-]+)\s*=\s*(.*)")
@@ -49,9 +50,9 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def toml_tables(text: str, where: str) -> tuple[dict[str, Any] | None, list[ConfigError], set[str]]:
-    """Return the tables of a text, what is wrong with its lines, and the keys of the lines that had to be left out.
+    """Return the tables of a text, the mistakes of its lines, and the keys of the lines that had to be left out.
 
-    The tables are None where the text cannot be read without the line that is wrong, such as a bracket that is never closed.
+    The tables are None where the text cannot be read without the wrong line, such as a bracket that is never closed.
     """
     if text.startswith("\ufeff"):
         return None, [ConfigError(where, "", "begins with a byte order mark", hint="save it as UTF-8 without one")], set()
@@ -75,20 +76,22 @@ def toml_tables(text: str, where: str) -> tuple[dict[str, Any] | None, list[Conf
 
 
 def _failing_line(words: str, lines: list[str]) -> tuple[str, int, re.Match[str] | None]:
-    """Return what tomllib says, the number of the line and its key and value; None where the text cannot do without the line."""
+    """Return tomllib's message, the number of the line and its key and value; None where the text cannot be read without the
+    line."""
     at = _WHERE.search(words)
     number, column = (int(at[1]), int(at[2])) if at else (0, 0)
-    if not at and words.startswith('Expected "\'"'):  # a text in single quotes that nothing closes, said of the end
+    if not at and words.startswith('Expected "\'"'):  # a text in single quotes is not closed, and the message names the end
         number = next((n for n in range(len(lines), 0, -1) if _UNCLOSED.fullmatch(lines[n - 1])), 0)
         words, column = (f"the text is not closed (at line {number})", len(lines[number - 1]) + 1) if number else (words, 0)
     line = lines[number - 1].rstrip("\r") if 0 < number <= len(lines) else ""
     key = _KEY.fullmatch(line)
-    inside = key is None or column <= line.index("=") or words.startswith("Unclosed")  # of a list that is not closed above
+    # this line belongs to a list that is not closed above
+    inside = key is None or column <= line.index("=") or words.startswith("Unclosed")
     return words, number, None if inside else key
 
 
 def _hint(words: str, key: re.Match[str] | None, *, last: bool) -> str:
-    """Return what to do about a line that is no TOML."""
+    """Return what to do about a line that is not TOML."""
     if words.startswith("Cannot declare"):
         return f"a table stands in one place: move its keys to where it is first; {_REST}"
     value = key[2].strip() if key else ""
