@@ -175,7 +175,7 @@ def test_a_missing_lock_hides_nothing_and_is_said_once(here: Path) -> None:
     text = GOOD + driver.format("h100") + "[classes.b]\nnodes = 'n[1-2]'\n" + driver.format("b") + "[agent]\nx = 1\n"
     found = mistakes(text)
     assert sorted(found) == ["agent.x", "settings.driver"]
-    assert found["settings.driver"][0].startswith("node gpu[001-412],n[1-2] is to have a driver, and there is no ")
+    assert found["settings.driver"][0].startswith("node gpu[001-412],n[1-2] declares a driver, and there is no ")
 
 
 SAMPLE = """[Main]

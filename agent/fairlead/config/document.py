@@ -40,7 +40,9 @@ class AgentOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     reapply: Annotated[bool, Meta(description="Apply PCIe settings again that the reset of a device took away.")] = True
     kmsg_path: Annotated[str, Meta(description="Where kernel records are read.")] = "/dev/kmsg"
     run_dir: Annotated[str, Meta(description="Folder on tmpfs that hooks and commands read.")] = "/run/fairlead"
-    state_dir: Annotated[str, Meta(description="Folder of what must outlive a boot, such as the ledger.")] = "/var/lib/fairlead"
+    state_dir: Annotated[str, Meta(description="Folder of ledger, history, audit trail and admin hold; it outlives a boot.")] = (
+        "/var/lib/fairlead"
+    )
     metrics_textfile: Annotated[
         str,
         Meta(
