@@ -12,7 +12,7 @@ options:
     type: path
     required: true
   python:
-    description: Python 3.11 or newer on the node, used until fairlead's own is there. Where it is empty, /usr/bin is searched.
+    description: Python 3.11 or newer on the node, used until fairlead's own is there. If empty, /usr/bin is searched.
     type: str
     default: ""
   answer_seconds:
