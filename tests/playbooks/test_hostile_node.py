@@ -182,6 +182,8 @@ def test_a_playbook_of_ones_own_takes_no_variable_from_a_node_and_waits_for_none
         "site.yml",
         "-e",
         "node_seconds=4",
+        "-e",
+        "ansible_python_interpreter=/usr/bin/python3",
     ]
     told = {}
     with (
