@@ -91,7 +91,7 @@ def _among(table: str, keys: Sequence[str]) -> bool:
 
 
 def together_mistakes(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> list[ConfigError]:
-    """Return every mistake that only shows when right layers are put together, such as a required key that no layer has."""
+    """Return every mistake that only shows when correct layers are put together, such as a required key that no layer has."""
     data: dict[str, Any] = {}
     for origin, layer in layers:
         merge(data, layer, origin, {})

@@ -65,7 +65,7 @@ def link_state(device: PciDevice, devices: Mapping[str, PciDevice], otherwise: P
 
 
 def bandwidth_to_host(device: PciDevice, devices: Mapping[str, PciDevice], otherwise: PcieLink | Missing) -> float:
-    """Return GB/s from a device to its CPU, which is that of the narrowest link between them; 0 unknown."""
+    """Return GB/s from a device to its CPU, the bandwidth of the narrowest link between them; 0 unknown."""
     found = [link_state(device, devices, otherwise)]
     for address in pci_tree.bridges(device):
         port = devices.get(address)
