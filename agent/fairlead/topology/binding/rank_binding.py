@@ -6,10 +6,10 @@ visible GPU. Where the input is not clear, Doubt is raised and the rank's bindin
 as a mapping.
 
 The launchers' documents name the variables: torchrun sets LOCAL_RANK and LOCAL_WORLD_SIZE (PyTorch, torch.distributed.run,
-"Environment Variables"); Open MPI OMPI_COMM_WORLD_LOCAL_RANK and _SIZE (its documentation, "Environment variables"); Intel MPI and MPICH's Hydra
-MPI_LOCALRANKID and MPI_LOCALNRANKS; MVAPICH2 MV2_COMM_WORLD_LOCAL_RANK and _SIZE; Cray PALS PALS_LOCAL_RANKID and
-PALS_LOCAL_SIZE; Slurm SLURM_LOCALID and SLURM_GTIDS (srun(1), "OUTPUT ENVIRONMENT VARIABLES"). CUDA_VISIBLE_DEVICES is in the
-CUDA C++ Programming Guide, "CUDA Environment Variables".
+"Environment Variables"); Open MPI OMPI_COMM_WORLD_LOCAL_RANK and _SIZE (its documentation, "Environment variables"); Intel
+MPI and MPICH's Hydra MPI_LOCALRANKID and MPI_LOCALNRANKS; MVAPICH2 MV2_COMM_WORLD_LOCAL_RANK and _SIZE; Cray PALS
+PALS_LOCAL_RANKID and PALS_LOCAL_SIZE; Slurm SLURM_LOCALID and SLURM_GTIDS (srun(1), "OUTPUT ENVIRONMENT VARIABLES").
+CUDA_VISIBLE_DEVICES is in the CUDA C++ Programming Guide, "CUDA Environment Variables".
 """
 
 from __future__ import annotations
