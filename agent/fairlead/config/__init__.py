@@ -1,6 +1,7 @@
-"""Holds the schema of a node's document and of a site, composed from the rooms below.
+"""Defines the schema of a node's document and of a site. The schema of a document is composed of what the checks, the settings
+and the policy declare.
 
-A node needs the document's part alone. What belongs to a site is imported only when a name of it is used.
+A node needs only the document's part. What belongs to a site is imported when a caller asks for it.
 """
 
 from __future__ import annotations
