@@ -139,7 +139,7 @@ def test_a_dump_cut_in_half_is_one_clear_line(run: Run, dump: Path, cut: float) 
     ("content", "option", "code", "words"),
     [
         ("", "--ibnetdiscover", ExitCode.BAD_DATA, "empty"),
-        ("hello\n", "--ibnetdiscover", ExitCode.BAD_DATA, "line 1 is none of ibnetdiscover's: 'hello'"),
+        ("hello\n", "--ibnetdiscover", ExitCode.BAD_DATA, "line 1 is not from ibnetdiscover: 'hello'"),
         ("{", "--lldp", ExitCode.BAD_DATA, "not JSON, or cut off"),
         ("[1]", "--lldp", ExitCode.BAD_DATA, "not an output of lldpctl"),
         ("hello\n", "--cliques", ExitCode.BAD_DATA, "no line such as"),
