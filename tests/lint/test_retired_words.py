@@ -146,6 +146,58 @@ def test_what_was_told(share): ...
     assert [name for _, name in names("slurm/x.c", "static int fl_dealt; int held;") if retired(name)] == ["fl_dealt"]
 
 
+# -- docs and messages --------------------------------------------------------------------------------
+
+#: Retired words that have a plain meaning too, which docs and messages may use.
+PLAIN = frozenset({
+    "board", "boards", "given", "held", "look", "looked", "looks", "moment", "place", "placed", "places", "share", "shares",
+    "stand", "told",
+})  # fmt: skip
+#: Uses of these that have no plain meaning.
+PRIVATE = (
+    r"thorough looks?", r"(?:each|every|one|last|next|second) look", r"LOOKED", r"stopped looking",
+    r"held (?:node|drain|finding)s?", r"(?:next|drain|finding|order) is held", r"(?:its|of the|a) share of",
+)  # fmt: skip
+_PROSE = re.compile(rf"\b(?:{'|'.join([*sorted(RETIRED - PLAIN), *PRIVATE])})\b")
+
+
+def doc_texts() -> Iterator[tuple[str, str]]:
+    """Each line of the docs, with its file and number, without code and links."""
+    pages = [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]
+    for page in sorted(pages):
+        if page.name in ("glossary.md", "CHANGELOG.md", "LICENSE.md"):
+            continue
+        for number, line in enumerate(page.read_text().splitlines(), 1):
+            yield f"{page.relative_to(ROOT)}:{number}", re.sub(r"`[^`]*`|\]\([^)]*\)", "", line)
+
+
+def messages() -> Iterator[tuple[str, str]]:
+    """Each text of the package with a space in it that is no docstring: messages, reasons, help."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        bodies = [n.body for n in ast.walk(tree) if isinstance(n, ast.Module | ast.ClassDef | ast.FunctionDef)]
+        docstrings = {id(body[0].value) for body in bodies if body and isinstance(body[0], ast.Expr)}
+        for node in ast.walk(tree):
+            if (
+                isinstance(node, ast.Constant)
+                and isinstance(node.value, str)
+                and " " in node.value
+                and id(node) not in docstrings
+            ):
+                yield f"{path.relative_to(ROOT)}:{node.lineno}", node.value
+
+
+@pytest.mark.parametrize("texts", [doc_texts, messages])
+def test_no_text_for_people_has_a_retired_word(texts: Callable[[], Iterator[tuple[str, str]]]) -> None:
+    bad = [f"{where}: {found[0]}" for where, text in texts() if (found := _PROSE.search(text))]
+    assert not bad, f"these words are retired ({GLOSSARY.relative_to(ROOT)} says what to write): {bad}"
+
+
+@pytest.mark.parametrize("text", ["one thorough look later", "the next is held", "a drain that stands", "LOOKED", "it was noted"])
+def test_a_planted_text_is_found(text: str) -> None:
+    assert _PROSE.search(text)
+
+
 # -- one name, one thing ------------------------------------------------------------------------------
 
 #: Files in these folders have the name of what a site or a user writes: a command, a check, a setting, a measurement.

@@ -66,7 +66,7 @@ def test_a_whole_account() -> None:
 @pytest.mark.parametrize(
     ("output", "verdict", "trouble"),
     [
-        (answer("ok\t999\t7\t-"), "stale", "its verdict expired 1 s ago: the agent has stopped looking"),
+        (answer("ok\t999\t7\t-"), "stale", "its verdict expired 1 s ago: the agent has stopped its sweeps"),
         (answer("drain\t999\t7\txid"), "drain", ""),  # as the hooks have it: a drain of this boot goes on
         (answer("unknown\t1100\t7\tnvml"), "unknown", ""),
         (answer(None), "none", "no verdict: is fairlead-agent.service running?"),

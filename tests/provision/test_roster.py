@@ -128,7 +128,7 @@ def test_what_says_the_same_is_one_row_and_the_worst_stands_first() -> None:
 def test_the_table_and_its_summary() -> None:
     made = fleet()
     head, cells = table(fold(made), NOW)
-    assert head == ("NODES", "VERDICT", "SLURM", "JOBS", "LOOKED", "PROFILE", "DRIFT", "AGENT", "SLURMD", "BY", "SINCE", "WHY")
+    assert head == ("NODES", "VERDICT", "SLURM", "JOBS", "SWEPT", "PROFILE", "DRIFT", "AGENT", "SLURMD", "BY", "SINCE", "WHY")
     row = dict(zip(head, cells[2], strict=True))
     assert (row["NODES"], row["BY"], row["SINCE"], row["JOBS"]) == ("n[7-8]", "agent (xid)", "60 s to 2 h", "")
     assert row["WHY"] == "Xid 79 on GPU 0000:1b:00.0"

@@ -22,7 +22,7 @@ WORDS = (
     "until the agent's status shows the finding. *drain* is the time until slurmctld has accepted the drain and the verdict",
     "says so. All checks and settings are enforced for this (the strictest policy). *by default* says what the finding does",
     "under the check's own mode: it drains, or it only reports. The *twin* is the same signal in a state where it is normal.",
-    "*told* means that the agent is meant to show a finding about the twin (a job's own Xid), which drains nothing. Faults that",
+    "*reported* means that the agent is meant to show a finding about the twin (a job's own Xid), which drains nothing. Faults that",
     "take minutes (shares of time under load) are played on clocks that run 40 times as fast, and their times are given in the",
     "node's time. Twins are played on such clocks too.",
 )
@@ -57,7 +57,7 @@ def fault_word(seen: Seen) -> str:
 def twin_word(seen: Seen) -> str:
     if seen.twin_drained:
         return "FALSE DRAIN"
-    return "noise" if seen.noise else "told, no drain" if seen.twin_said else "quiet"
+    return "noise" if seen.noise else "reported, no drain" if seen.twin_said else "quiet"
 
 
 def peer_word(seen: PeerSeen | None) -> str:

@@ -10,7 +10,7 @@ from ClusterShell.NodeSet import NodeSet
 from fairlead.cli.output import age_text
 from fairlead.provision.roster import NOT_ASKED, WORDS, RosterFold, RosterRow
 
-HEAD = ("NODES", "VERDICT", "SLURM", "JOBS", "LOOKED", "PROFILE", "DRIFT", "AGENT", "DRIVER", "SLURMD", "BY", "SINCE", "WHY")
+HEAD = ("NODES", "VERDICT", "SLURM", "JOBS", "SWEPT", "PROFILE", "DRIFT", "AGENT", "DRIVER", "SLURMD", "BY", "SINCE", "WHY")
 WHY_MAX = 160
 
 

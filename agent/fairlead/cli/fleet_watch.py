@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Group
 
 #: Columns that a narrow terminal leaves out, in this order, until WHY has so many characters.
-GIVEN_UP, WHY_LEAST = ("SLURMD", "AGENT", "DRIVER", "PROFILE", "LOOKED", "SINCE"), 30
+GIVEN_UP, WHY_LEAST = ("SLURMD", "AGENT", "DRIVER", "PROFILE", "SWEPT", "SINCE"), 30
 STYLES = {"ok": "green", "warn": "yellow", "drain": "red", "unknown": "magenta", "stale": "magenta"}
 
 

@@ -38,19 +38,19 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         int, Meta(ge=0, description="A drain that waits for the job's end waits at most this long; 0: for ever.")
     ] = 86400
     strikes_max: Annotated[
-        int, Meta(ge=0, description="So many drains of one device in the window: no resume by itself any more; 0: no limit.")
+        int, Meta(ge=0, description="After so many drains of one device in the window, only a person resumes the node; 0: no limit.")
     ] = 3
     strikes_window_seconds: Annotated[int, Meta(ge=0, description="Window of `strikes_max`.")] = 30 * 86400
     ladder_window_seconds: Annotated[
         int,
         Meta(
             ge=0,
-            description="A fault that is back on its board so soon after a step was taken wants the next step; 0: never.",
+            description="A fault that comes back on its GPU card so soon after a step wants the next step; 0: never.",
         ),
     ] = 86400
-    ladder_repeats: Annotated[int, Meta(ge=1, le=10, description="How often a step is taken before the next one is due.")] = 1
+    ladder_repeats: Annotated[int, Meta(ge=1, le=10, description="So often is a step taken before the next one is due.")] = 1
     reboots_max: Annotated[
-        int, Meta(ge=0, description="So many boots for faults in the window: check_hardware instead of another; 0: no limit.")
+        int, Meta(ge=0, description="After so many boots for faults in the window, the action is check_hardware and not another boot; 0: no limit.")
     ] = 2
     reboots_window_seconds: Annotated[int, Meta(ge=0, description="Window of `reboots_max`.")] = 86400
     budget_percent: Annotated[
@@ -63,18 +63,18 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     ] = 50
     common_cause_nodes: Annotated[
         int,
-        Meta(ge=0, description="So many nodes drained for one check in the window: the next is held; 0: no such rule."),
+        Meta(ge=0, description="After so many drains for one check in the window, the next drain waits; 0: no such rule."),
     ] = 3
     common_cause_window_seconds: Annotated[int, Meta(ge=1, description="Window of `common_cause_nodes`.")] = 600
     common_cause_hold_seconds: Annotated[
-        int, Meta(ge=0, description="After so long the held node is drained within the budgets all the same; 0: never.")
+        int, Meta(ge=0, description="After so long a drain that waits is made all the same, within the budgets; 0: never.")
     ] = 3600
     suspect_job_nodes: Annotated[
         int,
-        Meta(ge=0, description="So many drained nodes blame one job: the next is held; 0: no such rule."),
+        Meta(ge=0, description="After so many drains that blame one job, the next drain waits; 0: no such rule."),
     ] = 2
     suspect_job_hold_seconds: Annotated[
-        int, Meta(ge=0, description="After so long the held node is drained within the budgets all the same; 0: never.")
+        int, Meta(ge=0, description="After so long a drain that waits is made all the same, within the budgets; 0: never.")
     ] = 86400
     own_users: Annotated[
         tuple[str, ...], Meta(description="Users whose name on our exact reason still means ours (root and SlurmUser).")

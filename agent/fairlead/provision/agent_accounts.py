@@ -100,7 +100,7 @@ def parse_account(answer: bytes) -> AgentAccount:
         )
     expired = now > verdict.expires and verdict.state is not State.DRAIN
     word = "stale" if expired else verdict.state.value
-    trouble = f"its verdict expired {now - verdict.expires:.0f} s ago: the agent has stopped looking" if expired else ""
+    trouble = f"its verdict expired {now - verdict.expires:.0f} s ago: the agent has stopped its sweeps" if expired else ""
     return AgentAccount(
         reached=True, trouble=trouble, verdict=word, text=one_line(verdict.text, TEXT_MAX), **_status_fields(status, now)
     )

@@ -83,7 +83,7 @@ class BarProgress(SilentProgress):
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
         columns: list[Any] = [
-            TextColumn("looked at" if words else "provision"),
+            TextColumn("read" if words else "provision"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),

@@ -48,7 +48,7 @@ def amend(text: str, conf: SlurmConf, *, pyxis: bool = False) -> Amended:
             if whole:
                 lines[first:after] = [f"{key}={value}\n"]
             else:
-                notes.append(f"{key} stands on a line with others: make it {key}={value} there")
+                notes.append(f"{key} is on a line with other keys: make it {key}={value} there")
         elif conf.get(key):
             notes.append(f"{key} is set in a file that {conf.path} includes: make it {key}={value} there")
         else:

@@ -143,7 +143,7 @@ def _binding(conf: SlurmConf) -> Iterator[Remark]:
         yield Remark(
             level="warn",
             what="TaskPlugin lacks task/affinity",
-            why="Slurm deals out no CPU masks, so there is nothing for the task prolog to put in order",
+            why="Slurm assigns no CPU masks, so the task prolog has nothing to bind",
             fix="TaskPlugin=task/affinity,task/cgroup",
             source="slurm.conf(5) TaskPlugin",
         )

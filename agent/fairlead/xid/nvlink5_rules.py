@@ -187,7 +187,7 @@ LINK_UNIT = NvlinkUnit(149, "NETIR_LINK_EVT", "NETIR_LINK_DOWN", 0b0111000110, 0
 
 #: Bits 25:20 of IntrInfo say why the link went down: in words, and what NVIDIA asks for. NVIDIA's table has no others.
 LINK_REASONS: dict[int, tuple[str, NvlinkRule]] = {
-    0: ("no reason told", NvlinkRule(ANY, RESET, SOLO, LINK_FATAL, LOSS)),
+    0: ("no reason given", NvlinkRule(ANY, RESET, SOLO, LINK_FATAL, LOSS)),
     1: ("unknown reason", NvlinkRule(ANY, RESET, DAILY, LINK_FATAL, LOSS)),
     2: ("high bit error rate", NvlinkRule(ANY, RESET, SIGNAL, LINK_FATAL, LOSS)),
     4: ("alignment lost", NvlinkRule(ANY, RESET, SIGNAL, LINK_FATAL, LOSS)),

@@ -71,7 +71,7 @@ def remember(change: AnyChange, root: Root, undo: str) -> str:
     try:
         write_file(path, record, 0o600)
     except OSError as e:
-        words = f"left as it is, since what is there now cannot be noted: {path}: {e.strerror}"
+        words = f"left as it is, since what is there now cannot be saved: {path}: {e.strerror}"
         raise HostError(words, hint=next_step(e)) from None
     return path
 
