@@ -1,8 +1,7 @@
 """Check and show documents and sites.
 
 check FILE          every mistake of a document or a site; each class's nodes
-show [FILE]         every value; --changed: only what differs from the defaults, and
-                    who says so; with --site FILE --node NAME: of a node of the site
+show [FILE]         every value; --changed: what differs from the defaults, and by whom; --site FILE --node NAME: of that node
 schema              JSON Schema of a node's document
 profiles            the hardware profiles that are carried along
 """

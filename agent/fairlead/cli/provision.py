@@ -53,7 +53,9 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 def choose_nodes(parser: argparse.ArgumentParser) -> None:
     """The options that say which site, nodes and settings a run is about."""
-    parser.add_argument("--site", metavar="FILE", default="/etc/fairlead/site.toml", help="the site's declaration")
+    parser.add_argument(
+        "--site", metavar="FILE", default="/etc/fairlead/site.toml", help="the site's declaration (default %(default)s)"
+    )
     parser.add_argument(
         "-l", "--nodelist", metavar="NODELIST", default="", help="only these nodes: gpu[001-064], or a ClusterShell group, @gpu"
     )

@@ -117,6 +117,8 @@ def run(args: argparse.Namespace) -> ExitCode:
         print(f"  held by {limit['kind']} {limit['name']}: {slurm.get('over_budget', '')}")
     if str(slurm.get("topology", "")).startswith("unknown"):
         print(f"  topology {slurm['topology']}; no limits per switch or block")
+    for trouble in status.get("trouble", []):
+        print(f"  trouble: {trouble}")
     document = status.get("document", {})
     if document:
         print(
