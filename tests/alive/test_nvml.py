@@ -65,9 +65,9 @@ def stuck_after(agent: Living, seconds: float) -> None:
     waits = {"slow_seconds": seconds, "stuck_seconds": seconds}
     checks = NO_SLOW_CHECKS | {"nvml_responsive": {**QUICK["nvml_responsive"], **waits}}
     agent.write_document(agent={"interval_seconds": 0.3, **BUSY}, checks=checks)
-    before = agent.log.read_text().count("document_taken_up")
+    before = agent.log.read_text().count("document_loaded")
     agent.send(signal.SIGHUP)
-    agent.until(lambda: agent.log.read_text().count("document_taken_up") > before, "the document's being taken up")
+    agent.until(lambda: agent.log.read_text().count("document_loaded") > before, "the document being loaded")
 
 
 def test_a_call_that_hangs(agent: Living) -> None:

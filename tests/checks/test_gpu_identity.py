@@ -21,7 +21,7 @@ def identity(machine: Node, **serials: str) -> list[Finding]:
 def test_a_swapped_board() -> None:
     (finding,) = identity(node(gpu(2, serial="999", uuid="GPU-999")))
     assert (finding.level, finding.device, finding.service) == (Level.WARN, ADDRESSES[2], Service.KEEP)
-    assert "another board" in finding.summary and "1651223002 before, 999 now" in finding.evidence[0]
+    assert "another card" in finding.summary and "1651223002 before, 999 now" in finding.evidence[0]
     (other,) = identity(node(gpu(2, serial="998", uuid="GPU-998")))
     assert other.evidence_id != finding.evidence_id  # an acknowledged swap does not cover the next one
 

@@ -32,8 +32,8 @@ def test_partitions_are_kept_in_the_order_of_the_file(tmp_path: Path) -> None:
     [
         ("[partitions.x]\n", r"partitions\.x: names no nodes"),
         ('[partitions.x]\nclasses = ["no"]\n', r"partitions\.x\.classes: no class no"),
-        ('[partitions."a b"]\nnodes = "x1"\n', r"partitions\.a b: no name"),
-        ('[partitions.default]\nnodes = "x1"\n', r"partitions\.default: no name"),
+        ('[partitions."a b"]\nnodes = "x1"\n', r"partitions\.a b: not a valid partition name"),
+        ('[partitions.default]\nnodes = "x1"\n', r"partitions\.default: not a valid partition name"),
         ('[partitions.x]\nnode = "x1"\n', r"partitions\.x\.node: unknown key"),
         ('[partitions.x]\nnodes = "x1"\noptions = { Nodes = "y" }\n', r"options\.Nodes: is written by"),
         ('[partitions.x]\nnodes = "x1"\noptions = { A = "1 Nodes=y" }\n', r"partitions\.x\.options"),

@@ -175,7 +175,7 @@ def test_a_missing_lock_hides_nothing_and_is_said_once(here: Path) -> None:
     text = GOOD + driver.format("h100") + "[classes.b]\nnodes = 'n[1-2]'\n" + driver.format("b") + "[agent]\nx = 1\n"
     found = mistakes(text)
     assert sorted(found) == ["agent.x", "settings.driver"]
-    assert found["settings.driver"][0].startswith("node gpu[001-412],n[1-2] is to have a driver, and there is no ")
+    assert found["settings.driver"][0].startswith("node gpu[001-412],n[1-2] declares a driver, but ")
 
 
 SAMPLE = """[Main]
@@ -283,7 +283,7 @@ def test_lines_that_are_no_toml_hide_neither_each_other_nor_the_rest(here: Path)
         ("", "at line 4"),
         ("", "at line 6"),
     ]
-    assert [m.hint for m in found[:3]] == ['a text stands in quotes: nodes = "gpu[1-4]"', "", "write reapply = true"]
+    assert [m.hint for m in found[:3]] == ['put a text in quotes: nodes = "gpu[1-4]"', "", "write reapply = true"]
     assert [m.key for m in found[3:]] == ["agent.x"]
 
 

@@ -83,7 +83,7 @@ def test_a_program_that_was_stopped_before_its_write_does_not_write() -> None:
     steps = change_node(writer_of(ctld), drain_if_free(ctld))
     assert [next(steps), next(steps)] == ["read", "write"]
     ctld.now += STALE_SECONDS
-    with pytest.raises(SlurmUnavailable, match="not written"):
+    with pytest.raises(SlurmUnavailable, match="nothing was written"):
         next(steps)
     assert ctld.calls == ["read"]
 

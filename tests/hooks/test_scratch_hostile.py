@@ -32,10 +32,10 @@ def test_what_somebody_made_before_the_service_is_not_used(stage: Stage, disk: D
     elsewhere.mkdir()
     (elsewhere / "kept").touch()
     for make, words in (
-        (lambda top: os.chown(top.mkdir() or top, MALLORY, MALLORY), "is not root's"),
+        (lambda top: os.chown(top.mkdir() or top, MALLORY, MALLORY), "does not belong to root alone"),
         (lambda top: top.symlink_to("elsewhere"), "is no folder: remove it"),
         (lambda top: top.touch(), "is no folder: remove it"),
-        (lambda top: (top.mkdir(), top.chmod(0o777)), "is not root's"),
+        (lambda top: (top.mkdir(), top.chmod(0o777)), "does not belong to root alone"),
     ):
         top = disk.path / "fairlead"
         make(top)  # type: ignore[no-untyped-call]

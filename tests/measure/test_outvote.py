@@ -62,14 +62,14 @@ def store(tmp_path: Path) -> ResultStore:
     return ResultStore(str(tmp_path / "store"))
 
 
-# --- figures that none can be ---
+# --- impossible figures ---
 
 
 @pytest.mark.parametrize("value", ["5e-324", "1e-7", "9.99e-7", "1e15", "1e400"])
 def test_a_figure_that_none_can_be_makes_the_tool_unknown(value: str) -> None:
     """An output with such a figure is not known, and none of its figures is stored."""
     found = said(8, value)
-    assert found.outcome is U and not found.figures and "none can be" in found.why
+    assert found.outcome is U and not found.figures and "impossible" in found.why
 
 
 def test_the_smallest_figures_that_can_be_are_read() -> None:

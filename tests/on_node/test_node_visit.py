@@ -194,7 +194,7 @@ def test_two_admins_at_once_do_not_build_the_same_release(machine: Machine, monk
     monkeypatch.setattr(program, "LOCK_SECONDS", 0.1)
     with open(machine.opt / ".lock", "w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(Stop, match="another fairlead provision is at work"):
+        with pytest.raises(Stop, match="another `fairlead provision` is running on this node"):
             machine.visit(machine.request(), payload=True)
         assert not (machine.opt / RELEASE).exists()
     with pytest.raises(Stop, match="fairlead apply"):  # past the lock; this release has no package in it

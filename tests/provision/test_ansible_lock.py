@@ -87,6 +87,6 @@ def test_a_run_that_goes_on_waits_for_the_ansible_of_the_killed_one(tmp_path: Pa
                 else:
                     m._shown = heard = Heard(child, d.world)
                     assert m.drive() and not heard.too_early
-                    assert heard.said.startswith(f"waits for ansible-playbook, process {child.pid}, which")
+                    assert heard.said.startswith(f"waiting for ansible-playbook (process {child.pid}) of a killed")
         assert {w.node: w.step for w in d.works()} == dict.fromkeys(MINE, MaintenanceStep.DONE)
         assert not os.path.exists(lock)

@@ -42,7 +42,7 @@ def site(tmp_path: Path) -> config.Site:
         ("gpu1", {"reason": "  "}, "--reason: say why"),
         ("gpu1", {"max_failed": 0}, "--max-failed: at least 1"),
         ("gpu1", {"batch": "0"}, "--batch '0' is neither"),
-        ("gpu1", {"floors": ("main=2",)}, "--floor main=2: main has 2 nodes: no node could ever be begun"),
+        ("gpu1", {"floors": ("main=2",)}, "--floor main=2: main has 2 nodes: no node could ever be started"),
     ],
 )
 def test_what_makes_no_sense_is_refused(site: config.Site, nodelist: str, more: dict[str, Any], why: str) -> None:
@@ -100,5 +100,5 @@ def test_how_to_go_on_is_said() -> None:
         "the window has ended; go on with --resume r1 --window [BEGIN/]END, or --abort r1"
     )
     assert unended("r1", full="m.db: full", closed="").startswith(
-        "m.db: full: nothing new was begun; make room there; go on with"
+        "m.db: full: no further node was started; make room there; go on with"
     )

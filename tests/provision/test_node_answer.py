@@ -112,7 +112,7 @@ BAD: dict[str, tuple[object, str]] = {
     "another node": ({**DONE, "apply": {**APPLY, "node": "n2"}}, "apply.node is another node's name"),
     "count": ({**DONE, "apply": {**APPLY, "changed": 1 << 60}}, "apply.changed is not a number"),
     "less than nothing": ({**DONE, "apply": {**APPLY, "failed": -1}}, "apply.failed is not a number"),
-    "setting": (_item(setting="../x"), "apply.items[0].setting has another form"),
+    "setting": (_item(setting="../x"), "apply.items[0].setting does not have the right form"),
     "state": (_item(state="fine"), "apply.items[0].state is none of"),
     "pending": (_item(pending="never"), "apply.items[0].pending is none of"),
     "steps": (_item(steps=[{**STEP, "disruption": "all"}]), "apply.items[0].steps[0].disruption is none of"),
@@ -121,10 +121,10 @@ BAD: dict[str, tuple[object, str]] = {
     "hostname": ({**NEED, "hostname": ["n2"]}, "hostname is not text"),
     "path": ({**NEED, "packages": ["../secret_admin_key"]}, "packages names a file that its document does not"),
     "absolute path": ({**NEED, "packages": ["/etc/shadow"]}, "packages names a file that its document does not"),
-    "python": ({**NEED, "python": "3.11 --index-url=http://x"}, "python has another form"),
-    "machine": ({**NEED, "machine": "../x"}, "machine has another form"),
-    "libc": ({**NEED, "libc": ["glibc", "1.x"]}, "libc[1] has another form"),
-    "no libc": ({**NEED, "libc": ["glibc", ""]}, "libc has another form"),
+    "python": ({**NEED, "python": "3.11 --index-url=http://x"}, "python does not have the right form"),
+    "machine": ({**NEED, "machine": "../x"}, "machine does not have the right form"),
+    "libc": ({**NEED, "libc": ["glibc", "1.x"]}, "libc[1] does not have the right form"),
+    "no libc": ({**NEED, "libc": ["glibc", ""]}, "libc does not have the right form"),
 }
 
 
@@ -143,7 +143,7 @@ def test_a_port_forges_no_other_nodes_network(layer: object) -> None:
     if layer == "":
         assert read(said)["apply"]["ports"]
         return
-    with pytest.raises(NotAnAnswerError, match="link_layer has another form"):
+    with pytest.raises(NotAnAnswerError, match="link_layer does not have the right form"):
         read(said)
 
 

@@ -156,7 +156,7 @@ def test_nodes_and_addresses_come_from_slurm(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("entry", [("n1", "10.6.6.6"), ("n3", "-oProxyCommand=id"), ("../n3", "10.6.6.6"), ("n3", "{{x}}")])
 def test_no_address_of_slurm_is_an_option_or_leads_to_two_machines(entry: tuple[str, str], tmp_path: Path) -> None:
-    with pytest.raises(SlurmError, match="is no node, or is there twice"):
+    with pytest.raises(SlurmError, match="is no node, or is listed twice"):
         inventory.in_slurm(answering(tmp_path, ("n1", "10.0.0.1"), ("n2", "10.0.0.2"), entry))
 
 

@@ -87,7 +87,7 @@ def test_nodes_that_differ_otherwise_and_fail_alike_are_told_once() -> None:
         (line,) = [line for line in told.splitlines() if line.endswith(" alike")]
         assert line.startswith("gpu[1-4] (4 nodes): all of them ")
         assert told.index("gpu3 (1 node)") < told.index(line), "what each group would change comes first"
-        assert told.count("told below") == 3
+        assert told.count("shown below") == 3
     assert {n.failures for n in results} == {(f"memlock: {REFUSED}",)}
 
 

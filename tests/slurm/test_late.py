@@ -218,7 +218,7 @@ def test_a_dry_run_says_what_would_be_refused(site: Site) -> None:
     def refused(*, lift: bool) -> str:
         return site.protocol().state.foresee(site.ctld.node("n1"), lift=lift)
 
-    assert refused(lift=False) == "" and "nothing of ours" in refused(lift=True)
+    assert refused(lift=False) == "" and "no drain of fairlead" in refused(lift=True)
     finish(site.protocol().drain("xid", "gone"))
     assert refused(lift=False) == refused(lift=True) == ""
     site.ctld.update("n1", "DRAIN", "ann: riser swap")

@@ -83,7 +83,7 @@ def brought_back(bench: Bench, run: MaintenanceRun, capsys: pytest.CaptureFixtur
     assert main([*command, "--bin-dir", "/nonexistent"]) == 64 and "nothing to go on with" in capsys.readouterr().err
     assert main([*command, "--bin-dir", str(bench.cluster.bin)]) == 0
     first, second = capsys.readouterr().out.splitlines()
-    assert first.startswith(f"n1: the drain of run {run.id} stands again: ") and first.endswith("nodename=n1 state=resume")
+    assert first.startswith(f"n1: the drain of run {run.id} is back: ") and first.endswith("nodename=n1 state=resume")
     assert second == f"n2: resumed again, as run {run.id} had left it and slurmctld has forgotten"
     assert bench.reason("n1") and not bench.reason("n2") and bench.reason("n3").endswith("from another host")
 

@@ -1,4 +1,4 @@
-"""The folder is the list: every module here that has a ``check`` is one, named by its file."""
+"""Holds the checks, one in each module. The file name of a module is the name of its check."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fairlead.model.check import Check
 
 @cache
 def load() -> dict[str, Check]:
-    """All checks by name, sorted."""
+    """Return all checks by name, sorted by name."""
     found: dict[str, Check] = {}
     for module in sorted(m.name for m in pkgutil.iter_modules(__path__)):
         found[module] = importlib.import_module(f"{__name__}.{module}").check

@@ -1,9 +1,9 @@
-"""The clock is set by something, is near the truth, and did not jump.
+"""Checks that something sets the clock, that the clock is nearly right, and that it did not jump.
 
-adjtimex(2): the kernel says whether anybody sets the clock (STA_UNSYNC) and how wrong it may be (maxerror), whoever does it:
-chronyd, ntpd, timesyncd or PTP. maxerror grows by 500 ppm while nobody does, and at 16 s the kernel calls the clock
-unsynchronised (kernel/time/ntp.c). A clock that is wrong breaks munge (credentials live 300 s), leases and logs. A jump shows as
-a change of time of day against CLOCK_BOOTTIME, which nobody can set.
+The kernel says whether any program sets the clock (STA_UNSYNC) and how wrong the clock may be (maxerror); see adjtimex(2). It
+says so for chronyd, ntpd, timesyncd and PTP alike. While nothing sets the clock, maxerror grows by 500 ppm. At 16 s the kernel
+calls the clock unsynchronised (kernel/time/ntp.c). A wrong clock breaks munge (credentials are valid for 300 s), leases and
+logs. The check sees a jump as a change of the time of day against CLOCK_BOOTTIME, which nobody can set.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ from fairlead.model.finding import Action, Finding, Level, Mode
 from fairlead.model.trend import series
 from fairlead.model.unread import host_of, unread
 
-_SLEW = 1e-3  # of the time between two samples: adjtimex slews by 500 ppm at most, chrony by more for a short while
+_SLEW = 1e-3  # a fraction of the time between two samples: adjtimex slews by at most 500 ppm, chrony by more for a short while
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
-    synchronised: Annotated[bool, Meta(description="Something has to set the clock.")] = True
+    synchronised: Annotated[bool, Meta(description="A program has to set the clock.")] = True
     maximum_error_seconds_max: Annotated[
-        float, Meta(ge=0, description="Possible error of the clock from which it warns; 0: never.")
+        float, Meta(ge=0, description="The check warns when the possible error of the clock is above this; 0: never.")
     ] = 5.0
-    step_seconds_max: Annotated[float, Meta(ge=0, description="Jump of the clock from which it warns; 0: never.")] = 2.0
-    step_remember_seconds: Annotated[int, Meta(ge=0, le=7200, description="How long a jump is reported.")] = 3600
+    step_seconds_max: Annotated[
+        float, Meta(ge=0, description="The check warns about a jump of the clock above this; 0: never.")
+    ] = 2.0
+    step_remember_seconds: Annotated[int, Meta(ge=0, le=7200, description="A jump is reported for this long.")] = 3600
 
 
 def _finding(summary: str, fault: str, *evidence: str) -> Finding:
@@ -51,7 +53,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
                 yield _finding("nothing sets the clock (chronyd, ntpd or timesyncd)", "unsynchronised", worst)
         elif 0 < params.maximum_error_seconds_max < clock.maximum_error_seconds:
             yield _finding(f"the clock may be {clock.maximum_error_seconds:.1f} s wrong", "error", worst)
-        if isinstance(node.uptime_seconds, Missing):  # every rate needs it
+        if isinstance(node.uptime_seconds, Missing):  # without it no age of a sample is known
             yield unread("the time since boot", node.uptime_seconds)
         elif params.step_seconds_max:
             yield from _steps(node.uptime_seconds, clock.offset_seconds, past, params)
@@ -70,7 +72,7 @@ def _steps(now: float, offset: float, past: Past, params: Params) -> Iterator[Fi
 
 
 def samples(node: Node) -> Iterator[tuple[str, str, float]]:
-    """Time of day minus CLOCK_BOOTTIME."""
+    """Yield the time of day minus CLOCK_BOOTTIME, in seconds."""
     if not isinstance(node.host, Missing) and not isinstance(node.host.clock, Missing):
         yield "clock", "offset_seconds", node.host.clock.offset_seconds
 

@@ -1,9 +1,10 @@
-"""CPUs and memory: as many as this kind of node has.
+"""Checks that the node has as much memory and as many CPUs as are declared for this kind of node.
 
-MemTotal (/proc/meminfo) is what the kernel may use, some percent less than what is plugged in: so a least size is declared,
-which a lost DIMM falls below. CPUs: /sys/devices/system/cpu/online. Hardware threads: /sys/devices/system/cpu/smt/control
-(Documentation/ABI/testing/sysfs-devices-system-cpu). Slurm itself drains a node that registers with less than slurm.conf
-says (low RealMemory, low CPUs), but only when slurmd starts.
+MemTotal (/proc/meminfo) is the memory that the kernel can use, some percent less than the DIMMs have. A site therefore
+declares a lower limit, and a node that loses a DIMM falls below it. The number of CPUs comes from
+/sys/devices/system/cpu/online, the state of hardware threads from /sys/devices/system/cpu/smt/control
+(Documentation/ABI/testing/sysfs-devices-system-cpu). Slurm also drains a node that registers with less than slurm.conf says
+(low RealMemory, low CPUs), but only when slurmd starts.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ SMT = ("on", "off", "forceoff", "notsupported", "notimplemented")
 
 class Params(CheckParams, frozen=True, kw_only=True):
     memory_bytes_min: Annotated[
-        Annotated[int, Meta(ge=1)] | None, Meta(description="Least MemTotal, in bytes; unset: not judged.")
+        Annotated[int, Meta(ge=1)] | None, Meta(description="The least MemTotal in bytes; unset: memory is not judged.")
     ] = None
     cpus_expected: Annotated[
-        Annotated[int, Meta(ge=1, le=8192)] | None, Meta(description="CPUs (hardware threads) online; unset: not judged.")
+        Annotated[int, Meta(ge=1, le=8192)] | None,
+        Meta(description="CPUs (hardware threads) that must be online; unset: not judged."),
     ] = None
-    smt: Annotated[bool | None, Meta(description="Hardware threads on (true) or off (false); unset: not judged.")] = None
+    smt: Annotated[bool | None, Meta(description="Hardware threads must be on (true) or off (false); unset: not judged.")] = None
 
 
 def _drain(summary: str, action: Action, fault: str, *evidence: str) -> Finding:
@@ -72,7 +74,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
 
 
 def _nodes(node: Node) -> Iterator[str]:
-    """The memory of each NUMA node: the one with the lost DIMM has less."""
+    """Yield one line with the memory of each NUMA node. The node that lost a DIMM has less than the others."""
     sizes = [f"node {n.id}: {n.memory_bytes / 2**30:.0f} GiB" for n in node.numa if isinstance(n.memory_bytes, int)]
     if sizes:
         yield ", ".join(sizes[:16])

@@ -1,14 +1,19 @@
-"""Local disks: NVMe controllers that died or are missing, and reads or writes that failed.
+"""Reports local disks that fail: NVMe controllers that died or are missing, and reads or writes that failed.
 
-Controller states: /sys/class/nvme/*/state, drivers/nvme/host/sysfs.c ("live"; "dead" is final; resetting and connecting
-pass). Records: the block layer ("I/O error, dev nvme0n1, sector ...", before Linux 5.19 with "blk_update_request: " in front;
-block/blk-mq.c; of block/blk-core.c's blk_errors those that mean the device, not "operation not supported" or a full one), the
-page cache ("Buffer I/O error on dev ..."; fs/buffer.c), the NVMe driver ("nvme nvme0: controller is down; will reset",
-"Removing after probe failure", "Disabling device after reset failure"; drivers/nvme/host/pci.c) and md ("md/raid1:md0: Disk
-failure on ..."). A request to discard or to zero sectors ("op 0x3:(DISCARD)", "op 0x9:(WRITE_ZEROES)"; block/blk-core.c's
-blk_op_name) that fails loses nothing: drives that do not know it are asked at each mkfs and fstrim. Loop, network and
-removable devices, and what stands on such devices alone, are not the node's: a job's user may stand behind them
-(`Host.images`). Records of a block device that this node never had in this boot are told and drain nothing."""
+The state of a controller is in /sys/class/nvme/*/state (drivers/nvme/host/sysfs.c). "live" is healthy and "dead" is final;
+"resetting" and "connecting" are temporary. The kernel records come from four places. The block layer writes "I/O error, dev
+nvme0n1, sector ..." (block/blk-mq.c), before Linux 5.19 with "blk_update_request: " in front. Of its errors (blk_errors in
+block/blk-core.c) only those that mean a fault of the device count; "operation not supported" and a full device do not. The
+page cache writes "Buffer I/O error on dev ..." (fs/buffer.c). The NVMe driver writes "nvme nvme0: controller is down; will
+reset", "Removing after probe failure" and "Disabling device after reset failure" (drivers/nvme/host/pci.c). md writes
+"md/raid1:md0: Disk failure on ...".
+
+A failed request to discard or to zero sectors ("op 0x3:(DISCARD)", "op 0x9:(WRITE_ZEROES)"; blk_op_name in block/blk-core.c)
+does not count, because it loses no data. mkfs and fstrim also send such requests to drives that do not support them. Loop,
+network and removable devices do not count as the node's own, and neither do devices that are built on them alone: a job's user
+may control them (`Host.images`). Records of a block device that this node has not had in this boot are a warning and do not
+drain.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +44,14 @@ _PASSING = ("new", "resetting", "connecting")
 class Params(CheckParams, frozen=True, kw_only=True):
     nvme_expected: Annotated[
         Annotated[int, Meta(ge=0, le=64)] | None,
-        Meta(description="NVMe controllers of this kind of node; unset: their number is not judged."),
+        Meta(description="Number of NVMe controllers of this kind of node; unset: it is not judged."),
     ] = None
-    errors_max: Annotated[int, Meta(ge=1, le=20, description="Failed requests of a disk in the window that drain.")] = 10
-    window_seconds: Annotated[int, Meta(ge=60, description="The window; fewer errors in it are a warning.")] = 86400
+    errors_max: Annotated[
+        int, Meta(ge=1, le=20, description="The check drains at this many failed requests of a disk in the window or more.")
+    ] = 10
+    window_seconds: Annotated[
+        int, Meta(ge=60, description="Length of the window; fewer failed requests in it are a warning.")
+    ] = 86400
 
 
 def _finding(level: Level, device: str, summary: str, **more: str) -> Finding:
@@ -134,13 +143,13 @@ def _where(record: KernelRecord, lines: int) -> str:
 
 
 def _request(text: str) -> re.Match[str] | None:
-    """A request that failed on a disk that is the node's own."""
+    """Return the match of a failed request on one of the node's own disks. Return None for any other record."""
     match = _FAILED.match(text) or _BUFFER.match(text) or _NVME.match(text)
     return None if match is None or match[1].startswith(USERS_DEVICES) else match
 
 
 def kind(text: str) -> str:
-    """Records that say something of the node's own disks: what, and of which."""
+    """Return what happened and on which device, for a record about the node's own disks. Return "" for any other record."""
     if match := _NVME_REMOVED.match(text):
         return f"gone {match[1]}"
     if match := _RAID.match(text):

@@ -1,11 +1,14 @@
-"""The NVIDIA kernel module and the driver's library are of one version.
+"""Checks that the NVIDIA kernel module and the driver's library have the same version.
 
-The module's is in /sys/module/nvidia/version. nvmlInit refuses another one with NVML_ERROR_LIB_RM_VERSION_MISMATCH (18,
-nvml.h), and so do CUDA and nvidia-smi ("Failed to initialize NVML: Driver/library version mismatch"). A process that runs
-keeps the library it has loaded, this agent's too, so the file that libnvidia-ml.so.1 leads to is looked at as well: its name
-ends in the version that the next job will load (where it is in none of the usual folders, NVML's word counts alone). Such a
-mismatch comes of an upgrade of the driver's packages without a reboot or a reload of the module. While a driver is being
-installed (`apply`, maintenance) this drains nothing. The file is read on thorough looks, so it is judged on these alone.
+The version of the module is in /sys/module/nvidia/version. With another version, nvmlInit fails with
+NVML_ERROR_LIB_RM_VERSION_MISMATCH (18, nvml.h). CUDA and nvidia-smi fail as well ("Failed to initialize NVML: Driver/library
+version mismatch"). A running process keeps the library that it has loaded, and so does this agent. The check therefore also
+reads the file that libnvidia-ml.so.1 links to: its name ends in the version that the next job will load. If that file is in
+none of the usual folders, only the version that NVML gives counts.
+
+Such a mismatch arises when the driver's packages are upgraded without a reboot or a reload of the module. While a driver is
+being installed (`apply`, maintenance) this check does not drain. The file is read on thorough sweeps only, so the check runs
+on thorough sweeps only.
 """
 
 from __future__ import annotations

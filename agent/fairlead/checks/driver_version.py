@@ -1,9 +1,9 @@
-"""The NVIDIA driver that is loaded is the one that the site wants.
+"""Checks that the loaded NVIDIA driver is the one that the site wants.
 
-The loaded one is in /sys/module/nvidia/version (else /proc/driver/nvidia/version). Wanted is a version or the beginning of
-one, as `570` or `570.172`: a branch of the driver (NVIDIA data center driver documentation, "Driver Lifecycle"). Whether the
-driver works is the business of `nvml_responsive` and `driver_library`. While a driver is being installed (`apply`,
-maintenance) this drains nothing.
+The loaded version is in /sys/module/nvidia/version, or else in /proc/driver/nvidia/version. The wanted version may be whole or
+only its beginning: `570` names a branch of the driver, `570.172` a release (NVIDIA data center driver documentation, "Driver
+Lifecycle"). `nvml_responsive` and `driver_library` judge whether the driver works. While a driver is being installed (`apply`,
+maintenance) this check does not drain.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Version = Annotated[str, Meta(pattern=r"^\d{3}(\.\d{1,3}){0,2}\Z")]
 
 class Params(CheckParams, frozen=True, kw_only=True):
     wanted: Annotated[
-        Version | None, Meta(description="Version of the driver, or its beginning (`570`, `570.172`); unset: any.")
+        Version | None, Meta(description="Wanted version of the driver, or its beginning (`570`, `570.172`); unset: any.")
     ] = None
 
 

@@ -1,11 +1,14 @@
-"""GPU memory errors: uncorrectable ones, the SRAM threshold, and corrected ones that come fast.
+"""Reports GPU memory errors: uncorrectable ones, the SRAM threshold, and corrected ones that come fast.
 
-Counters: nvmlDeviceGetTotalEccErrors (volatile: since the driver loaded; aggregate: of the board's life) and
-nvmlDeviceGetSramEccErrorStatus, whose bThresholdExceeded is NVIDIA's sign for an RMA. An uncorrectable error since the
-driver loaded means a GPU reset is due once the job has ended. Corrected errors are harmless one by one and judged as a
-rate: a storm seen in the field ran at 4,647 to 17,657 per second without any Xid (NVSentinel issue 1748). After a double
-bit error some drivers answer N/A to all of this (550.90.07): a counter that could be read earlier and cannot now is a
-finding of the same weight. What a kind of GPU never had is `unsupported` in the hardware profile.
+The counters are those of nvmlDeviceGetTotalEccErrors (volatile: since the driver loaded; aggregate: in the life of the GPU
+card) and of nvmlDeviceGetSramEccErrorStatus. The bThresholdExceeded of the latter is NVIDIA's sign for an RMA. After an
+uncorrectable error since the driver loaded, the GPU needs a reset once the job has ended. Single corrected errors are
+harmless, so the check judges their rate: a storm seen in the field ran at 4,647 to 17,657 per second without any Xid
+(NVSentinel issue 1748).
+
+After a double bit error some drivers answer N/A for all these counters (550.90.07). A counter that could be read earlier and
+cannot be read now is therefore as bad as the error itself. The hardware profile lists as `unsupported` what a kind of GPU
+never had.
 """
 
 from __future__ import annotations
@@ -29,16 +32,18 @@ FIELDS = Ecc.__struct_fields__
 
 class Params(CheckParams, frozen=True, kw_only=True):
     required: Annotated[bool, Meta(description="ECC must be switched on.")] = True
-    judge_mode: Annotated[bool, Meta(description="The mode is judged here; false where settings.ecc_mode is declared.")] = True
+    judge_mode: Annotated[bool, Meta(description="This check judges the mode; false where settings.ecc_mode is declared.")] = True
     volatile_uncorrected_max: Annotated[
-        int, Meta(ge=0, description="Uncorrectable errors since the driver loaded that are accepted.")
+        int, Meta(ge=0, description="This many uncorrectable errors since the driver loaded are accepted.")
     ] = 0
     aggregate_uncorrected_max: Annotated[
-        int, Meta(ge=0, description="Uncorrectable errors in the board's life from which it warns; 0: never.")
+        int, Meta(ge=0, description="The check warns at this many uncorrectable errors in the card's life or more; 0: never.")
     ] = 64
-    corrected_per_hour_max: Annotated[float, Meta(ge=0, description="Corrected errors per hour from which it warns.")] = 100000.0
-    window_seconds: Annotated[int, Meta(ge=60, description="Window over which the rate is measured.")] = 3600
-    window_least_seconds: Annotated[int, Meta(ge=1, description="No rate from samples closer together than this.")] = 300
+    corrected_per_hour_max: Annotated[
+        float, Meta(ge=0, description="The check warns at this many corrected errors per hour or more.")
+    ] = 100000.0
+    window_seconds: Annotated[int, Meta(ge=60, description="The rate is measured over this window.")] = 3600
+    window_least_seconds: Annotated[int, Meta(ge=1, description="Samples that are closer together than this give no rate.")] = 300
 
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
@@ -66,7 +71,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
 
 
 def _unreadable(gpu: Gpu, past: Past) -> Iterator[Finding]:
-    """One finding per GPU for all that should answer and does not."""
+    """Yield at most two findings for a GPU: one for the values that became unreadable, one for those that were never read."""
     unreadable = _unreadable_names(gpu.ecc)
     if not unreadable:
         return
@@ -88,7 +93,7 @@ def _unreadable(gpu: Gpu, past: Past) -> Iterator[Finding]:
         )
 
 
-@lru_cache(maxsize=64)  # the same of each GPU, look after look
+@lru_cache(maxsize=64)  # the answer is usually the same for each GPU and each sweep
 def _unreadable_names(ecc: Ecc | Missing) -> tuple[str, ...]:
     values = [(n, ecc if isinstance(ecc, Missing) else getattr(ecc, n)) for n in FIELDS]
     return tuple(name for name, value in values if isinstance(value, Missing) and value.why is Why.UNREADABLE)
@@ -154,18 +159,18 @@ def _rate(gpu: Gpu, ecc: Ecc, node: Node, past: Past, params: Params) -> Iterato
 
 
 def samples(node: Node) -> Iterator[tuple[str, str, float]]:
-    """The corrected error counter of each GPU."""
+    """Yield the counter of corrected errors of each GPU."""
     for gpu in listed_gpus(node):
         if isinstance(gpu.ecc, Ecc) and isinstance(gpu.ecc.volatile_corrected, int):
             yield device_of(gpu), CORRECTED, float(gpu.ecc.volatile_corrected)
 
 
 check = Check(
-    summary="GPU memory errors: uncorrectable, SRAM threshold, corrected ones as a rate, counters that went dark",
+    summary="GPU memory errors: uncorrectable, SRAM threshold, corrected ones as a rate, counters that became unreadable",
     params=Params,
     judge=judge,
     mode=Mode.OBSERVE,
-    confirm=2,  # one call that failed once is no loss
+    confirm=2,  # a single failed call does not mean that the counters are lost
     confirm_of=3,
     samples=samples,
 )

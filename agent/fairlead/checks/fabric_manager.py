@@ -1,12 +1,14 @@
-"""The fabric manager runs on nodes whose GPUs are joined by NVSwitches of the node's own.
+"""Checks that the fabric manager runs on nodes whose GPUs are connected by NVSwitches in the node.
 
-Without it no CUDA program starts there (cudaErrorSystemNotReady, 802), and by default running ones are aborted when it goes
-(ABORT_CUDA_JOBS_ON_FM_EXIT; NVIDIA Fabric Manager user guide, "Fabric Manager Config Options"). Its process is looked for by
-its name, nv-fabricmanager, of which /proc/PID/comm keeps 15 characters (proc_pid_comm(5)); a zombie (state Z in
-proc_pid_stat(5)) does not run. It must be root's: in the unit nvidia-fabricmanager.service, or started by root in another way
-(a container, by hand) from a program of that name. A user's process of that name does not count. Whether the fabric it made
-is well is the business of `gpu_fabric`. A fabric manager that stays dead goes unseen: 20 days on one fleet (NVSentinel pull
-request 891). On some start-ups it takes minutes.
+Without the fabric manager no CUDA program starts there (cudaErrorSystemNotReady, 802). By default, running programs are
+aborted when it exits (ABORT_CUDA_JOBS_ON_FM_EXIT; NVIDIA Fabric Manager user guide, "Fabric Manager Config Options"). The
+check finds the process by its name, nv-fabricmanager, of which /proc/PID/comm keeps 15 characters (proc_pid_comm(5)). A zombie
+(state Z in proc_pid_stat(5)) does not count as running. The process must belong to root: either it is in the unit
+nvidia-fabricmanager.service, or root started a program of that name in another way (in a container, by hand). A user's process
+of that name does not count.
+
+`gpu_fabric` judges whether the fabric itself works. On one fleet nobody noticed a dead fabric manager for 20 days (NVSentinel
+pull request 891). The fabric manager sometimes needs minutes to start.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ from fairlead.model.facts import Missing, Node, unreadable
 from fairlead.model.finding import Action, Finding, Level, Mode, with_action
 from fairlead.model.unread import unread
 
-STAT = "/proc/@nv-fabricmanage/stat"  # "@": found by name by the reader of the machine
+STAT = "/proc/@nv-fabricmanage/stat"  # "@": the reader of the machine finds the process by its name
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
-    required: Annotated[bool, Meta(description="The node has NVSwitches that a fabric manager of its own looks after.")] = False
+    required: Annotated[bool, Meta(description="The node has NVSwitches that a fabric manager on this node manages.")] = False
 
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:

@@ -1,14 +1,16 @@
-"""File systems that found errors on themselves: remounted read-only, shut down, or with errors on record.
+"""Reports file systems that found errors in themselves: they became read-only, were shut down, or counted errors.
 
-ext4 makes the file system read-only and leaves the mount's own flag (errors=remount-ro, Documentation/admin-guide/ext4.rst):
-/proc/1/mountinfo says "rw" of the mount and "ro" of the file system. What was mounted read-only on purpose says "ro" of both:
-mounts of one file system are known by major:minor, never by the source, which a user chooses for a FUSE mount;
-squashfs, erofs and iso9660 are never writable. `writable` names paths that must be writable whatever the reason. Records:
-"EXT4-fs error (device md0)", "EXT4-fs (md0): Remounting filesystem read-only", "XFS (dm-0): ... Filesystem has been shut
-down", "BTRFS error (device ...)", from Linux 5.18 on with a state ("(device sda1: state EA)"). ext4 keeps a count until fsck
-(Documentation/ABI/testing/sysfs-fs-ext4, errors_count). Loop devices, and what stands on them alone, are left
-out: they may be a user's image (`Host.images`). A record of a
-device that this node never had in this boot drains nothing.
+After an error, ext4 makes the file system read-only and does not change the flag of the mount (errors=remount-ro,
+Documentation/admin-guide/ext4.rst). /proc/1/mountinfo then says "rw" for the mount and "ro" for the file system. A file system
+that was mounted read-only on purpose says "ro" for both. The check recognises the mounts of one file system by major:minor and
+never by the source, because a user chooses the source of a FUSE mount. squashfs, erofs and iso9660 are never writable.
+`writable` names paths that must be writable, whatever made them read-only.
+
+The kernel records are "EXT4-fs error (device md0)", "EXT4-fs (md0): Remounting filesystem read-only", "XFS (dm-0): ...
+Filesystem has been shut down" and "BTRFS error (device ...)". From Linux 5.18 on, the last one has a state ("(device sda1:
+state EA)"). ext4 keeps a count of errors until fsck (Documentation/ABI/testing/sysfs-fs-ext4, errors_count). Loop devices, and
+devices that are built on them alone, are not judged: they may be a user's image (`Host.images`). A record of a device that
+this node has not had in this boot does not drain.
 """
 
 from __future__ import annotations
@@ -49,10 +51,10 @@ _ERROR = (
 
 class Params(CheckParams, frozen=True, kw_only=True):
     writable: Annotated[
-        tuple[Path, ...], Meta(description="Mount points that must be writable, whatever made them read-only.")
+        tuple[Path, ...], Meta(description="Mount points that must be writable; it does not matter why they are read-only.")
     ] = ()
     counted_errors_max: Annotated[
-        int, Meta(ge=0, description="Errors in an ext4 superblock that are accepted; more warn until fsck.")
+        int, Meta(ge=0, description="This many errors in an ext4 superblock are accepted; more are a warning until fsck.")
     ] = 0
 
 
@@ -104,7 +106,8 @@ def _where(record: KernelRecord) -> str:
 
 
 def _read(text: str) -> tuple[bool, str] | None:
-    """Whether a record says that a file system was shut down (else: found errors), and its device; None for other records."""
+    """Return whether the record says that the file system was shut down (else: that it found errors), and the device. Return
+    None for other records and for loop devices."""
     for pattern in (*_SHUT_DOWN, *_ERROR):
         match = pattern.match(text[:400])
         if match is not None:
@@ -133,7 +136,8 @@ def _read_only(host: Host, mounts: tuple[MountPoint, ...], reported: set[str], p
 
 
 def kind(text: str) -> str:
-    """Records of errors of file systems that are no user's image: what happened, and on which device."""
+    """Return what happened and on which device, for a record about a file system error. Return "" for loop devices and other
+    records."""
     found = _read(text)
     return "" if found is None else f"{'shut' if found[0] else 'errors'} {found[1]}"
 

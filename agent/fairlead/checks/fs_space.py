@@ -1,9 +1,9 @@
-"""Declared file systems have room: bytes and inodes, as statfs(2) gives them to users.
+"""Checks that the declared file systems have free bytes and free inodes, as statfs(2) gives them to users.
 
-Only what is declared is looked at: a full tmpfs of a job, or a squashfs image, which is always full, is nobody's fault. statfs
-is asked by a process of its own (``hung_mounts`` drains when it does not come back); numbers of before are not today's, so one
-that has not answered for a minute is not known. A file system without inodes of its own (btrfs, most network ones) says 0 of 0,
-which is not "none left".
+Only declared file systems are judged, because a job's full tmpfs or a squashfs image (which is always full) is no fault of the
+node. A process of its own calls statfs; `hung_mounts` drains when that call does not return. Old numbers say nothing about
+now, so a file system that has not answered for a minute is UNKNOWN. A file system without inodes of its own (btrfs, most
+network ones) says 0 of 0. This does not mean that none is left.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Path = Annotated[str, Meta(pattern=r"^/[^\x00\n]*(?!\n)$")]
 
 class Params(CheckParams, frozen=True, kw_only=True):
     paths: Annotated[tuple[Path, ...], Meta(description="Directories whose file systems are judged, such as /, /tmp, /var.")] = ()
-    free_percent_warn: Annotated[Percent, Meta(description="Warns below so many percent of the bytes.")] = 10.0
-    free_percent_drain: Annotated[Percent, Meta(description="Drains below so many; 0: never.")] = 1.0
-    free_inodes_percent_warn: Annotated[Percent, Meta(description="Warns below so many percent of the inodes.")] = 10.0
-    free_inodes_percent_drain: Annotated[Percent, Meta(description="Drains below so many; 0: never.")] = 1.0
+    free_percent_warn: Annotated[Percent, Meta(description="The check warns below this percentage of free bytes.")] = 10.0
+    free_percent_drain: Annotated[Percent, Meta(description="The check drains below this percentage; 0: never.")] = 1.0
+    free_inodes_percent_warn: Annotated[Percent, Meta(description="The check warns below this percentage of free inodes.")] = 10.0
+    free_inodes_percent_drain: Annotated[Percent, Meta(description="The check drains below this percentage; 0: never.")] = 1.0
 
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
@@ -78,7 +78,7 @@ def _space(space: Space, params: Params) -> Iterator[Finding]:
 
 
 def wants(params: Params) -> Wanted:
-    """The declared paths."""
+    """Return a ``Wanted`` with the declared paths."""
     return Wanted(mounts=params.paths)
 
 

@@ -1,13 +1,15 @@
-"""SM clocks that stay low under load although nothing holds them.
+"""Reports SM clocks that stay low under load without a reason.
 
-A loaded GPU runs near its highest clock (nvmlDeviceGetMaxClockInfo) unless one of nvmlDeviceGetCurrentClocksEventReasons says
-why not: power cap, heat, a clock that somebody set. A GPU that is loaded, has no reason and still runs slowly makes the whole
-job slow and shows in no error counter. Judged is the mean clock (nvmlDeviceGetClockInfo, NVML_CLOCK_SM) over the loaded time
-without any reason, over a window; low clocks of an idle GPU are how it saves power.
+A GPU under load runs near its highest clock (nvmlDeviceGetMaxClockInfo), unless nvmlDeviceGetCurrentClocksEventReasons says
+why not: the power cap, heat, or a clock that somebody set. A GPU that is loaded, has no such reason and still runs slowly
+makes the whole job slow, and no error counter shows it. The check judges the mean clock (nvmlDeviceGetClockInfo,
+NVML_CLOCK_SM) over the time in a window in which the GPU was loaded and had no reason. An idle GPU lowers its clocks to save
+power, so its clocks are not judged.
 
-A clock that somebody set and left is a reason ("applications_clocks_setting") and outlives the job that set it: application
-clocks below the board's own (nvmlDeviceGetApplicationsClock, nvmlDeviceGetDefaultApplicationsClock) are told by themselves, as
-`gpu_power_limit` does of power. A locked clock cannot be read back (NVML has no call for it).
+A clock that somebody set is itself a reason ("applications_clocks_setting"), and it remains after the job that set it. The
+check therefore reports application clocks below the card's own (nvmlDeviceGetApplicationsClock,
+nvmlDeviceGetDefaultApplicationsClock) separately, as `gpu_power_limit` reports a lowered power limit. A locked clock cannot be
+read back, because NVML has no call for it.
 """
 
 from __future__ import annotations
@@ -28,16 +30,16 @@ SECONDS, CYCLES = "load.free_seconds", "load.free_cycles"
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
-    window_seconds: Annotated[int, Meta(ge=60, le=7200, description="Window over which the mean clock is taken.")] = 1800
-    load_least_seconds: Annotated[int, Meta(ge=10, description="No mean of less loaded time than this.")] = 180
+    window_seconds: Annotated[int, Meta(ge=60, le=7200, description="The mean clock is taken over this window.")] = 1800
+    load_least_seconds: Annotated[int, Meta(ge=10, description="Less time under load than this gives no mean.")] = 180
     full_hertz: Annotated[
         Annotated[int, Meta(ge=100_000_000)] | None,
-        Meta(description="SM clock under load, as where the site locks clocks; unset: the GPU's highest."),
+        Meta(description="SM clock under load, for a site that locks clocks; unset: the GPU's highest clock."),
     ] = None
     judge_application: Annotated[
-        bool, Meta(description="Application clocks are judged here; false where settings.clocks is declared.")
+        bool, Meta(description="This check judges application clocks; false where settings.clocks is declared.")
     ] = True
-    share_min: Annotated[float, Meta(gt=0, le=1, description="Share of that clock below which it is too slow.")] = 0.6
+    share_min: Annotated[float, Meta(gt=0, le=1, description="A mean below this fraction of that clock is too slow.")] = 0.6
 
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
@@ -66,7 +68,8 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
 
 
 def _application(gpu: Gpu) -> Iterator[Finding]:
-    """Somebody lowered them. Where the driver has none there is nothing to lower; gpu_readings says when it has no more."""
+    """Yield a finding for each application clock that somebody lowered. A driver without application clocks yields none;
+    gpu_readings says when they can no longer be read."""
     state = gpu.state
     for name, now, usual in (
         ("SM", state.application_sm_hertz, state.application_default_sm_hertz),
@@ -100,7 +103,7 @@ def _mean(gpu: Gpu, window: Window, params: Params, least: float, full: float) -
 
 
 def samples(node: Node) -> Iterator[tuple[str, str, float]]:
-    """Sums of the GPUs that are loaded now."""
+    """Yield the sums of time and of clock cycles of the GPUs that are loaded now."""
     for gpu in readable_gpus(node):
         if is_busy(gpu):
             yield device_of(gpu), SECONDS, gpu.load.seen.free_seconds

@@ -1,9 +1,9 @@
-"""Every GPU that this kind of node should have is there: on the PCI bus, and in the driver's list, and not lost.
+"""Checks that every expected GPU is on the PCI bus and in the driver's list, and that none is lost.
 
-The expected number is declared (the hardware profile), never learned from what is there. NVML returns
-NVML_ERROR_GPU_IS_LOST (15, nvml.h) for a GPU that no longer answers, and may leave it out of its count; indices shift
-then, so GPUs are compared by PCI address (/sys/bus/pci/devices, vendor 0x10de, class 0x0300 or 0x0302). A GPU can vanish
-without any Xid (NVSentinel issue 155). Whether the driver answers at all is the business of `nvml_responsive`.
+The expected number is declared (in the hardware profile) and never learned from what is there. For a GPU that no longer
+answers, NVML returns NVML_ERROR_GPU_IS_LOST (15, nvml.h) and may leave it out of its count. The indices of the other GPUs then
+shift, so the check compares GPUs by PCI address (/sys/bus/pci/devices, vendor 0x10de, class 0x0300 or 0x0302). A GPU can
+vanish without any Xid (NVSentinel issue 155). `nvml_responsive` judges whether the driver answers at all.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GPU_CLASSES = (0x0300, 0x0302)  # VGA and 3D controller, include/linux/pci_ids.h
 class Params(CheckParams, frozen=True, kw_only=True):
     expected: Annotated[
         Annotated[int, Meta(ge=0, le=64)] | None,
-        Meta(description="GPUs of this kind of node; unset: only PCI and NVML are compared."),
+        Meta(description="Number of GPUs of this kind of node; unset: only PCI and NVML are compared."),
     ] = None
 
 

@@ -1,9 +1,10 @@
-"""Adapters can read and write GPU memory: by DMA-BUF, or by a peer memory module.
+"""Checks that RDMA adapters can read and write GPU memory, by DMA-BUF or by a peer memory module.
 
-NVIDIA's GPUDirect RDMA documentation (docs.nvidia.com/datacenter/cloud-native/gpu-operator, "GPUDirect RDMA"): DMA-BUF needs
-the open kernel modules and Linux 5.12 or later; else nvidia_peermem must be loaded, which is not loaded by itself and whose
-absence shows only as a slow job. NCCL looks for /sys/module/nvidia_peermem/version or /sys/kernel/mm/memory_peers/nv_mem
-(NCCL src/transport/net_ib). Which flavour the modules are is in /proc/driver/nvidia/version, the kernel in /proc/version.
+NVIDIA's GPUDirect RDMA documentation (docs.nvidia.com/datacenter/cloud-native/gpu-operator, "GPUDirect RDMA") says that
+DMA-BUF needs the open kernel modules and Linux 5.12 or later. Otherwise nvidia_peermem must be loaded. It is not loaded
+automatically, and only a slow job shows that it is absent. NCCL looks for /sys/module/nvidia_peermem/version or
+/sys/kernel/mm/memory_peers/nv_mem (NCCL src/transport/net_ib). /proc/driver/nvidia/version says whether the modules are open
+or proprietary, and /proc/version names the kernel.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ DMA_BUF_KERNEL = (5, 12)
 class Params(CheckParams, frozen=True, kw_only=True):
     required: Annotated[bool, Meta(description="The node has RDMA adapters that jobs send GPU memory through.")] = False
     peermem: Annotated[
-        bool, Meta(description="The module is wanted though the node could do DMA-BUF (older MPI and NCCL need it).")
+        bool, Meta(description="nvidia_peermem is wanted although the node can do DMA-BUF (older MPI and NCCL need it).")
     ] = False
 
 

@@ -1,10 +1,11 @@
-"""Each GPU has joined its NVLink fabric, and the fabric is well.
+"""Checks that each GPU has joined its NVLink fabric and that the fabric is healthy.
 
-nvmlDeviceGetGpuFabricInfoV (nvml.h, nvmlGpuFabricInfo_v2_t): state NOT_SUPPORTED, NOT_STARTED, IN_PROGRESS or COMPLETED, a
-status that counts once it is completed, the clique and cluster, and NVML_GPU_FABRIC_HEALTH_MASK_*: degraded bandwidth, route
-recovery, unhealthy route, recovery from an access time-out, incorrect configuration. An HGX H100 has a fabric by itself: its
-GPUs are COMPLETED in clique 0 of cluster 0 and no health is given (recorded with 590.48). CUDA starts on no GPU before it is
-COMPLETED. The GPUs of one node belong to one clique of one cluster. HGX A100 has no fabric in this sense: NOT_SUPPORTED.
+nvmlDeviceGetGpuFabricInfoV (nvml.h, nvmlGpuFabricInfo_v2_t) gives a state: NOT_SUPPORTED, NOT_STARTED, IN_PROGRESS or
+COMPLETED. It also gives the clique, the cluster, and a status that counts only in the state COMPLETED.
+NVML_GPU_FABRIC_HEALTH_MASK_* says: degraded bandwidth, route recovery, unhealthy route, recovery from an access time-out,
+incorrect configuration. An HGX H100 has a fabric of its own: its GPUs are COMPLETED in clique 0 of cluster 0, and NVML gives
+no health (recorded with 590.48). An HGX A100 has no fabric in this sense: NOT_SUPPORTED. CUDA starts on no GPU before its
+state is COMPLETED. All GPUs of one node belong to one clique of one cluster.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from fairlead.model.unread import unlisted
 
 NOT_SUPPORTED, NOT_STARTED, IN_PROGRESS, COMPLETED = range(4)
 _TRUE, _FALSE = 1, 2
-#: shift in the health mask, words, whether it drains: two bits each, 1 is true
+#: Each row: the shift in the health mask, the words, whether it drains. Each value has two bits, and 1 means true.
 HEALTH = (
     (0, "its bandwidth is degraded", True),
     (2, "a route is being recovered", False),
@@ -92,7 +93,7 @@ def _health(pci: str, mask: int) -> Iterator[Finding]:
 
 
 def _together(joined: list[tuple[Gpu, GpuFabric]]) -> Iterator[Finding]:
-    """One finding for each GPU that is not where most of the node's are."""
+    """Yield one finding for each GPU that is in another clique or cluster than most GPUs of the node."""
     cliques = Counter((f.cluster, f.clique) for _, f in joined)
     if len(cliques) < 2:
         return

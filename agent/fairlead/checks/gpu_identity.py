@@ -1,8 +1,9 @@
-"""The boards that sit in this node are the ones that a person knows of: none swapped, none moved to another slot.
+"""Checks that the GPU cards in this node are the known ones: none was swapped, and none was moved to another slot.
 
-Serial number (nvmlDeviceGetSerial), else UUID, by PCI address, compared with what was first seen there (``Past.gpu_cards``,
-which only `fairlead clear` on the device forgets). Not a fault of the hardware: a swap that nobody has told of mixes up
-RMA cases, strikes and error trends, which all follow the serial. A board that is missing is the business of `gpu_count`.
+The check knows a card by its serial number (nvmlDeviceGetSerial), or else by its UUID. It compares the card at each PCI
+address with the one that was first seen there (``Past.gpu_cards``). fairlead forgets that card only after `fairlead clear` on
+the device. A swap is no hardware fault. But RMA cases, strikes and error trends all follow the serial number, and a swap that
+nobody has reported mixes them up. `gpu_count` reports a card that is missing.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     here = gpu_cards_of(node)
     if not past.available and here:
         yield Finding(
-            level=Level.OK, summary="only the agent's history knows the boards that were here before", needs_history=True
+            level=Level.OK, summary="only the agent's history knows the GPU cards that were here before", needs_history=True
         )
     for gpu in listed_gpus(node):
         known, card = past.gpu_cards.get(gpu.pci), here.get(gpu.pci)
@@ -40,19 +41,19 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
         if (known is None or same) and not earlier:
             continue
         if isinstance(gpu.serial, Missing) and known and not known.startswith("GPU-"):
-            words = f"the serial of GPU {gpu.pci} cannot be read: whether it is board {known} is not known"
+            words = f"the serial of GPU {gpu.pci} cannot be read: whether it is card {known} is not known"
             yield _finding(gpu.pci, Level.UNKNOWN, words, gpu.serial.detail)
             continue
         if earlier:
-            words = f"GPU {gpu.pci} is the board that was in slot {earlier}: moved?"
+            words = f"GPU {gpu.pci} is the card that was in slot {earlier}: moved?"
         else:
-            words = f"GPU {gpu.pci} is another board than before: swapped?"
+            words = f"GPU {gpu.pci} is another card than before: swapped?"
         was = "none" if known is None or same else known
         yield _finding(gpu.pci, Level.WARN, words, f"{was} before, {card} now; {CONFIRM}", f"board={card}")
 
 
 def _same(known: str | None, uuid: str | Missing) -> bool:
-    """A board that was known by its UUID and now tells its serial too."""
+    """Say whether this is the known card: it was known by its UUID, and its serial number can now be read as well."""
     return known == uuid
 
 
@@ -67,7 +68,7 @@ def _finding(pci: str, level: Level, summary: str, evidence: str = "", evidence_
 
 
 check = Check(
-    summary="The boards in this node are the known ones: none swapped, none in another slot",
+    summary="The GPU cards in this node are the known ones: none swapped, none in another slot",
     params=Params,
     judge=judge,
     mode=Mode.OBSERVE,

@@ -1,13 +1,15 @@
-"""Nothing is left on the GPUs that belongs to no job: processes, and memory that no process owns up to.
+"""Checks that nothing is left on the GPUs that belongs to no job: no processes, and no memory that no process uses.
 
-nvmlDeviceGetComputeRunningProcesses_v3 lists the processes of a GPU; whose each is says its control group (/proc/PID/cgroup),
-which no user can choose: a job's are in Slurm's `job_N`. Services that the site allows are named by their systemd unit. Memory
-in use (nvmlDeviceGetMemoryInfo_v2, which leaves out what the driver keeps for itself) without any process is a context that
-the driver did not take down; the next job finds the GPU full. A process that NVML lists and that does not exist is one that
-ended and was not let go of, or one in another PID namespace. Nothing is ever killed; it takes several looks to count, since a
-process that has ended goes on for a while in the driver. In MIG mode memory is not judged: instances hold theirs. Nor is it
-where the kernel itself has it as a NUMA node without CPUs, as by default on GH200, GB200 and GB300: any process may be given
-pages of it, the page cache too (NVIDIA, "Understanding Memory Management on Hardware-Coherent Platforms").
+nvmlDeviceGetComputeRunningProcesses_v3 lists the processes of a GPU. The control group of a process (/proc/PID/cgroup) says
+whose it is: the processes of a job are in Slurm's `job_N`, and no user can choose that. The site allows services by the name
+of their systemd unit. Memory in use (nvmlDeviceGetMemoryInfo_v2, which leaves out what the driver keeps for itself) without
+any process is a context that the driver did not remove. The next job then finds the GPU full. If NVML lists a process that
+does not exist, that process has ended and the driver has not released it, or it is in another PID namespace.
+
+The check never kills a process. A finding counts only after several sweeps, since the driver lists a process for a while after
+it has ended. In MIG mode memory is not judged, because the instances hold it. Memory is also not judged where the kernel has
+it as a NUMA node without CPUs, as by default on GH200, GB200 and GB300. Any process, and the page cache too, may get pages of
+such memory (NVIDIA, "Understanding Memory Management on Hardware-Coherent Platforms").
 """
 
 from __future__ import annotations
@@ -36,10 +38,10 @@ _PIDS_SHOWN = 4
 class Params(CheckParams, frozen=True, kw_only=True):
     allowed_units: Annotated[
         tuple[Annotated[str, Meta(min_length=1)], ...],
-        Meta(description="Units (patterns) whose processes may use the GPUs beside the jobs."),
+        Meta(description="Units (patterns) whose processes may use the GPUs as well as the jobs."),
     ] = ALLOWED
     memory_max_bytes: Annotated[
-        int, Meta(ge=0, description="Memory in use without a process that is accepted (a desktop, CUDA services).")
+        int, Meta(ge=0, description="This much memory in use without a process is accepted (a desktop, CUDA services).")
     ] = 1 << 30
 
 
@@ -56,7 +58,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
 
 
 def _pooled(gpu: Gpu, node: Node) -> bool:
-    """Whether the kernel hands out this GPU's memory: a NUMA node of about its size has no CPUs."""
+    """Say whether the kernel hands out this GPU's memory: then a NUMA node of about its size has no CPUs."""
     total = gpu.memory_total_bytes
     sizes = [n.memory_bytes for n in node.numa if not n.cpus and isinstance(n.memory_bytes, int)]
     return isinstance(total, int) and any(0.75 * total < size < 1.25 * total for size in sizes)

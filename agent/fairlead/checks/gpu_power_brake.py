@@ -1,9 +1,10 @@
-"""The power brake: a signal from outside the GPU, as of a power supply that fails, halves its clocks.
+"""Reports GPUs whose clocks are halved by the power brake, a signal from outside the GPU, as of a power supply that fails.
 
-nvml.h, nvmlClocksEventReasonHwPowerBrakeSlowdown: "External Power Brake Assertion is triggered (e.g. by the system power
-supply)"; the clocks fall by a factor of two or more. It counts whether the GPU is loaded or not, as a share of the time that
-was watched: some baseboards assert it for a moment when load steps. Where the driver counts it itself
-(NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN, from r575 on, nanoseconds), what the sweeps missed counts too.
+nvml.h says of nvmlClocksEventReasonHwPowerBrakeSlowdown: "External Power Brake Assertion is triggered (e.g. by the system
+power supply)". The clocks fall by a factor of two or more. The check judges the fraction of the watched time with the brake
+on, whether the GPU is loaded or not: some baseboards assert it briefly when the load steps. Where the driver counts this time
+itself (NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN, from r575 on, in nanoseconds), the time between sweeps counts
+too.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ WATCHED, SEEN, COUNTED = "load.watched_seconds", "load.brake_seconds", "events.h
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
-    window_seconds: Annotated[int, Meta(ge=60, le=7200, description="Window over which the share is measured.")] = 900
-    window_least_seconds: Annotated[int, Meta(ge=10, description="No share of less time than this.")] = 60
-    share_max: Annotated[float, Meta(ge=0, le=1, description="Share of the time with the power brake that is accepted.")] = 0.02
+    window_seconds: Annotated[int, Meta(ge=60, le=7200, description="The fraction is measured over this window.")] = 900
+    window_least_seconds: Annotated[int, Meta(ge=10, description="Less watched time than this gives no fraction.")] = 60
+    share_max: Annotated[float, Meta(ge=0, le=1, description="The power brake may be on for this fraction of the time.")] = 0.02
 
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
@@ -40,7 +41,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
             continue
         if not past.available or not isinstance(node.uptime_seconds, float):
             if mask & BRAKE:
-                words = f"the power brake of GPU {gpu.pci} is on now: its share needs history"
+                words = f"the power brake of GPU {gpu.pci} is on now: its fraction of the time needs history"
                 yield Finding(level=Level.OK, device=gpu.pci, summary=words, needs_history=True)
             continue
         window = Window(past, gpu, node.uptime_seconds, params.window_seconds, params.window_least_seconds)
@@ -58,7 +59,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
 
 
 def samples(node: Node) -> Iterator[tuple[str, str, float]]:
-    """Sums of all GPUs: the brake comes without load too."""
+    """Yield the sums of all GPUs, also of idle ones, because the power brake comes without load too."""
     for gpu in readable_gpus(node):
         device, load = device_of(gpu), gpu.load
         yield device, WATCHED, load.seen.watched_seconds

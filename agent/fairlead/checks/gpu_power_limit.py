@@ -1,8 +1,8 @@
-"""The power limit of each GPU is not below what it should be.
+"""Checks that the power limit of each GPU is not below what it should be.
 
-nvmlDeviceGetPowerManagementLimit against nvmlDeviceGetPowerManagementDefaultLimit, the limit that the board comes with, or
-against what the site declares: a limit that somebody lowered, a job with root among them, outlives the job and makes one GPU
-of a job of thousands the slowest. A higher limit than declared is somebody's as well, and warned of.
+The check compares nvmlDeviceGetPowerManagementLimit with nvmlDeviceGetPowerManagementDefaultLimit, the limit that the card
+comes with, or with what the site declares. A limit that somebody lowered (a job with root can do so) remains after the job. It
+makes one GPU the slowest in a job of thousands. A limit above the declared one was set by somebody as well, and is a warning.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TOLERANCE_WATTS = 0.5
 
 class Params(CheckParams, frozen=True, kw_only=True):
     limit_watts: Annotated[
-        Annotated[float, Meta(gt=0, le=5000)] | None, Meta(description="Limit of each GPU; unset: the board's default.")
+        Annotated[float, Meta(gt=0, le=5000)] | None, Meta(description="Power limit of each GPU; unset: the card's default.")
     ] = None
 
 
@@ -47,7 +47,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
 
 
 check = Check(
-    summary="The power limit of each GPU is the board's default or the declared one",
+    summary="The power limit of each GPU is the card's default or the declared one",
     params=Params,
     judge=judge,
     mode=Mode.OBSERVE,

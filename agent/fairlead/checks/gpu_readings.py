@@ -1,13 +1,13 @@
-"""Every fact of a GPU that could be read earlier can still be read, whatever it is: a value that went dark is a finding.
+"""Reports each fact of a GPU that could be read earlier and cannot be read now.
 
-After a double-bit error some drivers answer N/A to all ECC fields (nvidia-smi of 550.90.07 on such a GPU); other faults
-silence a sensor, a link or the whole board. What could be read is remembered by board and driver (``Past.readable``), so a
-new fact is covered as soon as it exists. Facts whose own check says what their loss means are left to it. NVML's
+After a double-bit error some drivers answer N/A to all ECC fields (nvidia-smi of 550.90.07 on such a GPU). Other faults
+silence a sensor, a link or the whole card. fairlead remembers by card and driver what could be read (``Past.readable``), so
+the check covers a new fact as soon as it exists. Facts whose own check reports their loss are left to that check. NVML's
 RESET_REQUIRED (16, nvml.h: "the GPU requires a reset before it can be used again") is certain and drains.
 
-Not a loss: under MIG NVML gives neither the utilisation of the whole GPU nor its remapped rows (nvml.h, notes on
-nvmlDeviceGetUtilizationRates and nvmlDeviceGetRemappedRows), with ECC off there are no ECC counters, and another driver or
-board begins anew.
+Some values are missing for a good reason, and then nothing is lost. Under MIG, NVML gives neither the utilisation of the whole
+GPU nor its remapped rows (nvml.h, notes on nvmlDeviceGetUtilizationRates and nvmlDeviceGetRemappedRows). With ECC off there
+are no ECC counters. After a change of driver or card, fairlead begins to remember anew.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fairlead.model.facts import Gpu, Missing, Node
 from fairlead.model.finding import Action, Finding, Level, Mode, with_action
 from fairlead.model.unread import unlisted
 
-#: Facts whose check tells their loss itself: ecc, row_remap, xid.
+#: The checks ecc, row_remap and xid report the loss of these facts themselves.
 OWN = ("ecc", "remap", "recovery_action")
 SHOWN = 4
 _RESET_REQUIRED = "RESET_REQUIRED (16)"
@@ -32,7 +32,7 @@ _RESET_REQUIRED = "RESET_REQUIRED (16)"
 class Params(CheckParams, frozen=True, kw_only=True):
     ignore: Annotated[
         tuple[str, ...],
-        Meta(description='Facts whose loss does not matter here, such as ["power_draw_watts", "nvlinks"].'),
+        Meta(description='Facts whose loss is not reported, such as ["power_draw_watts", "nvlinks"].'),
     ] = ()
 
 
@@ -59,7 +59,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
 
 
 def _silent(gpu: Gpu) -> Iterator[Missing]:
-    """What a GPU does not say, of the facts that are not parts of others."""
+    """Return the missing values among the facts of a GPU that are not parts of other facts."""
     return (value for name in gpu.__struct_fields__ if isinstance(value := getattr(gpu, name), Missing))
 
 
@@ -73,7 +73,7 @@ def _names(lost: dict[str, Missing]) -> str:
 
 
 check = Check(
-    summary="Whatever a GPU could say earlier it can still say: sensors, counters and links that went dark",
+    summary="Sensors, counters and links of a GPU that could be read earlier can still be read",
     params=Params,
     judge=judge,
     mode=Mode.ENFORCE,

@@ -1,10 +1,10 @@
-"""How far each GPU is from being too hot, and its memory too.
+"""Judges how far each GPU and its memory are from being too hot.
 
-nvmlDeviceGetMarginTemperature (driver r570 and later) is what nvidia-smi calls T.Limit: degrees to the slowdown, below 0
-past it (nvidia-smi: slowdown by hardware from -2, shutdown at -8 on H100). Older drivers give the GPU's temperature and
-NVML_TEMPERATURE_THRESHOLD_SLOWDOWN; margins of boards differ, so no temperature is written here. Memory is measured against
-NVML_TEMPERATURE_THRESHOLD_MEM_MAX where the driver has it, else against what the site declares. Hot and slow are two things:
-what it costs in clocks is `gpu_throttle`'s.
+nvmlDeviceGetMarginTemperature (driver r570 and later) is what nvidia-smi calls T.Limit: the degrees to the slowdown. It is
+below 0 past the slowdown (nvidia-smi: slowdown by hardware from -2, shutdown at -8 on H100). Older drivers give the GPU's
+temperature and NVML_TEMPERATURE_THRESHOLD_SLOWDOWN. The margins of cards differ, so this check has no temperature of its own.
+The memory temperature is compared with what the site declares, or else with NVML_TEMPERATURE_THRESHOLD_MEM_MAX where the
+driver has it. `gpu_throttle` judges how much the heat lowers the clocks.
 """
 
 from __future__ import annotations
@@ -22,11 +22,15 @@ from fairlead.model.unread import unlisted, unread
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
-    margin_warn_celsius: Annotated[int, Meta(ge=-20, le=60, description="Degrees to the slowdown from which it warns.")] = 5
-    margin_drain_celsius: Annotated[int, Meta(ge=-20, le=60, description="Degrees to the slowdown from which it drains.")] = 0
+    margin_warn_celsius: Annotated[
+        int, Meta(ge=-20, le=60, description="The check warns at this many degrees to the slowdown or fewer.")
+    ] = 5
+    margin_drain_celsius: Annotated[
+        int, Meta(ge=-20, le=60, description="The check drains at this many degrees to the slowdown or fewer.")
+    ] = 0
     memory_max_celsius: Annotated[
         Annotated[int, Meta(ge=40, le=130)] | None,
-        Meta(description="Memory temperature from which it drains; unset: the driver's own, if it has one."),
+        Meta(description="The check drains at this memory temperature or above; unset: the driver's limit, if it has one."),
     ] = None
 
 
@@ -35,7 +39,7 @@ def _finding(gpu: Gpu, level: Level, summary: str, evidence: str) -> Finding:
 
 
 def margin_of(gpu: Gpu) -> int | Missing:
-    """Degrees to the slowdown, by the driver or by its threshold."""
+    """Return the degrees to the slowdown, as the driver gives them or as computed from its threshold."""
     load = gpu.load
     if isinstance(load.margin_celsius, int):
         return load.margin_celsius

@@ -1,11 +1,12 @@
-"""Clocks that are held back under load, as shares of the time under load: heat and hardware slowdown, not the power cap.
+"""Reports GPUs whose clocks are slowed by heat or by hardware, by the fraction of the time under load.
 
-The mask of nvmlDeviceGetCurrentClocksEventReasons (nvml.h, nvmlClocksEventReason*) is seen at every sweep and added up while
-the GPU is loaded. One sight of it means nothing: nvml.h says of HwSlowdown that it "may be also reported during PState or
-clock change", and systems that drain on it flap. Software power capping is how a GPU stays within its limit, normal under
-full load, and not judged unless the site says so. HwSlowdown comes with HwThermalSlowdown or HwPowerBrakeSlowdown (judged by
-`gpu_power_brake`); by itself it is the fast trigger of too much power. Where the driver counts thermal slowdown itself
-(NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN, from r575 on, nanoseconds), what the sweeps missed counts too.
+The check reads the mask of nvmlDeviceGetCurrentClocksEventReasons (nvml.h, nvmlClocksEventReason*) at every sweep and adds up
+the time of each reason while the GPU is loaded. A single reading means nothing: nvml.h says that HwSlowdown "may be also
+reported during PState or clock change", and systems that drain on one reading flap. With the software power cap a GPU stays
+within its limit. This is normal under full load, and it is not judged unless the site asks for it. HwSlowdown comes with
+HwThermalSlowdown or HwPowerBrakeSlowdown (which `gpu_power_brake` judges). On its own it is the fast reaction to too much
+power. Where the driver counts thermal slowdown itself (NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN, from r575 on, in
+nanoseconds), the time between sweeps counts too.
 """
 
 from __future__ import annotations
@@ -27,23 +28,23 @@ HW, HW_THERMAL, HW_BRAKE = "hw_slowdown", "hw_thermal_slowdown", "hw_power_brake
 SW_THERMAL, SW_POWER = "sw_thermal_slowdown", "sw_power_cap"
 SAMPLES = (BUSY, *(f"load.{reason}" for reason in (HW, HW_THERMAL, HW_BRAKE, SW_THERMAL, SW_POWER)))
 COUNTED = "events.hw_thermal_slowdown"
-_BAD = 0x008 | 0x020 | 0x040  # what is worth saying of one look
+_BAD = 0x008 | 0x020 | 0x040  # the reasons that are worth a line after one sweep alone
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
-    window_seconds: Annotated[int, Meta(ge=60, le=7200, description="Window over which shares are measured.")] = 1800
-    load_least_seconds: Annotated[int, Meta(ge=10, description="No share of less time under load than this.")] = 180
+    window_seconds: Annotated[int, Meta(ge=60, le=7200, description="The fractions are measured over this window.")] = 1800
+    load_least_seconds: Annotated[int, Meta(ge=10, description="Less time under load than this gives no fraction.")] = 180
     hw_thermal_share_max: Annotated[
-        Fraction, Meta(description="Share of time under load in hardware thermal slowdown that is accepted.")
+        Fraction, Meta(description="Hardware thermal slowdown may take this fraction of the time under load.")
     ] = 0.02
     hw_slowdown_share_max: Annotated[
-        Fraction, Meta(description="The same for hardware slowdown that neither heat nor power brake explains.")
+        Fraction, Meta(description="The same for hardware slowdown that neither heat nor the power brake explains.")
     ] = 0.05
-    sw_thermal_share_max: Annotated[
-        Fraction, Meta(description="The same for software thermal slowdown, from which it warns.")
-    ] = 0.25
+    sw_thermal_share_max: Annotated[Fraction, Meta(description="The same for software thermal slowdown; more is a warning.")] = (
+        0.25
+    )
     sw_power_cap_share_max: Annotated[
-        Fraction, Meta(description="The same for the software power cap, from which it warns; 1: never.")
+        Fraction, Meta(description="The same for the software power cap; more is a warning; 1: never.")
     ] = 1.0
 
 
@@ -64,7 +65,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
             yield Finding(
                 level=Level.OK,
                 device=gpu.pci,
-                summary=f"GPU {gpu.pci} is held back now (reasons {gpu.throttle_reasons:#x}): its share needs history",
+                summary=f"GPU {gpu.pci} is slowed now (reasons {gpu.throttle_reasons:#x}): its fraction needs history",
                 needs_history=True,
             )
 
@@ -91,7 +92,7 @@ def _fractions(gpu: Gpu, window: Window, params: Params) -> Iterator[Finding]:
 
 
 def samples(node: Node) -> Iterator[tuple[str, str, float]]:
-    """Sums under load of the GPUs that are loaded now, and the driver's counter."""
+    """Yield the sums under load of the GPUs that are loaded now, and the driver's counter."""
     for gpu in readable_gpus(node):
         if is_busy(gpu):
             yield from sums(gpu, SAMPLES)
@@ -101,7 +102,7 @@ def samples(node: Node) -> Iterator[tuple[str, str, float]]:
 
 
 check = Check(
-    summary="GPU clocks held back by heat or hardware, as shares of the time under load",
+    summary="GPU clocks slowed by heat or hardware, as fractions of the time under load",
     params=Params,
     judge=judge,
     mode=Mode.OBSERVE,

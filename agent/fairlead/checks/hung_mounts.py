@@ -1,9 +1,9 @@
-"""Declared mounts are mounted, and answer.
+"""Checks that declared mounts are mounted and answer.
 
-A network file system whose server is away holds every process that touches it in uninterruptible sleep. So each declared
-mount is asked (statfs(2)) by a process of its own, which is waited for over looks and never doubled; nothing that is not
-declared is touched, since a user's FUSE mount may hang as it likes. What is mounted is PID 1's mount table; below an
-automount the asking mounts it.
+When the server of a network file system does not answer, every process that touches it waits in uninterruptible sleep. So a
+process of its own calls statfs(2) on each declared mount. This call may last several sweeps, and the agent never starts a
+second one for the same mount. Mounts that are not declared are not touched, since a user's FUSE mount may hang without any
+fault of the node. PID 1's mount table says what is mounted. Below an automount, the statfs call itself mounts it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ Path = Annotated[str, Meta(pattern=r"^/[^\x00\n]*(?!\n)$")]
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
-    paths: Annotated[tuple[Path, ...], Meta(description="Mount points that have to be mounted and to answer.")] = ()
-    deadline_seconds: Annotated[float, Meta(ge=1, le=600, description="After so long without an answer a mount hangs.")] = 10.0
+    paths: Annotated[tuple[Path, ...], Meta(description="Mount points that have to be mounted and have to answer.")] = ()
+    deadline_seconds: Annotated[float, Meta(ge=1, le=600, description="A mount that has not answered for this long hangs.")] = (
+        10.0
+    )
 
 
 def _finding(level: Level, path: str, summary: str, *evidence: str) -> Finding:
@@ -60,7 +62,7 @@ def _judged(host: Host, params: Params) -> Iterator[Finding]:
             yield _finding(Level.DRAIN, path, f"{path} does not answer", f"statfs waits for {space.waiting_seconds:.0f} s")
         elif space.failed:
             yield _finding(Level.DRAIN, path, f"{path} cannot be used", space.failed)
-        elif isinstance(space.total_bytes, Missing):  # not one answer yet
+        elif isinstance(space.total_bytes, Missing):  # there was no answer yet
             yield unread(path, space.total_bytes, path)
 
 
@@ -69,7 +71,7 @@ def _automounted(path: str, table: dict[str, MountPoint]) -> bool:
 
 
 def wants(params: Params) -> Wanted:
-    """The declared mounts."""
+    """Return a ``Wanted`` with the declared mounts."""
     return Wanted(mounts=params.paths)
 
 

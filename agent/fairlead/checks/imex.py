@@ -1,12 +1,14 @@
-"""IMEX, which lets GPUs of several nodes map each other's memory over NVLink: its daemon, its list of nodes, a channel.
+"""Checks IMEX, which lets GPUs of several nodes map each other's memory over NVLink: its daemon, its list of nodes, a channel.
 
-Source: NVIDIA IMEX service user guide (docs.nvidia.com/multi-node-nvlink-systems/imex-guide): the daemon nvidia-imex runs on
-every node of an NVLink domain, /etc/nvidia-imex/nodes_config.cfg holds the address of each node on a line of its own, and CUDA
-needs a device /dev/nvidia-caps-imex-channels/channelN, which does not outlast a reboot. Whether the node's own address is among
-them is left to the daemon: it reads the file once, at its start, looks for an address of this machine in it ("Config Options",
-BIND_INTERFACE_IP), and takes host names too, so a file without the node's own address is not wrong for certain, and one that
-was is a daemon that does not run. Sites whose scheduler starts IMEX for each job and makes channels then say `daemon = false`
-and `channels_min = 0`. The daemon must be root's, as with `fabric_manager`.
+Source: NVIDIA IMEX service user guide (docs.nvidia.com/multi-node-nvlink-systems/imex-guide). The daemon nvidia-imex runs on
+every node of an NVLink domain. /etc/nvidia-imex/nodes_config.cfg has the address of each node on a line of its own. CUDA needs
+a device /dev/nvidia-caps-imex-channels/channelN, which is gone after a reboot.
+
+The check does not judge whether the node's own address is in that file. The daemon reads the file once, at its start, and
+looks for an address of this machine in it ("Config Options", BIND_INTERFACE_IP); it also accepts host names. So a file without
+the node's own address is not certainly wrong, and with a file that is wrong the daemon does not run. Sites whose scheduler
+starts IMEX and makes channels for each job declare `daemon = false` and `channels_min = 0`. The daemon must belong to root, as
+in `fabric_manager`.
 """
 
 from __future__ import annotations
@@ -27,10 +29,10 @@ NODES = "/etc/nvidia-imex/nodes_config.cfg"
 
 class Params(CheckParams, frozen=True, kw_only=True):
     required: Annotated[bool, Meta(description="The node is part of an NVLink domain of several nodes.")] = False
-    daemon: Annotated[bool, Meta(description="nvidia-imex runs all the time.")] = True
-    channels_min: Annotated[int, Meta(ge=0, le=2048, description="Channel devices that are there all the time.")] = 1
+    daemon: Annotated[bool, Meta(description="nvidia-imex must run all the time.")] = True
+    channels_min: Annotated[int, Meta(ge=0, le=2048, description="This many channel devices must be there all the time.")] = 1
     nodes_expected: Annotated[
-        Annotated[int, Meta(ge=1, le=1024)] | None, Meta(description="Nodes in nodes_config.cfg; unset: at least one.")
+        Annotated[int, Meta(ge=1, le=1024)] | None, Meta(description="Number of nodes in nodes_config.cfg; unset: at least one.")
     ] = None
 
 

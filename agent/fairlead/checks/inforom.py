@@ -1,9 +1,9 @@
-"""The InfoROM of each GPU is valid: where the board keeps its serial, its ECC history and its remapped rows.
+"""Checks that the InfoROM of each GPU is valid. The card keeps its serial number, ECC history and remapped rows there.
 
-nvmlDeviceValidateInforom reads it from flash and verifies its checksums; NVML_ERROR_CORRUPTED_INFOROM (14) is what
-nvidia-smi prints as "WARNING: infoROM is corrupted at gpu ...". DCGM's diagnostic fails such a GPU
-(DCGM_FR_CORRUPT_INFOROM). It works on, but remapped rows and retired pages may be forgotten: a case for the vendor. Reading
-flash is dear, so it is done once an hour.
+nvmlDeviceValidateInforom reads the InfoROM from flash and verifies its checksums. NVML_ERROR_CORRUPTED_INFOROM (14) is what
+nvidia-smi prints as "WARNING: infoROM is corrupted at gpu ...". DCGM's diagnostic fails such a GPU (DCGM_FR_CORRUPT_INFOROM).
+The GPU still works, but it may forget remapped rows and retired pages, so it is a case for the vendor. Reading the flash is
+expensive, so fairlead does it once an hour.
 """
 
 from __future__ import annotations

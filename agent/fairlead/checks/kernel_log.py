@@ -1,12 +1,15 @@
-"""Kernel records that the site declares: each pattern has a name, a level and an action of its own.
+"""Reports kernel records that the site declares. Each pattern has a name, a level and an action of its own.
 
-Only records of facility kernel are read (a process may write the others: syslog(3), Documentation/ABI/testing/dev-kmsg), and
-a pattern holds from the start of the record's text. A pattern is a regular expression of Python's ``re`` that begins with at
-least four plain characters, by which records are chosen; repetition is of single characters or classes only, twice without
-bound at the most, so that no record can hold up the agent; of a record the first 400 characters are looked at. What the
-record says is not shown: it may hold names of processes. Records that begin with a task's name (crashes, "NAME invoked
-oom-killer"), and lines of a firewall, are never looked at, as a user chooses how they begin. A task's name is up to 15 characters
-long: a pattern that fixes more than that before anything free, and nothing behind a name, takes none for something else.
+Only records of facility kernel are read, because a process may write the others (syslog(3),
+Documentation/ABI/testing/dev-kmsg). A pattern matches from the start of the record's text, and only the first 400 characters
+of a record are read. A pattern is a regular expression of Python's ``re`` and begins with at least four plain characters, by
+which records are chosen. Only single characters or classes may be repeated, and at most two repetitions may be unbounded, so
+that no record can delay the agent.
+
+The text of a record is not shown, since it may hold names of processes. Two kinds of records are never matched, because a user
+chooses how they begin: records that begin with a task's name (crashes, "NAME invoked oom-killer"), and lines of a firewall. A
+task's name has at most 15 characters. A pattern cannot match a task's name by mistake if it begins with more fixed characters
+than that and requires nothing after a name.
 """
 
 from __future__ import annotations
@@ -25,21 +28,21 @@ from fairlead.model.hung_tasks import waiting_for_fuse
 from fairlead.model.unread import age_seconds, record_id, unread_log
 
 RECORD_CHARACTERS = 400
-_WAYS_MAX = 200_000  # two repetitions without bound: some milliseconds for the worst record
+_WAYS_MAX = 200_000  # enough for two unbounded repetitions; the worst record then takes some milliseconds
 _REPEATS = ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT")
 _SINGLE = {"LITERAL", "NOT_LITERAL", "ANY", "IN", "CATEGORY"}
 _PLAIN = {*_SINGLE, "AT", "BRANCH", "SUBPATTERN", *_REPEATS}
 
 
 class Pattern(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One kind of record."""
+    """Describes one kind of record that the site declares."""
 
     name: Annotated[str, Meta(pattern=r"^[a-z0-9_-]{1,40}(?!\n)$", description="Names the finding.")]
-    regex: Annotated[str, Meta(min_length=4, max_length=300, description="Holds from the start of the record's text.")]
+    regex: Annotated[str, Meta(min_length=4, max_length=300, description="Matches from the start of the record's text.")]
     service: Annotated[Service, Meta(description="keep (warn), drain_after_job or drain_now.")] = Service.KEEP
     action: Annotated[Action, Meta(description="What to do next.")] = Action.NONE
-    count: Annotated[int, Meta(ge=1, le=20, description="Records within `seconds` from which it counts.")] = 1
-    seconds: Annotated[int, Meta(ge=1, description="... and how long a record counts.")] = 86400
+    count: Annotated[int, Meta(ge=1, le=20, description="The pattern counts at this many records within `seconds` or more.")] = 1
+    seconds: Annotated[int, Meta(ge=1, description="A record counts for this long.")] = 86400
 
     def __post_init__(self) -> None:
         prefix(self.regex)
@@ -57,7 +60,8 @@ class Params(CheckParams, frozen=True, kw_only=True):
 
 @lru_cache(maxsize=256)
 def prefix(regex: str) -> str:
-    """The plain characters that a pattern begins with. Raises ValueError for a pattern that is not taken, saying why."""
+    """Return the plain characters that a pattern begins with. Raises ValueError with the reason for a pattern that is not
+    accepted."""
     from re import _parser  # type: ignore[attr-defined]
 
     try:
@@ -66,11 +70,11 @@ def prefix(regex: str) -> str:
     except (re.error, OverflowError, RecursionError) as e:
         raise ValueError(f"regex {regex!r}: {e}") from None
     if tree.state.flags & ~re.UNICODE:
-        raise ValueError(f"regex {regex!r}: flags are not taken")
+        raise ValueError(f"regex {regex!r}: flags are not accepted")
     plain = ""
     for op, argument in tree:
         if str(op) == "AT" and not plain:
-            continue  # a "^" says what holds anyway
+            continue  # a "^" adds nothing: every pattern matches from the start
         if str(op) != "LITERAL":
             break
         plain += chr(argument)
@@ -81,12 +85,13 @@ def prefix(regex: str) -> str:
 
 
 def _ways(tree: Any, regex: str) -> int:
-    """An upper bound of the ways in which a parsed pattern may be tried from one place of a record."""
+    """Return an upper bound of the ways in which a parsed pattern can be tried from one position of a record. Raises
+    ValueError for a pattern that is not accepted."""
     ways = 1
     for op, argument in tree:
         name = str(op)
         if name not in _PLAIN:
-            raise ValueError(f"regex {regex!r}: {name.lower()} is not taken")
+            raise ValueError(f"regex {regex!r}: {name.lower()} is not accepted")
         if name in _REPEATS:
             least, most, inner = argument
             if int(most) > 1 and (len(inner) != 1 or str(inner[0][0]) not in _SINGLE):
@@ -136,7 +141,7 @@ def _finding(pattern: Pattern, found: list[KernelRecord], node: Node) -> Finding
 
 
 def reads_records(params: Params) -> tuple[str, ...]:
-    """What the declared patterns begin with."""
+    """Return the plain characters that the declared patterns begin with."""
     return tuple(prefix(p.regex) for p in params.patterns)
 
 

@@ -1,13 +1,16 @@
-"""Errors of the host's memory: uncorrected ones, and corrected ones that come fast.
+"""Reports errors of the host's memory: uncorrected ones, and corrected ones that come fast.
 
-Counted by EDAC (/sys/devices/system/edac, Documentation/ABI/testing/sysfs-devices-edac: ce_count, ue_count since the driver
-loaded) and told by kernel records: EDAC ("EDAC MC0: 1 UE ..."), machine checks ("mce: [Hardware Error]: CPU 3: Machine Check:
-0 Bank 7: be00..."; bit 61 of the status says uncorrected: Intel SDM volume 3, IA32_MCi_STATUS), firmware first ("{1}[Hardware
-Error]: event severity: recoverable", drivers/firmware/efi/cper.c; those that say "section_type: PCIe error" are no memory's:
-`pcie_errors` judges the counters of the link), AMD's decoder ("[Hardware Error]: Uncorrected ...") and pages given up
-("Memory failure: 0x12345: ..."). No rasdaemon is needed. mcelog warns at 10 corrected errors of a DIMM in 24 hours, rasdaemon
-at 50 of a page; a rate is judged here. How many memory controllers there are is declared: without EDAC's driver nothing is
-counted. A record of a memory controller that this node never had in this boot is told and drains nothing.
+EDAC counts them (/sys/devices/system/edac, Documentation/ABI/testing/sysfs-devices-edac: ce_count and ue_count since the
+driver loaded). The kernel log has records of five sources. EDAC writes "EDAC MC0: 1 UE ...". A machine check writes "mce:
+[Hardware Error]: CPU 3: Machine Check: 0 Bank 7: be00..."; bit 61 of that status means uncorrected (Intel SDM volume 3,
+IA32_MCi_STATUS). Firmware that reports errors first writes "{1}[Hardware Error]: event severity: recoverable"
+(drivers/firmware/efi/cper.c). With "section_type: PCIe error" such an event is no memory error; `pcie_errors` judges the
+counters of the link. AMD's decoder writes "[Hardware Error]: Uncorrected ...". The kernel writes "Memory failure: 0x12345:
+..." when it gives up a page.
+
+The check needs no rasdaemon. mcelog warns at 10 corrected errors of a DIMM in 24 hours, rasdaemon at 50 of a page; this check
+judges a rate. The site declares the number of memory controllers, because nothing is counted without EDAC's driver. A record
+of a memory controller that this node has not had in this boot is a warning and does not drain.
 """
 
 from __future__ import annotations
@@ -34,21 +37,24 @@ _UNCORRECTED = (
 )
 _STATUS = re.compile(r"mce: \[Hardware Error\]: CPU \d+: Machine Check(?: Exception)?: +\d+ Bank \d+: ([0-9a-f]{16})")
 _UC = 1 << 61
-SECTION_SECONDS = 5.0  # what kind of error it was comes lines after its severity
+SECTION_SECONDS = 5.0  # the kernel logs the kind of an error some lines after its severity
 _SECTION = re.compile(r"\{(\d+)\}\[Hardware Error\]: +section_type: (PCIe error)?")
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
     controllers_expected: Annotated[
         Annotated[int, Meta(ge=0, le=64)] | None,
-        Meta(description="EDAC memory controllers of this kind of node; unset: their number is not judged."),
+        Meta(description="Number of EDAC memory controllers of this kind of node; unset: it is not judged."),
     ] = None
-    uncorrected_max: Annotated[int, Meta(ge=0, description="Uncorrected errors since the driver loaded that are accepted.")] = 0
+    uncorrected_max: Annotated[
+        int, Meta(ge=0, description="This many uncorrected errors since the driver loaded are accepted.")
+    ] = 0
     corrected_per_hour_max: Annotated[
-        float, Meta(ge=0, description="Corrected errors per hour of one controller from which it warns; 0: never.")
+        float,
+        Meta(ge=0, description="The check warns at this many corrected errors per hour of one controller or more; 0: never."),
     ] = 100.0
-    window_seconds: Annotated[int, Meta(ge=60, le=7200, description="Window over which the rate is measured.")] = 3600
-    window_least_seconds: Annotated[int, Meta(ge=1, description="No rate from samples closer together than this.")] = 300
+    window_seconds: Annotated[int, Meta(ge=60, le=7200, description="The rate is measured over this window.")] = 3600
+    window_least_seconds: Annotated[int, Meta(ge=1, description="Samples that are closer together than this give no rate.")] = 300
 
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
@@ -72,7 +78,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
 
 
 def _from_log(node: Node, past: Past) -> Iterator[Finding]:
-    """One finding for each source of the log; the newest record is its evidence."""
+    """Yield one finding for each source in the log. The newest record is its evidence."""
     found: dict[tuple[str, str], list[KernelRecord]] = {}
     sections = [match for record in past.records if (match := _SECTION.match(record.text))]
     described = {match[1] for match in sections}
@@ -161,7 +167,7 @@ def _counted(controller: MemoryController, node: Node, past: Past, params: Param
 
 
 def samples(node: Node) -> Iterator[tuple[str, str, float]]:
-    """The corrected errors of each controller."""
+    """Yield the corrected errors of each controller."""
     if not isinstance(node.host, Missing) and not isinstance(node.host.controllers, Missing):
         for controller in node.host.controllers:
             if isinstance(controller.corrected, int):
@@ -169,7 +175,7 @@ def samples(node: Node) -> Iterator[tuple[str, str, float]]:
 
 
 def kind(text: str) -> str:
-    """Records of uncorrected errors, and of what kind those are that firmware tells."""
+    """Return the source of an uncorrected error, or the kind of section that firmware reports. Return "" for any other record."""
     if section := _SECTION.match(text):
         return "PCIe section" if section[2] else "other section"
     status = _STATUS.match(text)

@@ -1,8 +1,8 @@
-"""MIG mode: what was declared, and the same after the next reset.
+"""Checks that the MIG mode of each GPU is the declared one, now and after the next reset.
 
-nvmlDeviceGetMigMode gives the current and the pending mode; a mode that was changed while the GPU was in use, or by a
-person for one job, takes effect at the next reset (NVIDIA Multi-Instance GPU user guide) and then changes what Slurm's
-gres.conf describes under running jobs. What is right is the site's to declare: nothing is learned from the node.
+nvmlDeviceGetMigMode gives the current and the pending mode. A mode that was changed while the GPU was in use, or by a person
+for one job, takes effect at the next reset (NVIDIA Multi-Instance GPU user guide). It then changes, under running jobs, what
+Slurm's gres.conf describes. The site declares which mode is right, and fairlead learns nothing from the node.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from fairlead.model.unread import unlisted
 
 class Params(CheckParams, frozen=True, kw_only=True):
     expected: Annotated[
-        bool | None, Meta(description="MIG on (true) or off (false) on every GPU; unset: only a pending change is told.")
+        bool | None,
+        Meta(description="MIG must be on (true) or off (false) on every GPU; unset: only a pending change is reported."),
     ] = None
 
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     yield from unlisted(node)
     for gpu in listed_gpus(node):
-        if not gpu.lost:  # gpu_count says so
+        if not gpu.lost:  # gpu_count reports a lost GPU
             yield from _one(gpu, params.expected)
 
 

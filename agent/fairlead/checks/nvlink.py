@@ -1,16 +1,17 @@
-"""NVLinks of each GPU: as many active as the hardware has, and not too many errors on any of them.
+"""Checks the NVLinks of each GPU: as many are active as the hardware has, and none has too many errors.
 
-State: nvmlDeviceGetNvLinkState of each link; the number that must be active is declared (hardware profile), else what NVML
-lists: of a PCIe card without a bridge it lists them too, none of them active, so that this alone is only told. Links train
-after a boot, and whole fleets were drained for that (NVSentinel pull request 1715): hence the boot grace and three sweeps.
-Under MIG no GPU talks to another (NVIDIA MIG user guide: GPU to GPU P2P, by PCIe or NVLink, is not supported), and the fabric
-manager may leave the links off: their state is not judged then.
+The state of each link comes from nvmlDeviceGetNvLinkState. The number that must be active is declared (in the hardware
+profile); if it is not, all that NVML lists must be active. NVML also lists the links of a PCIe card without a bridge, none of
+which is active, so this alone is only a warning. Links train after a boot, and whole fleets were drained because their links
+were still training (NVSentinel pull request 1715). The check therefore has a boot grace and needs three bad sweeps. Under MIG
+no GPU communicates with another (NVIDIA MIG user guide: GPU to GPU P2P, by PCIe or NVLink, is not supported), and the fabric
+manager may leave the links off. So the state of links is not judged under MIG.
 
-Errors are judged per link as growth over a window, without what came within the boot grace:
-NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY, _RECOVERY, _CRC (161 to 163) up to NVLink 4, NVML_FI_DEV_NVLINK_COUNT_* (206, 208, 214,
-215, 219) on NVLink 5. CRC errors matter at 100 and more a second (DCGM dcgm_gpu_hardware_limits.h: "RM has informed us that
-CRC errors only matter at rates of 100+ per second"); DCGM's health watch fails a GPU for any replay or recovery in a minute,
-here single ones are let pass.
+Errors are judged for each link as growth over a window, without those within the boot grace. The counters are
+NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY, _RECOVERY, _CRC (161 to 163) up to NVLink 4, and NVML_FI_DEV_NVLINK_COUNT_* (206, 208, 214,
+215, 219) on NVLink 5. CRC errors matter from 100 a second on (DCGM dcgm_gpu_hardware_limits.h: "RM has informed us that CRC
+errors only matter at rates of 100+ per second"). DCGM's health watch fails a GPU for any replay or recovery in a minute; this
+check accepts single ones.
 """
 
 from __future__ import annotations
@@ -37,24 +38,40 @@ BOOT_GRACE_SECONDS = 300
 class Params(CheckParams, frozen=True, kw_only=True):
     links: Annotated[
         Annotated[int, Meta(ge=0, le=64)] | None,
-        Meta(description="NVLinks of each GPU that must be active; unset: all that NVML lists."),
+        Meta(description="This many NVLinks of each GPU must be active; unset: all that NVML lists."),
     ] = None
-    crc_per_second_max: Annotated[float, Meta(ge=0, description="CRC errors a second on one link; 0: not judged.")] = 100.0
-    replays_per_hour_max: Annotated[float, Meta(ge=0, description="Replays an hour on one link; 0: not judged.")] = 3600.0
+    crc_per_second_max: Annotated[
+        float, Meta(ge=0, description="The check drains at this many CRC errors a second on one link or more; 0: never.")
+    ] = 100.0
+    replays_per_hour_max: Annotated[
+        float, Meta(ge=0, description="The check warns at this many replays an hour on one link or more; 0: never.")
+    ] = 3600.0
     recoveries_per_hour_max: Annotated[
-        float, Meta(ge=0, description="Recoveries (retrained links) an hour on one link; 0: not judged.")
+        float,
+        Meta(ge=0, description="The check warns at this many recoveries (retrainings) an hour on one link or more; 0: never."),
     ] = 3.0
     recoveries_failed_per_hour_max: Annotated[
-        float, Meta(ge=0, description="NVLink 5: failed recoveries an hour on one link; 0: not judged.")
+        float,
+        Meta(
+            ge=0, description="NVLink 5: the check drains at this many failed recoveries an hour on one link or more; 0: never."
+        ),
     ] = 1.0
     receive_errors_per_hour_max: Annotated[
-        float, Meta(ge=0, description="NVLink 5: malformed packets and receive errors an hour on one link; 0: not judged.")
+        float,
+        Meta(
+            ge=0,
+            description="NVLink 5: the check warns at this many malformed packets or receive errors an hour on a link; 0: never.",
+        ),
     ] = 100.0
     effective_errors_per_hour_max: Annotated[
-        float, Meta(ge=0, description="NVLink 5: errors left after forward error correction, an hour on one link; 0: not judged.")
+        float,
+        Meta(
+            ge=0,
+            description="NVLink 5: the check warns at this many errors after error correction, an hour on one link; 0: never.",
+        ),
     ] = 1000.0
-    window_seconds: Annotated[int, Meta(ge=60, le=7200, description="Window over which rates are measured.")] = 3600
-    window_least_seconds: Annotated[int, Meta(ge=1, description="No rate from samples closer together than this.")] = 120
+    window_seconds: Annotated[int, Meta(ge=60, le=7200, description="Rates are measured over this window.")] = 3600
+    window_least_seconds: Annotated[int, Meta(ge=1, description="Samples that are closer together than this give no rate.")] = 120
 
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
@@ -90,7 +107,8 @@ def _state(gpu: Gpu, links: tuple[NvLink, ...], params: Params) -> Iterator[Find
 
 
 def _unreadable(gpu: Gpu, links: tuple[NvLink, ...]) -> Iterator[Finding]:
-    """A link whose state is not known, or that counts its errors neither the older nor the newer way."""
+    """Yield findings for links whose state cannot be read, and for links that give neither the older nor the newer error
+    counters."""
     state = [link for link in links if isinstance(link.active, Missing) and link.active.why is Why.UNREADABLE]
     blind = [link for link in links if _blind(link)]
     for found, what in ((state, "state"), (blind, "error counters")):
@@ -99,9 +117,9 @@ def _unreadable(gpu: Gpu, links: tuple[NvLink, ...]) -> Iterator[Finding]:
             yield unread(f"NVLink {what} of GPU {gpu.pci}", unreadable(f"link {numbers}"), gpu.pci)
 
 
-@lru_cache(maxsize=512)  # the links of a node, which rarely say anything new
+@lru_cache(maxsize=512)  # enough for the links of a node, whose values rarely change
 def _blind(link: NvLink) -> bool:
-    """Nothing is counted, and not because the profile says that nothing is."""
+    """Say whether a link gives no error counter at all, although the profile does not list all of them as unsupported."""
     values = [getattr(link, name) for name in (*OLDER, *NEWER)]
     return all(isinstance(v, Missing) for v in values) and any(v.why is Why.UNREADABLE for v in values)
 
@@ -149,7 +167,7 @@ def _errors(gpu: Gpu, links: tuple[NvLink, ...], node: Node, past: Past, params:
 
 
 def samples(node: Node) -> Iterator[tuple[str, str, float]]:
-    """The error counters of each link."""
+    """Yield the error counters of each link."""
     for gpu in listed_gpus(node):
         device = device_of(gpu)
         for link in () if isinstance(gpu.nvlinks, Missing) else gpu.nvlinks:
@@ -159,7 +177,7 @@ def samples(node: Node) -> Iterator[tuple[str, str, float]]:
                     yield device, counter, float(value)
 
 
-@cache  # of some twenty links
+@cache  # a GPU has about twenty links
 def _counters(link: int) -> tuple[tuple[str, str], ...]:
     return tuple((name, f"nvlink.{link}.{name}") for name in (*OLDER, *NEWER))
 

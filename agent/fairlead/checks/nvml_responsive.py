@@ -1,12 +1,14 @@
-"""The NVIDIA driver answers: it is loaded, fits its library, and every NVML call comes back.
+"""Checks that the NVIDIA driver answers: it is loaded, it fits its library, and every NVML call returns.
 
-A call is made in a process of its own; one that does not come back in time is named here with its GPU. A worker in
-uninterruptible sleep (state D in /proc/PID/stat, proc(5)) hangs in the driver and drains soon; one that is merely slow
-(R, S) gets longer, and so does one that dies in a call again and again. One that dies outside all calls, or cannot be
-started, is trouble of the agent's own (a broken installation must not drain a cluster): unknown. So is a node without the driver
-and without an NVIDIA GPU on its bus: how many there should be is `gpu_count`'s to say. A driver module and
-library of different versions are the business of `driver_library`. While a driver is being installed (`apply`, maintenance)
-these findings are held.
+A process of its own makes the calls. This check names a call that does not return in time, with its GPU. If the worker is in
+uninterruptible sleep (state D in /proc/PID/stat, proc(5)), it hangs in the driver and the check drains soon. A worker that is
+merely slow (state R or S) has more time, and so has one that dies in the same call again and again. A worker that dies outside
+all calls, or cannot be started, is a fault of the agent: the finding is UNKNOWN, because a broken installation must not drain
+a cluster.
+
+A node without the driver and without an NVIDIA GPU on its bus is UNKNOWN too; `gpu_count` judges how many GPUs there should
+be. `driver_library` reports a driver module and a library of different versions. While a driver is being installed (`apply`,
+maintenance) the findings of this check are suppressed.
 """
 
 from __future__ import annotations
@@ -22,14 +24,13 @@ from fairlead.model.finding import Action, Finding, Level, Mode, with_action
 from fairlead.model.pci_kind import NVIDIA, kind_of
 
 MISMATCH = 18  # NVML_ERROR_LIB_RM_VERSION_MISMATCH
-VITAL = ("memory_used_bytes", "temperature_celsius", "performance_state")  # read anew each time; who it is, is remembered
+# these are read each time, while the identity of a GPU is remembered
+VITAL = ("memory_used_bytes", "temperature_celsius", "performance_state")
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
     stuck_seconds: Annotated[float, Meta(gt=0, description="A call in uninterruptible sleep drains after this long.")] = 10.0
-    slow_seconds: Annotated[float, Meta(gt=0, description="Any other call that does not come back drains after this long.")] = (
-        30.0
-    )
+    slow_seconds: Annotated[float, Meta(gt=0, description="Any other call that does not return drains after this long.")] = 30.0
 
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
@@ -42,7 +43,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     module = node.driver.module_version
     if isinstance(module, Missing) and isinstance(node.gpus, Missing) and node.stuck is None:
         words = "the NVIDIA driver is not loaded"
-        if not node.pci:  # a machine that declares GPUs is judged by gpu_count
+        if not node.pci:  # gpu_count judges a machine that declares GPUs
             yield with_action(Level.UNKNOWN, f"{words}, and no PCI device could be read", Action.NONE, module.detail)
         elif not any(d.vendor == NVIDIA and kind_of(d) == "gpu" for d in node.pci):
             words = f"{words}, and no NVIDIA GPU is on the PCI bus"
@@ -51,11 +52,11 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
             yield with_action(Level.DRAIN, words, Action.PROVISION, module.detail, node.gpus.detail)
         return
     if isinstance(node.gpus, Missing):
-        if node.stuck is None and node.driver.init_code != MISMATCH:  # driver_library says so
+        if node.stuck is None and node.driver.init_code != MISMATCH:  # driver_library reports this
             yield with_action(Level.DRAIN, "NVML does not answer", Action.REBOOT_NODE, node.gpus.detail)
         return
     for gpu in node.gpus:
-        if not gpu.lost and _mute(gpu):  # a lost one is named by gpu_count
+        if not gpu.lost and _mute(gpu):  # gpu_count reports a lost GPU
             yield with_action(
                 Level.DRAIN, f"GPU {gpu.pci} answers no NVML call", Action.REBOOT_NODE, _detail(gpu), device=gpu.pci
             )
@@ -94,7 +95,8 @@ def _stuck(stuck: StuckCall, params: Params, detail: str) -> Finding:
 
 
 def _mute(gpu: Gpu) -> bool:
-    """Nothing that every GPU can say is said, and not because the profile says that it cannot."""
+    """Say whether all values that every GPU can give are unreadable. A value that the profile lists as unsupported is not
+    unreadable."""
     values = [getattr(gpu, name) for name in VITAL]
     return all(isinstance(v, Missing) and v.why is Why.UNREADABLE for v in values)
 

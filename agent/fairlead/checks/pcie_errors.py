@@ -1,13 +1,14 @@
-"""Errors on the PCIe links of GPUs: replays, and what Advanced Error Reporting (AER) tells of the GPU and the port above.
+"""Reports errors on the PCIe links of GPUs: replays, and Advanced Error Reporting (AER) of the GPU and of the port above it.
 
-Replays: NVML_FI_DEV_PCIE_REPLAY_COUNTER (94); 8 a minute is the most that NVIDIA's driver recommends (DCGM
-dcgm_gpu_hardware_limits.h, DCGM_LIMIT_MAX_PCIREPLAY_RATE). AER: /sys/bus/pci/devices/X/aer_dev_correctable, aer_dev_nonfatal
-and aer_dev_fatal (Documentation/ABI/testing/sysfs-bus-pci-devices-aer_stats; kernel 4.19 and newer), and the kernel's records
-of uncorrected errors (drivers/pci/pcie/aer.c) and of ports that took their link down for one (Downstream Port Containment,
-"DPC: containment event"; drivers/pci/pcie/dpc.c). All counters are judged as growth over a window, never by their height, and
-without what came within the boot grace: a link that trained badly at boot and runs well since is well. Correctable errors are
-corrected; many of them cost bandwidth and foretell worse. A fatal one means that the link was lost. A few non-fatal ones come
-from probing software.
+Replays come from NVML_FI_DEV_PCIE_REPLAY_COUNTER (94). NVIDIA's driver recommends at most 8 a minute (DCGM
+dcgm_gpu_hardware_limits.h, DCGM_LIMIT_MAX_PCIREPLAY_RATE). AER counters are in /sys/bus/pci/devices/X/aer_dev_correctable,
+aer_dev_nonfatal and aer_dev_fatal (Documentation/ABI/testing/sysfs-bus-pci-devices-aer_stats; kernel 4.19 and newer). The
+kernel also logs uncorrected errors (drivers/pci/pcie/aer.c), and ports that took their link down because of one (Downstream
+Port Containment, "DPC: containment event"; drivers/pci/pcie/dpc.c).
+
+All counters are judged as growth over a window, never by their value, and without what came within the boot grace. A link that
+trained badly at boot and has run well since is healthy. Correctable errors are corrected, but many of them cost bandwidth and
+precede worse errors. A fatal error means that the link was lost. A few non-fatal errors come from probing software.
 """
 
 from __future__ import annotations
@@ -40,19 +41,23 @@ _CONTAINED = re.compile(rf"\S{{1,40}} {_AT}: (?:AER: )?DPC: containment event, "
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
-    replays_per_minute_max: Annotated[float, Meta(ge=0, description="PCIe replays a minute from which it warns; 0: never.")] = 8.0
+    replays_per_minute_max: Annotated[
+        float, Meta(ge=0, description="The check warns at this many PCIe replays a minute or more; 0: never.")
+    ] = 8.0
     correctable_per_hour_max: Annotated[
-        float, Meta(ge=0, description="Correctable AER errors an hour, of GPU or port, from which it warns; 0: never.")
+        float,
+        Meta(ge=0, description="The check warns at this many correctable AER errors an hour, of GPU or port, or more; 0: never."),
     ] = 1000.0
     nonfatal_per_hour_max: Annotated[
-        float, Meta(ge=0, description="Non-fatal AER errors an hour, of GPU or port, from which it warns; 0: never.")
+        float,
+        Meta(ge=0, description="The check warns at this many non-fatal AER errors an hour, of GPU or port, or more; 0: never."),
     ] = 10.0
     fatal_per_hour_max: Annotated[
-        float, Meta(ge=0, description="Fatal AER errors an hour, of GPU or port, that are accepted.")
+        float, Meta(ge=0, description="This many fatal AER errors an hour, of GPU or port, are accepted.")
     ] = 0.0
-    window_seconds: Annotated[int, Meta(ge=60, le=7200, description="Window over which rates are measured.")] = 3600
-    window_least_seconds: Annotated[int, Meta(ge=1, description="No rate from samples closer together than this.")] = 300
-    remember_seconds: Annotated[int, Meta(ge=0, description="How long a kernel record of a fatal error counts.")] = 3600
+    window_seconds: Annotated[int, Meta(ge=60, le=7200, description="Rates are measured over this window.")] = 3600
+    window_least_seconds: Annotated[int, Meta(ge=1, description="Samples that are closer together than this give no rate.")] = 300
+    remember_seconds: Annotated[int, Meta(ge=0, description="A kernel record of a fatal error counts for this long.")] = 3600
 
 
 def _finding(gpu: Gpu, level: Level, summary: str, evidence: str, *, evidence_id: str = "") -> Finding:
@@ -82,7 +87,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
 
 
 def _unreadable(gpu: Gpu) -> Iterator[Finding]:
-    """Neither NVML nor the kernel says how the link does."""
+    """Yield a finding for replays that cannot be read where AER does not count either, and for AER counts that cannot be read."""
     replays = gpu.pcie.replays if isinstance(gpu.pcie, PcieLink) else gpu.pcie
     if isinstance(replays, Missing) and replays.why is Why.UNREADABLE and not isinstance(gpu.aer, AerCounts):
         yield unread(f"PCIe errors of GPU {gpu.pci}", replays, gpu.pci)
@@ -126,7 +131,7 @@ def _amount(grown: Growth) -> str:
 
 
 def _records(node: Node, past: Past, params: Params) -> dict[str, KernelRecord]:
-    """The last record of a fatal error by the address of who reported it, or had it."""
+    """Return the last record of a fatal error, by the PCI address of the device that had it or reported it."""
     found: dict[str, KernelRecord] = {}
     now = node.uptime_seconds
     for record in past.records:
@@ -141,7 +146,7 @@ def _records(node: Node, past: Past, params: Params) -> dict[str, KernelRecord]:
 
 
 def fatal(text: str) -> str:
-    """The PCI address that a kernel record says had a fatal error; "" for any other record."""
+    """Return the PCI address of the device that had a fatal error, as a kernel record says. Return "" for any other record."""
     if "(Fatal)" not in text and "DPC" not in text:
         return ""
     match = next((m for m in (form.match(text) for form in (*_FORMS, _CONTAINED)) if m), None)
@@ -153,7 +158,7 @@ def fatal(text: str) -> str:
 
 
 def samples(node: Node) -> Iterator[tuple[str, str, float]]:
-    """Replays, and AER counts of the GPU and of the port above it."""
+    """Yield replays, and the AER counts of the GPU and of the port above it."""
     for gpu in listed_gpus(node):
         device = device_of(gpu)
         if isinstance(gpu.pcie, PcieLink):

@@ -1,10 +1,10 @@
-"""PCIe links of GPUs: always as wide as they should be, and as fast as they should be under load.
+"""Checks that the PCIe links of GPUs are as wide as they should be, and under load also as fast.
 
-An idle GPU lowers its link to generation 1 (ASPM, performance state 8), so speed is judged only when the GPU is busy (in MIG
-mode, where NVML gives no utilisation: while its clocks are not idle); width never changes at idle. Expected is what the
-hardware profile declares, else the smaller of what the device and the port above it can do (sysfs max_link_width,
-max_link_speed; PCI Express Base Specification, Link Capabilities): a x16 card in a x8 slot is a note about the slot, not a
-fault. The links of adapters and switches: checks pcie_nic and pcie_switch.
+An idle GPU lowers its link to generation 1 (ASPM, performance state 8), so speed is judged only while the GPU is busy. In MIG
+mode NVML gives no utilisation, so speed is judged while the clocks are not idle. The width does not change at idle. The
+expected values are those of the hardware profile. Without them, they are the smaller of what the device and the port above it
+can do (sysfs max_link_width, max_link_speed; PCI Express Base Specification, Link Capabilities). So a x16 card in a x8 slot is
+no fault. `pcie_nic` and `pcie_switch` judge the links of adapters and switches.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Gen = Annotated[int, Meta(ge=1, le=7)]
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
-    gpu_width: Annotated[Width | None, Meta(description="Lanes of each GPU; unset: what GPU and slot can do.")] = None
+    gpu_width: Annotated[Width | None, Meta(description="Number of lanes of each GPU; unset: what GPU and slot can do.")] = None
     gpu_gen: Annotated[
         Gen | None, Meta(description="PCIe generation of each GPU under load; unset: what GPU and slot can do.")
     ] = None
-    load_percent: Annotated[int, Meta(ge=1, le=100, description="GPU utilisation from which speed is judged.")] = 20
+    load_percent: Annotated[int, Meta(ge=1, le=100, description="Speed is judged at this GPU utilisation or above.")] = 20
 
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
@@ -40,7 +40,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     for gpu in readable_gpus(node):
         yield from _gpu(gpu, devices, past, params)
     for device in node.pci:
-        if not device.vendor or device.class_code == CLASS_UNREADABLE:  # it might be any of these, or a bridge above one
+        if not device.vendor or device.class_code == CLASS_UNREADABLE:  # it may be one of these GPUs, or a bridge above one
             words = "cannot be judged: its vendor or class cannot be read"
             yield Judged("device", device.address).finding(Level.UNKNOWN, words)
 

@@ -1,10 +1,10 @@
-"""PCIe links of RDMA adapters: always as wide as they should be, and as fast as declared.
+"""Checks that the PCIe links of RDMA adapters are as wide as they should be, and as fast as declared.
 
-Expected is what the hardware profile declares, else the smaller of what the adapter and the port above it can do (sysfs
-max_link_width; PCI Express Base Specification, Link Capabilities): a x16 card in a x8 slot is a note about the slot, not a
-fault. Virtual functions have no link of their own, and what a virtual machine says of a link is made up or nothing (x0): there
-it is judged by what is declared alone. Links of adapters are read on thorough looks, so it is judged on these
-alone: one reading counts once.
+The expected width is that of the hardware profile. Without it, it is the smaller of what the adapter and the port above it can
+do (sysfs max_link_width; PCI Express Base Specification, Link Capabilities). So a x16 card in a x8 slot is no fault. Virtual
+functions have no link of their own. What a virtual machine says of a link is invented or absent (x0), so only declared values
+are judged there. Links of adapters are read on thorough sweeps only, so the check runs on thorough sweeps only, and each
+reading counts once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fairlead.model.link import Judged, able, port_above
 class Params(CheckParams, frozen=True, kw_only=True):
     width: Annotated[
         Annotated[int, Meta(ge=1, le=32)] | None,
-        Meta(description="Lanes of each RDMA adapter; unset: what adapter and slot can do."),
+        Meta(description="Number of lanes of each RDMA adapter; unset: what adapter and slot can do."),
     ] = None
     gen: Annotated[
         Annotated[int, Meta(ge=1, le=7)] | None, Meta(description="PCIe generation of each RDMA adapter; unset: not judged.")

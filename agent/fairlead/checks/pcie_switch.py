@@ -1,10 +1,12 @@
-"""PCIe switches above GPUs and RDMA adapters: the link towards the processor, its width always, its speed under load.
+"""Checks the link towards the processor of each PCIe switch above GPUs and RDMA adapters: its width always, its speed under
+load.
 
-All below a switch share that link: it narrows every transfer between them and memory, while each GPU's own link looks well. It
-is judged against what it and the port above it can do (sysfs max_link_width, max_link_speed; PCI Express Base Specification,
-Link Capabilities). An idle link may be slow (ASPM), so its speed is judged while a GPU below it is busy. Links of bridges are
-read on thorough looks, so it is judged on these alone: a link read at idle says nothing of a GPU that is busy now. A virtual
-machine's switches are made up, and not judged.
+All devices below a switch use that link. If it is slow, every transfer between them and memory is slow, while each GPU's own
+link looks healthy. The link is compared with what the switch and the port above it can do (sysfs max_link_width,
+max_link_speed; PCI Express Base Specification, Link Capabilities). An idle link may be slow (ASPM), so its speed is judged
+only while a GPU below it is busy. Links of bridges are read on thorough sweeps only, so the check runs on thorough sweeps
+only. A link that was read at idle says nothing about a GPU that is busy now. A virtual machine's switches are invented and are
+not judged.
 """
 
 from __future__ import annotations
@@ -24,13 +26,13 @@ from fairlead.model.unread import unlisted
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
-    load_percent: Annotated[int, Meta(ge=1, le=100, description="GPU utilisation from which speed is judged.")] = 20
+    load_percent: Annotated[int, Meta(ge=1, le=100, description="Speed is judged at this GPU utilisation or above.")] = 20
 
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     if node.virtual is True:
         return
-    yield from unlisted(node)  # who is busy, and which of the switches are above a GPU, is not known
+    yield from unlisted(node)  # without the list it is not known which GPUs are busy and which switches are above one
     devices = {d.address: d for d in node.pci}
     gpus = listed_gpus(node)
     adapters = {n.pci for n in node.nics if n.rdma and n.pci and not n.virtual_function}

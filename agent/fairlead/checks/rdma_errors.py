@@ -1,12 +1,12 @@
-"""Errors on RDMA links, as rates: a link that retrains, drops or damages packets slows every collective through it.
+"""Reports errors on RDMA links as rates. A link that retrains, or drops or damages packets, slows every collective through it.
 
-Counters of the port (/sys/class/infiniband; IBTA PortCounters, as drivers/infiniband/core/sysfs.c reads them; symbol_error
-and port_rcv_errors stop at 65535, link_error_recovery at 255, the other two at 15) and, of mlx5, hw_counters of the
-transport. A single count means nothing; 120 symbol errors an hour are what a link within the specification's bit error rate
-of 1e-12 may have. A counter that has stopped at its width cannot grow, which is said, not taken for health. A count that
-began again counts from zero; what a link counts while it trains, within the boot grace, does not count. rx_icrc_encapsulated is
-there only where the device may read its physical port's counters (drivers/infiniband/hw/mlx5/counters.c, PCAM): a virtual
-function in its guest may lack it.
+The counters are those of the port (/sys/class/infiniband; IBTA PortCounters, as drivers/infiniband/core/sysfs.c reads them)
+and, with mlx5, hw_counters of the transport. symbol_error and port_rcv_errors stop at 65535, link_error_recovery at 255, and
+the other two at 15. A counter that has stopped there cannot grow. The check reports this and does not take it for health. A
+single count means nothing: a link within the specification's bit error rate of 1e-12 may have 120 symbol errors an hour. A
+counter that was reset counts from zero. Errors within the boot grace do not count, because links train then.
+rx_icrc_encapsulated exists only where the device may read its physical port's counters (drivers/infiniband/hw/mlx5/counters.c,
+PCAM), so a virtual function in its guest may lack it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fairlead.model.trend import growth, series, settled_seconds
 from fairlead.model.unread import host_of, unread
 
 Limit = Annotated[float, Meta(ge=0)]
-#: Counter to the parameter that limits it.
+#: Maps each counter to the parameter that limits it.
 LIMITS = {
     "symbol_error": "symbol_errors_per_hour_max",
     "link_error_recovery": "recoveries_per_hour_max",
@@ -42,19 +42,23 @@ Known = Mapping[tuple[str, str], Sequence[Sample]]
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
-    symbol_errors_per_hour_max: Annotated[Limit, Meta(description="From which it warns; 0: never.")] = 120.0
-    recoveries_per_hour_max: Annotated[Limit, Meta(description="Retrainings of the link from which it warns; 0: never.")] = 4.0
-    receive_errors_per_hour_max: Annotated[Limit, Meta(description="Packets received damaged from which it warns; 0: never.")] = (
-        120.0
-    )
+    symbol_errors_per_hour_max: Annotated[
+        Limit, Meta(description="The check warns at this many symbol errors or more; 0: never.")
+    ] = 120.0
+    recoveries_per_hour_max: Annotated[
+        Limit, Meta(description="The check warns at this many retrainings of the link or more; 0: never.")
+    ] = 4.0
+    receive_errors_per_hour_max: Annotated[
+        Limit, Meta(description="The check warns at this many damaged packets or more; 0: never.")
+    ] = 120.0
     integrity_errors_per_hour_max: Annotated[
-        Limit, Meta(description="Local link integrity errors and buffer overruns from which it warns; 0: never.")
+        Limit, Meta(description="The check warns at this many local link integrity errors and buffer overruns or more; 0: never.")
     ] = 4.0
     retransmissions_per_hour_max: Annotated[
-        Limit, Meta(description="Time-outs and packets out of sequence (mlx5) from which it warns; 0: never.")
+        Limit, Meta(description="The check warns at this many time-outs and packets out of sequence (mlx5) or more; 0: never.")
     ] = 100000.0
-    window_seconds: Annotated[int, Meta(ge=60, le=7200, description="Window over which the rate is measured.")] = 3600
-    window_least_seconds: Annotated[int, Meta(ge=1, description="No rate from samples closer together than this.")] = 300
+    window_seconds: Annotated[int, Meta(ge=60, le=7200, description="The rate is measured over this window.")] = 3600
+    window_least_seconds: Annotated[int, Meta(ge=1, description="Samples that are closer together than this give no rate.")] = 300
     ignore: Annotated[tuple[str, ...], Meta(description="RDMA devices that are not judged.")] = ()
 
 
@@ -117,7 +121,7 @@ def _note(device: str, summary: str, *, history: bool = False) -> Finding:
 
 
 def samples(node: Node) -> Iterator[tuple[str, str, float]]:
-    """The error counters of each port."""
+    """Yield the error counters of each port."""
     if isinstance(node.host, Missing) or isinstance(node.host.ports, Missing):
         return
     for port in node.host.ports:

@@ -1,9 +1,11 @@
-"""Ports whose link comes and goes: every loss of link stops a collective, though the port is active whenever one looks.
+"""Reports ports whose link comes and goes. Every loss of link stops a collective, although nearly every sweep finds the port
+active.
 
-Counted three ways, of which the largest counts: the port's link_downed (/sys/class/infiniband; an 8 bit counter that stays at
-255, drivers/infiniband/core/sysfs.c), carrier_down_count of its interfaces (Documentation/ABI/testing/sysfs-class-net), and
-kernel records ("mlx5_core 0000:ab:00.0 ibp171s0: Link down", "... mlx5_5: Port: 1 Link DOWN"). Only what came within the
-window and after the boot grace counts: neither training at boot nor an old history does.
+Losses are counted in three ways, of which the largest number counts: the port's link_downed (/sys/class/infiniband; an 8 bit
+counter that stops at 255, drivers/infiniband/core/sysfs.c), carrier_down_count of its interfaces
+(Documentation/ABI/testing/sysfs-class-net), and kernel records ("mlx5_core 0000:ab:00.0 ibp171s0: Link down", "... mlx5_5:
+Port: 1 Link DOWN"). Only losses within the window and after the boot grace count, so neither training at boot nor old losses
+do.
 """
 
 from __future__ import annotations
@@ -30,8 +32,10 @@ Known = Mapping[tuple[str, str], Sequence[Sample]]
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
-    flaps_max: Annotated[int, Meta(ge=1, description="Losses of link within the window from which it counts.")] = 3
-    window_seconds: Annotated[int, Meta(ge=60, le=7200, description="The window.")] = 3600
+    flaps_max: Annotated[
+        int, Meta(ge=1, description="The check drains at this many losses of link within the window or more.")
+    ] = 3
+    window_seconds: Annotated[int, Meta(ge=60, le=7200, description="Length of the window.")] = 3600
     ignore: Annotated[tuple[str, ...], Meta(description="RDMA devices that are not judged.")] = ()
 
 
@@ -103,7 +107,7 @@ def _is_of(text: str, port: RdmaPort) -> bool:
 
 
 def samples(node: Node) -> Iterator[tuple[str, str, float]]:
-    """Losses of link of each port and interface."""
+    """Yield the losses of link of each port and interface."""
     if isinstance(node.host, Missing) or isinstance(node.host.ports, Missing):
         return
     for port in node.host.ports:
@@ -113,7 +117,7 @@ def samples(node: Node) -> Iterator[tuple[str, str, float]]:
 
 
 def kind(text: str) -> str:
-    """Records of a lost link: of which adapter."""
+    """Return which adapter a record of a lost link names. Return "" for any other record."""
     match = _RECORD.match(text)
     return "" if match is None else f"down {match[1]}"
 

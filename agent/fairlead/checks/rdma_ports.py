@@ -1,10 +1,10 @@
-"""InfiniBand and RoCE ports: as many as this kind of node uses are active, at their rate and width.
+"""Checks that as many InfiniBand and RoCE ports as declared are active, at their rate and width.
 
-State, physical state and rate: /sys/class/infiniband/*/ports, Documentation/ABI/stable/sysfs-class-infiniband (state "4:
-ACTIVE", phys_state "5: LinkUp"). How many ports carry traffic is declared (the hardware profile): what is more than that,
-such as an adapter without a cable, is not judged, and a port that is missing altogether is. A subnet manager's restart leaves
-ports in INIT or ARMED for some seconds: confirmation waits for that. A link that trained to fewer lanes ("1X") has a lower
-rate, and is named by its width.
+State, physical state and rate are in /sys/class/infiniband/*/ports (Documentation/ABI/stable/sysfs-class-infiniband: state "4:
+ACTIVE", phys_state "5: LinkUp"). The hardware profile declares how many ports carry traffic. Ports beyond that number, such as
+an adapter without a cable, are not judged. A port that does not exist at all is reported. When a subnet manager restarts,
+ports are in INIT or ARMED for some seconds; the confirmation covers this. A link that trained to fewer lanes ("1X") has a
+lower rate, and the finding names its width.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ Rate = Annotated[float, Meta(gt=0)]
 
 class Params(CheckParams, frozen=True, kw_only=True):
     infiniband_ports: Annotated[
-        Count | None, Meta(description="InfiniBand ports that have to be active; unset: their number is not judged.")
+        Count | None, Meta(description="This many InfiniBand ports have to be active; unset: their number is not judged.")
     ] = None
-    infiniband_rate_gbps: Annotated[Rate | None, Meta(description="Least rate of each; unset: not judged.")] = None
-    infiniband_width_lanes: Annotated[Count | None, Meta(description="Least width of each; unset: not judged.")] = None
+    infiniband_rate_gbps: Annotated[Rate | None, Meta(description="Least rate of each port; unset: not judged.")] = None
+    infiniband_width_lanes: Annotated[Count | None, Meta(description="Least width of each port; unset: not judged.")] = None
     ethernet_ports: Annotated[
-        Count | None, Meta(description="RoCE ports that have to be active; unset: their number is not judged.")
+        Count | None, Meta(description="This many RoCE ports have to be active; unset: their number is not judged.")
     ] = None
-    ethernet_rate_gbps: Annotated[Rate | None, Meta(description="Least rate of each; unset: not judged.")] = None
+    ethernet_rate_gbps: Annotated[Rate | None, Meta(description="Least rate of each port; unset: not judged.")] = None
     ignore: Annotated[tuple[str, ...], Meta(description="RDMA devices that are not judged, such as mlx5_9.")] = ()
 
 
@@ -62,8 +62,10 @@ def _name(nic: Nic) -> str:
 
 
 def _layer(host: Host, ports: list[Nic], kind: str, want: tuple[int | None, float | None, int | None]) -> Iterator[Finding]:
-    """Ports of one kind. With enough good ones, the others are not in use; what cannot be read is always said. ``want``: how
-    many, their rate and their width."""
+    """Yield findings for the ports of one kind. ``want``: their number, rate and width.
+
+    If enough ports are good, the others are not in use and yield none. What cannot be read is always reported.
+    """
     expected, rate, width = want
     widths = {f"{p.name}/{p.port}": p.width_lanes for p in host.ports} if not isinstance(host.ports, Missing) else {}
     good = 0

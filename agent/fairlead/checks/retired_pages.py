@@ -1,8 +1,8 @@
-"""Memory pages that a GPU before Ampere has retired (newer ones remap rows: see `row_remap`).
+"""Reports memory pages that a GPU before Ampere has retired. Newer GPUs remap rows (see `row_remap`).
 
-NVML_FI_DEV_RETIRED_SBE, _DBE, _PENDING (the same as nvmlDeviceGetRetiredPages and nvmlDeviceGetRetiredPagesPendingStatus).
-Pending: the page goes out of use when the driver is loaded anew, or the GPU reset (NVIDIA "Dynamic Page Retirement"). A GPU
-can retire 64 pages; DCGM fails it for more than 63, and warns from 15 for double-bit errors
+The counts are NVML_FI_DEV_RETIRED_SBE, _DBE and _PENDING (the same as nvmlDeviceGetRetiredPages and
+nvmlDeviceGetRetiredPagesPendingStatus). A pending page is retired when the driver is loaded again or the GPU is reset (NVIDIA
+"Dynamic Page Retirement"). A GPU can retire 64 pages. DCGM fails it for more than 63, and warns from 15 for double-bit errors
 (dcgm_gpu_hardware_limits.h: DCGM_LIMIT_MAX_RETIRED_PAGES, _SOFT_LIMIT).
 """
 
@@ -22,9 +22,9 @@ from fairlead.model.unread import unlisted, unread
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
-    pages_max: Annotated[int, Meta(ge=0, description="Retired pages that are accepted; a GPU has room for 64.")] = 63
+    pages_max: Annotated[int, Meta(ge=0, description="This many retired pages are accepted; a GPU has room for 64.")] = 63
     double_bit_pages: Annotated[
-        int, Meta(ge=0, description="Pages retired for double-bit errors from which it warns; 0: never.")
+        int, Meta(ge=0, description="The check warns at this many pages retired for double-bit errors or more; 0: never.")
     ] = 15
 
 
@@ -32,7 +32,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     yield from unlisted(node)
     for gpu in listed_gpus(node):
         if gpu.lost or isinstance(gpu.remap, RowRemap):
-            continue  # it remaps rows instead: NVML answers NOT_SUPPORTED to all of this
+            continue  # such a GPU remaps rows instead, and NVML answers NOT_SUPPORTED for retired pages
         pages = gpu.retired
         if isinstance(pages, Missing):
             if pages.why is Why.UNREADABLE and isinstance(gpu.remap, Missing) and gpu.remap.why is Why.UNSUPPORTED:

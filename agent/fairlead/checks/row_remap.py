@@ -1,9 +1,10 @@
-"""GPU memory row remapping (nvmlDeviceGetRemappedRows, nvmlDeviceGetRowRemapperHistogram; Ampere and newer).
+"""Reports GPU memory rows whose remapping failed or is pending, and spare rows that run out (Ampere and newer).
 
-A bad row is replaced by a spare one at the next GPU reset. Pending: the reset is due, the job may end first. Failed: no
-spare row was left where it was needed, which is NVIDIA's criterion for an RMA ("GPU Memory Error Management" guide, row
-remapping). The histogram counts banks by spare rows left (max, high, partial, low, none): low and none are early signs.
-How fast both grow is followed by the day and by the board's serial, over boots.
+The check reads nvmlDeviceGetRemappedRows and nvmlDeviceGetRowRemapperHistogram. The GPU replaces a bad row by a spare one at
+its next reset. Pending means that this reset is due; the job may end first. Failed means that no spare row was left where it
+was needed, which is NVIDIA's criterion for an RMA ("GPU Memory Error Management" guide, row remapping). The histogram counts
+banks by the spare rows they have left (max, high, partial, low, none). Low and none are early signs. The growth of both is
+recorded by the day and by the card's serial number, over all boots.
 """
 
 from __future__ import annotations
@@ -26,15 +27,18 @@ UNCORRECTED, USED_SPARE_ROWS = "remap.uncorrected", "remap.worn_banks"
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
-    banks_low: Annotated[int, Meta(ge=0, description="Banks with few or no spare rows left before it warns.")] = 0
+    banks_low: Annotated[
+        int, Meta(ge=0, description="This many banks with few or no spare rows are accepted; more are a warning.")
+    ] = 0
     uncorrected_rows: Annotated[
-        int, Meta(ge=1, description="Rows remapped for uncorrectable errors from which it warns (a GPU can remap 512).")
+        int,
+        Meta(
+            ge=1, description="The check warns at this many rows remapped for uncorrectable errors or more (a GPU can remap 512)."
+        ),
     ] = 512
-    rows_per_month: Annotated[
-        int, Meta(ge=0, description="Rows remapped for uncorrectable errors within 30 days from which it warns; 0: never.")
-    ] = 8
+    rows_per_month: Annotated[int, Meta(ge=0, description="The same for rows remapped within 30 days; 0: never.")] = 8
     banks_per_month: Annotated[
-        int, Meta(ge=0, description="Banks that came to have some, few or no spare rows within 30 days; 0: never.")
+        int, Meta(ge=0, description="The same for banks that came to have some, few or no spare rows within 30 days; 0: never.")
     ] = 4
 
 
@@ -49,7 +53,8 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
 
 
 def _unread(gpu: Gpu, remap: Missing, past: Past) -> Iterator[Finding]:
-    """Before Ampere a GPU retires pages instead; under MIG the recovery action still says what is due."""
+    """Yield a finding for remapped rows that cannot be read. A GPU before Ampere yields none, because it retires pages
+    instead. A GPU under MIG yields none either, because the recovery action still says what is due."""
     lost = was_readable(gpu, "remap", past)
     if (isinstance(gpu.retired, RetiredPages) and not lost) or not_under_mig(gpu, "remap", remap):
         return
@@ -65,7 +70,7 @@ def _unread(gpu: Gpu, remap: Missing, past: Past) -> Iterator[Finding]:
 
 
 def _now(gpu: Gpu, remap: RowRemap, params: Params) -> Iterator[Finding]:
-    """What one reading says."""
+    """Yield the findings of one reading."""
     counts = f"remapped rows: {remap.corrected} corrected, {remap.uncorrected} uncorrected"
     if remap.failed:
         yield Finding(
@@ -103,12 +108,13 @@ def _now(gpu: Gpu, remap: RowRemap, params: Params) -> Iterator[Finding]:
 
 
 def used_spare_rows(remap: RowRemap) -> int | None:
-    """Banks that have used up part of their spare rows (partial, low, none)."""
+    """Return the number of banks that have used up part of their spare rows (partial, low, none); None without a histogram."""
     return None if isinstance(remap.histogram, Missing) else sum(remap.histogram[2:])
 
 
 def _a_month_ago(known: list[Daily]) -> Daily | None:
-    """Its value when the month began; where that is not known for certain, the first one within the month."""
+    """Return the value of a month ago. Where it is not certain, return the first value within the month; None where there is
+    none."""
     older = [d for d in known if d.days_ago >= MONTH_DAYS]
     later = [d for d in known if d.days_ago < MONTH_DAYS]
     if older and (not later or later[0].value == older[-1].value or older[-1].days_ago <= MONTH_DAYS + 1):
@@ -117,7 +123,7 @@ def _a_month_ago(known: list[Daily]) -> Daily | None:
 
 
 def _trend(gpu: Gpu, remap: RowRemap, past: Past, params: Params) -> Iterator[Finding]:
-    """Spare rows that run out: counted over a month of this board's life, whatever booted meanwhile."""
+    """Yield findings for spare rows that run out, counted over a month of this card's life and over all boots in it."""
     device = device_of(gpu)
     for name, now, limit, words in (
         (UNCORRECTED, remap.uncorrected, params.rows_per_month, "rows of GPU {} were remapped for uncorrectable errors"),
@@ -128,7 +134,7 @@ def _trend(gpu: Gpu, remap: RowRemap, past: Past, params: Params) -> Iterator[Fi
             "memory banks of GPU {} have begun to run out of spare rows",
         ),
     ):
-        if now is None or limit == 0 or now < limit:  # it cannot have grown by more than it is
+        if now is None or limit == 0 or now < limit:  # it cannot have grown by more than its value
             continue
         known = [d for d in past.daily if d.device == device and d.name == name]
         before = _a_month_ago(known)
@@ -144,7 +150,7 @@ def _trend(gpu: Gpu, remap: RowRemap, past: Past, params: Params) -> Iterator[Fi
 
 
 def daily(node: Node) -> Iterator[tuple[str, str, float]]:
-    """Rows remapped for uncorrectable errors, and banks that have used up spare rows."""
+    """Yield the rows remapped for uncorrectable errors, and the banks that have used up spare rows."""
     for gpu in listed_gpus(node):
         if isinstance(gpu.remap, RowRemap):
             yield from counters(
@@ -160,7 +166,7 @@ check = Check(
     params=Params,
     judge=judge,
     mode=Mode.ENFORCE,
-    confirm=2,  # one call that failed once is no loss
+    confirm=2,  # a single failed call does not mean that the value is lost
     confirm_of=3,
     daily=daily,
 )

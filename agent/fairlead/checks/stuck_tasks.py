@@ -1,19 +1,21 @@
-"""Tasks that sleep uninterruptibly and do not wake: a dead file system, a wedged driver, a step that cannot be killed.
+"""Reports tasks that sleep uninterruptibly and do not wake: on a dead file system, in a hung driver, in a step that cannot be
+killed.
 
-A task in state D that has not been scheduled for the window (kernel/hung_task.c judges the same, with its own 120 s, and
-writes "INFO: task ... blocked for more than ... seconds"). State D for a moment is what every disk read looks like. With
-SIGKILL pending (proc_pid_status(5), SigPnd and ShdPnd) the task cannot end: a Slurm step of it is unkillable, and a reboot is
-what helps. No process name is shown: users choose them.
+Such a task is in state D and has not been scheduled for the whole window. kernel/hung_task.c judges the same with its own 120
+s, and writes "INFO: task ... blocked for more than ... seconds". A short time in state D is normal for every disk read. With
+SIGKILL pending (proc_pid_status(5), SigPnd and ShdPnd) the task cannot end: its Slurm step is unkillable, and only a reboot
+helps. No process name is shown, because users choose them.
 
-Left out is what a user may do to processes of their own. A task that waits for a FUSE server, seen now (`StuckTask.fuse`) or in
-the trace that the kernel logs with it (`model.hung_tasks`); a site's own FUSE mounts are declared to `hung_mounts`. A task that
-waits for another of its process or of its user that waits for such a server: for a core dump, for the lock of the process's
-memory, for a folder's (`host.waits_for_others`); whoever of these waits for a disk is told by itself. A parent that waits for
-its child of vfork(2): SIGKILL ends that.
+Tasks that a user can bring into this state among their own processes do not count. One kind waits for a FUSE server, seen now
+(`StuckTask.fuse`) or in the trace that the kernel logs with it (`model.hung_tasks`). A site declares its own FUSE mounts to
+`hung_mounts`. Another kind waits for a task of the same process or user, and that task waits for such a server. This happens
+with a core dump, with the lock of the process's memory, and with the lock of a folder (`host.waits_for_others`). A task among
+these that waits for a disk is itself reported. The last kind is a parent that waits for its child of vfork(2); SIGKILL ends
+that.
 
-The kernel tells of ten hung tasks in a boot and then of none (kernel.hung_task_warnings; -1: of all), and a user's own may use
-that up. The agent's watch of /proc does not depend on it and goes on. That the log is blind is said with level ok: it is no
-fault, and a user can bring it about.
+The kernel logs ten hung tasks in a boot and then no more (kernel.hung_task_warnings; -1: all), and a user's own tasks may use
+that up. The agent's watch of /proc does not depend on it and goes on. A log that is blind in this way is reported with level
+ok: it is no fault, and a user can cause it.
 """
 
 from __future__ import annotations
@@ -32,13 +34,13 @@ from fairlead.model.unread import age_seconds, host_of, unread, unread_log
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
-    window_seconds: Annotated[int, Meta(ge=15, le=7200, description="Asleep for so long counts.")] = 300
-    killed_seconds: Annotated[int, Meta(ge=15, le=7200, description="The same for one that should have been killed.")] = 120
-    tasks_max: Annotated[int, Meta(ge=0, description="Such tasks that are accepted, those with SIGKILL apart.")] = 0
+    window_seconds: Annotated[int, Meta(ge=15, le=7200, description="A task that has slept for this long counts.")] = 300
+    killed_seconds: Annotated[int, Meta(ge=15, le=7200, description="The same for a task that should have been killed.")] = 120
+    tasks_max: Annotated[int, Meta(ge=0, description="This many such tasks are accepted, not counting those with SIGKILL.")] = 0
     kernel_threads: Annotated[bool, Meta(description="Kernel threads count too.")] = True
-    log_seconds: Annotated[int, Meta(ge=0, description="How long a record of the kernel's own watch is reported; 0: never.")] = (
-        3600
-    )
+    log_seconds: Annotated[
+        int, Meta(ge=0, description="A record of the kernel's own watch is reported for this long; 0: never.")
+    ] = 3600
 
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
@@ -73,7 +75,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
             if stuck and not past.available and all(t.seconds < params.killed_seconds for t in stuck):
                 yield Finding(
                     level=Level.OK,
-                    summary=f"{len(stuck)} tasks sleep uninterruptibly now: for how long needs a second look",
+                    summary=f"{len(stuck)} tasks sleep uninterruptibly now: for how long needs a second sweep",
                     needs_history=True,
                 )
 
@@ -99,7 +101,7 @@ def _unkillable(tasks: list[StuckTask]) -> Iterator[Finding]:
 
 
 def _named(tasks: list[StuckTask]) -> str:
-    """Processes by number, with their step or "kernel"."""
+    """Return the processes by number, each with its step or "kernel"."""
     words = []
     for task in sorted(tasks, key=lambda t: t.pid)[:8]:
         step = f" (job {task.job}" + (f" step {task.step})" if task.step else ")") if task.job else ""
@@ -112,7 +114,7 @@ def _finding(level: Level, summary: str, evidence: str, *, fault: str) -> Findin
 
 
 def kind(text: str) -> str:
-    """Records of khungtaskd: all of one kind; and what their traces say, of another, so that both are kept as long."""
+    """Return "hung" for khungtaskd's records and "fuse" for their traces. With two kinds, both are kept equally long."""
     return "hung" if HUNG.match(text) else "fuse" if WAITS.match(text) else ""
 
 

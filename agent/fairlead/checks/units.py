@@ -1,9 +1,9 @@
-"""systemd units that this node needs are active.
+"""Checks that the systemd units that this node needs are active.
 
-``systemctl list-units`` (systemctl(1): LOAD, ACTIVE, SUB), asked once for all by a process of its own: systemd that does not
-answer is a finding, not a wait. A wanted unit is well when it is active; one that is starting, reloading or stopping is given
-the confirmation's time, one that crashes again and again ("auto-restart") is not. A unit that nothing loaded is not in the
-list at all.
+A process of its own asks once for all units (``systemctl list-units``; systemctl(1): LOAD, ACTIVE, SUB). If systemd does not
+answer, this is a finding, and the agent does not wait. A wanted unit is healthy when it is active or reloading. A unit that is
+starting or stopping has the time of the confirmation. A unit that crashes again and again ("auto-restart") is not healthy. A
+unit that nothing has loaded is not in the list at all.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Params(CheckParams, frozen=True, kw_only=True):
     wanted: Annotated[
         tuple[Name, ...], Meta(description="Units that have to be active, such as slurmd.service, nvidia-persistenced.service.")
     ] = ()
-    failed: Annotated[bool, Meta(description="Warn of any unit that failed.")] = False
+    failed: Annotated[bool, Meta(description="The check warns about any unit that failed.")] = False
     failed_ignore: Annotated[
-        tuple[str, ...], Meta(description="Names of units (shell patterns) of which `failed` says nothing.")
+        tuple[str, ...], Meta(description="Names of units (shell patterns) that `failed` does not report.")
     ] = (
         "user@*",
         "run-user-*",
@@ -83,7 +83,7 @@ def _failed(units: tuple[UnitState, ...], params: Params) -> Iterator[Finding]:
 
 
 def wants(params: Params) -> Wanted:
-    """systemd's list, where anything of it is judged."""
+    """Return a ``Wanted`` that asks for systemd's list of units if the parameters judge any unit."""
     return Wanted(units=bool(params.wanted or params.failed))
 
 

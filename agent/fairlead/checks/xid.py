@@ -1,18 +1,24 @@
-"""Faults that the NVIDIA driver reported in the kernel log of this boot: Xid, SXid, and GPUs fallen off the bus.
+"""Reports faults that the NVIDIA driver logged in this boot: Xid, SXid, and GPUs that have fallen off the bus.
 
-What each code means, what to do and whether it drains is data (`fairlead.xid.catalogue`): NVIDIA's Xid catalogue and the
-driver's nverror.h, by the driver version of the node. On top of it: Xid 45 follows its cause; 13, 31, 43 and their like
-are the job's own fault and only reported for a while; 63 and 94 wait for the job's end, and then want a GPU reset; 154
-counts by its number, the last one per GPU; 162 cancels 163; an NVLink line (144 to 150) or SXid counts only when the line
-itself says Fatal; hundreds of lines of one fault are one finding. "Fallen off the bus" without an Xid (NVSentinel issue
-155) counts as 79. The same recovery action is read from NVML (NVML_FI_DEV_GET_GPU_RECOVERY_ACTION), which works without a
-log.
+`fairlead.xid.catalogue` says for each code what it means, what to do and whether it drains. It is data from NVIDIA's Xid
+catalogue and the driver's nverror.h, by the driver version of the node. The check adds these rules:
 
-When faults of the jobs' own come under `suspect_users` different users on the same GPU, the GPU is the suspect (NVIDIA's
-workflows for Xid 13 and 31 say the same: repeated on one GPU, test the hardware). That is likely, not certain: by default it
-is reported, and drains where `suspect_service` says so. Where only Xid 43 came, which every killed CUDA process may leave,
-it never drains. A line that names an address at which this node has no GPU, and had none, is told and drains nothing. `services`
-and `actions` are the site's own choice per code: an Xid as "63", an SXid as "sxid 12028".
+- Xid 45 follows its cause.
+- 13, 31, 43 and similar codes are the job's own fault and are only reported for a while.
+- 63 and 94 wait for the job's end, and then need a GPU reset.
+- 154 counts by the number of its recovery action, and only the last one of a GPU counts.
+- 162 cancels 163.
+- An NVLink line (144 to 150) or SXid counts only when the line itself says Fatal.
+- Hundreds of lines of one fault are one finding.
+- "Fallen off the bus" without an Xid (NVSentinel issue 155) counts as 79.
+
+NVML gives the same recovery action (NVML_FI_DEV_GET_GPU_RECOVERY_ACTION), which works without a log.
+
+When jobs of `suspect_users` different users have faults of their own on the same GPU, the GPU is the suspect. NVIDIA's
+workflows for Xid 13 and 31 say the same: if they repeat on one GPU, test the hardware. This is likely, not certain, so by
+default it is reported, and it drains only where `suspect_service` says so. Xid 43 alone never drains, because every killed
+CUDA process may leave one. A line with an address at which this node has no GPU, and had none, is a warning and does not
+drain. `services` and `actions` are the site's own choice for a code: an Xid as "63", an SXid as "sxid 12028".
 """
 
 from __future__ import annotations
@@ -33,13 +39,13 @@ from fairlead.xid.catalogue import ENTRIES, recovery
 from fairlead.xid.line import is_part
 from fairlead.xid.meaning import Meaning, meaning
 
-KILLED = 43  # a CUDA process that was killed may leave one
+KILLED = 43  # a killed CUDA process may leave this Xid
 JOBS_SHOWN = 5
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
     remember_seconds: Annotated[
-        int, Meta(ge=0, description="How long a fault that drains nothing (a job's own, a corrected one) is reported.")
+        int, Meta(ge=0, description="A fault that does not drain (a job's own, a corrected one) is reported for this long.")
     ] = 3600
     services: Annotated[
         dict[str, Service],
@@ -50,9 +56,10 @@ class Params(CheckParams, frozen=True, kw_only=True):
         Meta(description='The site\'s own action per code, such as {"119": "reboot_node", "sxid 20034": "reset_gpu"}.'),
     ] = field(default_factory=dict)
     suspect_users: Annotated[
-        int, Meta(ge=0, le=1000, description="Users whose jobs must fault on a GPU for it to be the suspect, not they; 0: never.")
+        int,
+        Meta(ge=0, le=1000, description="Jobs of this many users must fault on a GPU before the GPU is the suspect; 0: never."),
     ] = 3
-    suspect_seconds: Annotated[int, Meta(ge=60, description="... within this time.")] = 86400
+    suspect_seconds: Annotated[int, Meta(ge=60, description="The jobs of `suspect_users` must fault within this time.")] = 86400
     suspect_service: Annotated[
         Service, Meta(description="What a suspect GPU means for the node: keep (report), drain_after_job or drain_now.")
     ] = Service.KEEP
@@ -70,7 +77,7 @@ class Params(CheckParams, frozen=True, kw_only=True):
 
 
 def site_key(key: str) -> bool:
-    """Whether a key of ``services`` or ``actions`` names a code: "63", "sxid 12028"."""
+    """Say whether a key of ``services`` or ``actions`` names a code, such as "63" or "sxid 12028"."""
     kind, _, number = key.rpartition(" ")
     if not (number.isascii() and number.isdigit()) or number.startswith("0"):
         return False
@@ -78,7 +85,7 @@ def site_key(key: str) -> bool:
 
 
 def key_of(line: XidLine) -> str:
-    """The key of ``services`` and ``actions`` that a line's code has."""
+    """Return the key of ``services`` and ``actions`` for the code of a line."""
     return f"sxid {line.code}" if line.kind is XidKind.SXID else str(line.code)
 
 
@@ -86,7 +93,7 @@ _Lines = tuple[tuple[KernelRecord, XidLine], ...]
 
 
 class _Fault(Struct, frozen=True):
-    """All lines of one fault on one device: the first line that says most, the last record, how many."""
+    """Holds all lines of one fault on one device: the first line that says most, the first and last record, and their number."""
 
     line: XidLine
     first: KernelRecord
@@ -115,7 +122,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
         if finding.level is Level.DRAIN:
             drained.setdefault(fault.line.pci, []).append(finding)
         elif finding.device in suspects and _of_a_job(fault.line, driver):
-            continue  # told with the GPU, which is to blame
+            continue  # the finding of the suspect GPU covers this fault
         yield finding
     yield from suspects.values()
     yield from _by_nvml(node, past, drained)
@@ -124,12 +131,12 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
 
 
 def _is_ours(line: XidLine, ours: frozenset[str] | None) -> bool:
-    """Whether a line's GPU is the node's; of a line without an address, and of NVSwitches, that is not asked."""
+    """Say whether a line is about a GPU of this node. Lines without an address and lines of NVSwitches always count as ours."""
     return ours is None or line.kind is XidKind.SXID or not line.pci or line.pci in ours
 
 
 def _at_unknown_address(last: dict[str, tuple[KernelRecord, XidLine]], node: Node, params: Params) -> Iterator[Finding]:
-    """Faults of GPUs that this node does not have, the last of each address."""
+    """Yield faults of GPUs that this node does not have: the last one of each address."""
     for pci, (record, line) in last.items():
         if age_seconds(record, node) <= params.remember_seconds:
             yield Finding(
@@ -143,9 +150,12 @@ def _at_unknown_address(last: dict[str, tuple[KernelRecord, XidLine]], node: Nod
 
 
 def _lost_records(node: Node, past: Past, params: Params) -> Finding | None:
-    """Records that were overwritten before they were read. What was in them is gone: the ring has been read from its oldest
-    record on. The driver's own advice on every GPU (which a fatal Xid changes) stands in for them, and then they are
-    reported like other faults that drain nothing, for `remember_seconds`; without it until a person says so."""
+    """Return a finding for records that were overwritten before they were read, or None.
+
+    What was in these records is lost, since the ring has already been read from its oldest record on. The driver's own advice
+    on every GPU (which a fatal Xid changes) replaces them. If every GPU gives it, the loss is reported for `remember_seconds`,
+    like other faults that do not drain. Otherwise it is reported until a person acknowledges it.
+    """
     gpus = listed_gpus(node)
     silent = [g.pci for g in gpus if isinstance(g.recovery_action, Missing)]
     advised = bool(gpus) and not silent
@@ -168,7 +178,7 @@ def _this_boot(record: KernelRecord, node: Node) -> bool:
 
 
 def _driver(node: Node) -> str:
-    """The version of the driver that wrote this boot's log: the loaded module's; "" where it cannot be read."""
+    """Return the version of the driver that wrote this boot's log, which is the loaded module's; "" where it cannot be read."""
     known = (node.driver.module_version, node.driver.library_version)
     return next((version for version in known if isinstance(version, str)), "")
 
@@ -178,7 +188,7 @@ def _of_a_job(line: XidLine, driver: str) -> bool:
 
 
 def _faults(lines: _Lines, driver: str) -> list[_Fault]:
-    """Lines joined to faults, in the order of telling: causes before what follows from them."""
+    """Return the lines joined to faults, with causes before what follows from them."""
     faults: dict[tuple[str, str, int, int | None], _Fault] = {}
     for record, line in lines:
         if line.follows:
@@ -196,7 +206,8 @@ def _faults(lines: _Lines, driver: str) -> list[_Fault]:
 def _note(
     faults: dict[tuple[str, str, int, int | None], _Fault], line: XidLine, record: KernelRecord, driver: str, *, hint: str = ""
 ) -> None:
-    """Count a line in. What is lighter than what is known of its device (a link's Nonfatal after its Fatal) is no news of it."""
+    """Add a line to its fault. A line that is lighter than the known one (a link's Nonfatal after its Fatal) changes only the
+    count and the jobs."""
     group = "sxid" if line.kind is XidKind.SXID else "xid"
     key = (group, line.pci, line.code, line.link if line.fatal is not None else None)
     known = faults.get(key)
@@ -205,7 +216,7 @@ def _note(
         faults[key] = _Fault(line, record, record, 1, hint, jobs)
         return
     if hint:
-        return  # the cause itself is there
+        return  # the cause itself is already known
     jobs, count = known.jobs | jobs, known.count + 1
     if line.code == 154 or known.hint or _weight(line, driver) > _weight(known.line, driver):
         faults[key] = _Fault(line, known.first, record, count, "", jobs)
@@ -216,7 +227,8 @@ def _note(
 
 
 def _weight(line: XidLine, driver: str) -> tuple[bool, bool, int]:
-    """How much a line says, to compare lines of one code on one device: what says no severity says always the same."""
+    """Return how much a line says, to compare lines of one code on one device. A line without a severity always has the lowest
+    weight."""
     if line.fatal is None:
         return (False, False, 0)
     means = meaning(line, driver)
@@ -257,14 +269,14 @@ def _whose(jobs: frozenset[int]) -> str:
 
 
 def _jobs(jobs: Collection[int]) -> str:
-    """The jobs in words, the newest of many."""
+    """Return the jobs in words. Of many jobs, only the newest are named."""
     shown = ", ".join(str(job) for job in sorted(jobs)[-JOBS_SHOWN:])
     more = f" and {len(jobs) - JOBS_SHOWN} more" if len(jobs) > JOBS_SHOWN else ""
     return f"job{'s' if len(jobs) > 1 else ''} {shown}{more}"
 
 
 def _counts_as(fault: _Fault, params: Params, driver: str) -> Meaning | None:
-    """The meaning of a fault with the site's choice of service and action; None for nothing to tell."""
+    """Return the meaning of a fault with the site's choice of service and action. Return None when there is nothing to report."""
     means = meaning(fault.line, driver)
     key = key_of(fault.line)
     service = params.services.get(key, means.service)
@@ -276,7 +288,7 @@ def _counts_as(fault: _Fault, params: Params, driver: str) -> Meaning | None:
 
 
 def _suspects(lines: _Lines, node: Node, params: Params, driver: str) -> Iterator[Finding]:
-    """GPUs on which the jobs of several users faulted. A record with two users on its GPU blames neither."""
+    """Yield GPUs on which the jobs of several users faulted. A record with two users on its GPU blames neither."""
     if not params.suspect_users:
         return
     found: dict[str, dict[int, list[tuple[int, KernelRecord]]]] = {}
@@ -305,7 +317,7 @@ def _suspects(lines: _Lines, node: Node, params: Params, driver: str) -> Iterato
 
 
 def _evidence(fault: _Fault) -> tuple[str, ...]:
-    """What was read, without the name of any process."""
+    """Return what was read, without the name of any process."""
     line = fault.line
     said = f": {line.public_text[:160]}" if line.public_text else ""
     times = f", {fault.count} lines" if fault.count > 1 else ""
@@ -316,9 +328,10 @@ def _evidence(fault: _Fault) -> tuple[str, ...]:
 
 
 def _by_nvml(node: Node, past: Past, drained: dict[str, list[Finding]]) -> Iterator[Finding]:
-    """The driver's advice without a log line. Never there (older drivers): the log says it. Not there any more: unknown.
+    """Yield what the driver advises through NVML, which needs no log line.
 
-    ``drained``: what the log says of a GPU; advice that asks for no more is the same fault.
+    A driver that never gave this advice (an older one) yields nothing, because the log says it. Advice that can no longer be
+    read is UNKNOWN. ``drained``: what the log says of each GPU. Advice that asks for no more than this is the same fault.
     """
     for gpu in listed_gpus(node):
         number = gpu.recovery_action
@@ -349,13 +362,14 @@ def _by_nvml(node: Node, past: Past, drained: dict[str, list[Finding]]) -> Itera
 
 
 def _covers(reported: Finding, action: Action, service: Service) -> bool:
-    """Whether what the log asks for is as much as that: a reboot resets the GPU too."""
+    """Say whether what the log asks for covers this action and service. A reboot also resets the GPU."""
     enough = reported.action is action or (reported.action, action) == (Action.REBOOT_NODE, Action.RESET_GPU)
     return enough and reported.service in (Service.DRAIN_NOW, service)
 
 
 def kind(text: str) -> str:
-    """Lines of the driver that tell of a fault, and the parts of those that come in three."""
+    """Return "fault" for a driver's line that reports a fault. Return "part" and the beginning of the line for a line of a
+    fault that takes three lines. Return "" for any other record."""
     return "fault" if parse(text) is not None else f"part {text[:40]}" if is_part(text) else ""
 
 

@@ -88,7 +88,7 @@ class Parser(argparse.ArgumentParser):
         if kind == "unrecognized arguments":
             import difflib
 
-            word = rest.split()[0]
+            word = next(iter(rest.split()), "")  # an empty argument has no word
             if word.endswith(".toml") and "--site" in options:
                 return f"--site {word}"
             like = difflib.get_close_matches(word.partition("=")[0], options, n=1) if word.startswith("-") else []

@@ -138,7 +138,7 @@ def _check(path: str, chosen: dict[str, tuple[DriverWant, str, str]], args: argp
     for name, (want, gpu, node) in sorted(chosen.items()):
         found = lock.sets.get(name)
         if found is None:
-            wrong.append(f"{path}: sets.{name}: node {node} wants this set, and it is not there")
+            wrong.append(f"{path}: sets.{name}: node {node} wants this set, but the lock does not have it")
             continue
         for key in DECLARED:
             given, locked = getattr(want, key), getattr(found, key)

@@ -1,6 +1,7 @@
-"""The schema of a node's document and of a site, composed from what lies below.
+"""Defines the schema of a node's document and of a site. The schema of a document is composed of what the checks, the settings
+and the policy declare.
 
-A node needs the document's part alone: what belongs to a site is imported when it is asked for.
+A node needs only the document's part. What belongs to a site is imported when a caller asks for it.
 """
 
 from __future__ import annotations

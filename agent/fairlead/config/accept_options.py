@@ -1,4 +1,4 @@
-"""How a site measures its nodes: ``[accept]`` of site.toml, and ``[classes.NAME.accept]`` for what differs in a class."""
+"""Defines how a site measures its nodes: ``[accept]`` of site.toml, and ``[classes.NAME.accept]`` for what differs in a class."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec import Meta, Struct, field
 
 from fairlead.config.document import config_error
 
-#: One shell command, and what may stand in the job script before it: no NUL, which no shell can hold.
+#: A shell command, or the lines before it in the job script. It must not contain NUL, because no shell can hold NUL.
 Shell = Annotated[str, Meta(pattern=r"^[^\x00]*\Z")]
 Path = Annotated[str, Meta(pattern=r"^$|^/[^\x00\n]*\Z")]
 Name = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]*\Z")]
@@ -17,23 +17,27 @@ Name = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]*\Z")]
 
 class AcceptOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     tools: Annotated[
-        tuple[Name, ...], Meta(description="What is measured, in this order; empty: everything that fairlead knows.")
+        tuple[Name, ...], Meta(description="The tools to run, in this order. Empty: every tool that fairlead knows.")
     ] = ()
     commands: Annotated[
         dict[Name, Shell],
-        Meta(description="Tool to shell command, where its own does not do; $GPUS is the number of GPUs."),
+        Meta(description="Shell command by tool, in place of the tool's own; $GPUS is the number of GPUs."),
     ] = field(default_factory=dict)
     seconds: Annotated[
-        dict[Name, Annotated[int, Meta(ge=1, le=86400)]], Meta(description="Tool to the seconds after which it is ended.")
+        dict[Name, Annotated[int, Meta(ge=1, le=86400)]], Meta(description="By tool: the seconds after which it is ended.")
     ] = field(default_factory=dict)
-    prelude: Annotated[Shell, Meta(description="Shell lines at the job's beginning: module load, PATH.")] = ""
-    sbatch: Annotated[tuple[Shell, ...], Meta(description="More options of sbatch: --account=ops, --qos=accept.")] = ()
+    prelude: Annotated[Shell, Meta(description="Shell lines that the job begins with, such as module load or PATH.")] = ""
+    sbatch: Annotated[tuple[Shell, ...], Meta(description="More options of sbatch, such as --account=ops, --qos=accept.")] = ()
     folder: Annotated[Path, Meta(description="Folder that this host and the nodes share, for scripts and outputs.")] = ""
-    store: Annotated[Path, Meta(description="The SQLite file of the results; empty: /var/lib/fairlead, or the user's own.")] = ""
+    store: Annotated[
+        Path,
+        Meta(description="The SQLite file of the results. Empty: in /var/lib/fairlead for root, else ~/.local/state/fairlead."),
+    ] = ""
 
 
 def accept_options(site: dict[str, Any], of_class: dict[str, Any], where: str, class_name: str = "") -> AcceptOptions:
-    """A class's options over the site's: commands and seconds by tool, anything else as a whole. Raises ConfigError."""
+    """Return the options of a class, which are laid over those of the site. ``commands`` and ``seconds`` are merged tool by
+    tool; any other value replaces the site's value. Raises ConfigError."""
     merged = dict(site)
     for key, value in of_class.items():
         both = isinstance(value, dict) and isinstance(merged.get(key), dict)

@@ -1,7 +1,7 @@
-"""The schema of a node's document, composed from what checks, settings and policy declare; and how one is resolved.
+"""Defines the schema of a node's document, composed of what checks, settings and policy declare, and resolves a document.
 
-``/etc/fairlead/node.json`` is a node's only input. It is resolved on the admin host from layers, later ones winning:
-the defaults in the code, the hardware profile, the site, the node's class, the node. A node only reads it.
+``/etc/fairlead/node.json`` is a node's only input. It is resolved on the admin host from layers: the defaults in the code, the
+hardware profile, the site, the node's class, the node. A later layer wins over an earlier one. A node only reads the document.
 """
 
 from __future__ import annotations
@@ -26,110 +26,122 @@ from fairlead.policy import Rules
 
 SCHEMA = 1
 NODE_DOCUMENT = "/etc/fairlead/node.json"
-HEAD_OF_LAYER = {"schema": SCHEMA, "generation": 0, "node": "x"}  # what a document has and a layer has not
-KEYS_LISTED_MAX = 12  # of a table, in the hint about an unknown key
-READABLE_SCHEMAS = (SCHEMA, SCHEMA - 1)  # a node reads n and n-1, so that agents and documents roll independently
-#: Keys of documents that 0.1.0 has written, by section, and what they are called since.
+HEAD_OF_LAYER = {"schema": SCHEMA, "generation": 0, "node": "x"}  # A document has these keys, a layer does not.
+KEYS_LISTED_MAX = 12  # The hint about an unknown key lists the keys of a table up to this many.
+# A node reads schemas n and n-1, so that agents and documents can be updated independently.
+READABLE_SCHEMAS = (SCHEMA, SCHEMA - 1)
+#: The renamed keys by section. Version 0.1.0 has written documents with the old names, which are read too.
 _RENAMED = {"slurm": {"look_seconds": "reconcile_seconds"}}
 
 
 class AgentOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     interval_seconds: Annotated[float, Meta(ge=0.2, le=3600, description="Time from one full sweep to the next.")] = 15.0
-    nvml_deadline_seconds: Annotated[float, Meta(ge=0.2, le=300, description="A sweep that takes longer is unreadable.")] = 5.0
-    verdict_ttl_seconds: Annotated[int, Meta(ge=5, le=86400, description="A published verdict counts this long.")] = 120
-    reapply: Annotated[bool, Meta(description="Apply PCIe settings again that the reset of a device took away.")] = True
-    kmsg_path: Annotated[str, Meta(description="Where kernel records are read.")] = "/dev/kmsg"
-    run_dir: Annotated[str, Meta(description="What hooks and commands read; on tmpfs.")] = "/run/fairlead"
-    state_dir: Annotated[str, Meta(description="Ledger, history, audit trail, hold; outlives a boot.")] = "/var/lib/fairlead"
+    nvml_deadline_seconds: Annotated[
+        float, Meta(ge=0.2, le=300, description="If NVML takes longer to answer, its values are unreadable.")
+    ] = 5.0
+    verdict_ttl_seconds: Annotated[int, Meta(ge=5, le=86400, description="A published verdict is valid for this long.")] = 120
+    reapply: Annotated[bool, Meta(description="Apply PCIe settings again after a device's reset has lost them.")] = True
+    kmsg_path: Annotated[str, Meta(description="The file that kernel records are read from.")] = "/dev/kmsg"
+    run_dir: Annotated[str, Meta(description="Folder of the files for hooks and commands, on tmpfs.")] = "/run/fairlead"
+    state_dir: Annotated[str, Meta(description="Folder of ledger, history, audit trail and hold. It survives a boot.")] = (
+        "/var/lib/fairlead"
+    )
     metrics_textfile: Annotated[
         str,
         Meta(
             pattern=r"^$|^(/[A-Za-z0-9_.+-]+)+(?!\n)$",
-            description="Prometheus text file, NAME.prom in a folder that is there (node_exporter's); empty: none.",
+            description="Prometheus text file, NAME.prom in a folder that exists (node_exporter's). Empty: none.",
         ),
     ] = "/run/fairlead/metrics.prom"
     metrics_listen: Annotated[
         str,
         Meta(
             pattern=r"^$|^(127\.0\.0\.1|localhost|\[::1\]|[^:]+):\d+$",
-            description="host:port, localhost without a host; empty: no open port.",
+            description="Address host:port that serves the metrics. Empty: no port is opened.",
         ),
     ] = ""
     metrics_nvlink_links: Annotated[
         bool,
-        Meta(description="Metrics of each NVLink of each GPU too, not only of each GPU; on 8 GPUs with 18 links 144 series."),
+        Meta(description="Add metrics of each NVLink of each GPU: 144 series on 8 GPUs with 18 links."),
     ] = False
 
 
 class SlurmOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    node_name: Annotated[str, Meta(description="Slurm's NodeName; empty: the document's node.")] = ""
-    conf: Annotated[str, Meta(description="SLURM_CONF; empty: /etc/slurm/slurm.conf, else /run/slurm/conf/slurm.conf.")] = ""
-    bin_dir: Annotated[str, Meta(description="Where scontrol, sinfo and squeue are.")] = "/usr/bin"
-    deadline_seconds: Annotated[float, Meta(ge=1, le=120, description="Of each call of Slurm's commands.")] = 10.0
+    node_name: Annotated[str, Meta(description="Slurm's NodeName. Empty: the document's `node`.")] = ""
+    conf: Annotated[str, Meta(description="SLURM_CONF. Empty: /etc/slurm/slurm.conf, else /run/slurm/conf/slurm.conf.")] = ""
+    bin_dir: Annotated[str, Meta(description="Folder of scontrol, sinfo and squeue.")] = "/usr/bin"
+    deadline_seconds: Annotated[float, Meta(ge=1, le=120, description="How long each call of a Slurm command may take.")] = 10.0
     adapter: Annotated[
         Literal["scontrol", "pyslurm"],
-        Meta(description="pyslurm: through pyslurm where it was built for this node's Slurm, else scontrol."),
+        Meta(description="pyslurm: fairlead uses pyslurm where it was built for this node's Slurm, else scontrol."),
     ] = "scontrol"
-    pyslurm_python: Annotated[str, Meta(description="The Python that has pyslurm; empty: fairlead's own.")] = ""
+    pyslurm_python: Annotated[str, Meta(description="The Python that has pyslurm. Empty: fairlead's own.")] = ""
     reconcile_seconds: Annotated[
         float,
         Meta(
             ge=1,
             le=3600,
-            description="While a drain of ours stands: how often slurmctld is asked whether it still does. Four times as seldom"
-            " where this node's slurmd is seen, whose stirring makes the agent ask at once.",
+            description="While the node is drained by fairlead, the agent asks slurmctld at this interval whether it still is."
+            " It is four times as long where the agent watches this node's slurmd, whose activity makes it ask sooner.",
         ),
     ] = 30.0
-    splay_seconds: Annotated[float, Meta(ge=0, le=5, description="Random wait before a drain, so that the budget is seen.")] = (
-        0.05
-    )
+    splay_seconds: Annotated[
+        float,
+        Meta(ge=0, le=5, description="Longest random wait before a drain, so that nodes see each other's drains in the budget."),
+    ] = 0.05
 
 
 class HookOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     on_stale: Annotated[
         Literal["allow", "refuse"],
-        Meta(description="The prolog without a fresh verdict. refuse: but a job restarted 3 times starts."),
+        Meta(description="The prolog's answer without a valid verdict. With refuse, a job restarted 3 times still starts."),
     ] = "allow"
-    env_profile: Annotated[Literal["full", "minimal", "off"], Meta(description="Job environment set by the task prolog.")] = (
-        "full"
-    )
+    env_profile: Annotated[
+        Literal["full", "minimal", "off"], Meta(description="How much of the job environment the task prolog sets.")
+    ] = "full"
     site_task_prolog: Annotated[
-        str, Meta(pattern=r"^(/[^\t\n]*)?(?!\n)$", description="The site's own task prolog, run first.")
+        str, Meta(pattern=r"^(/[^\t\n]*)?(?!\n)$", description="The site's own task prolog, which runs first.")
     ] = ""
     planner_python: Annotated[
-        str, Meta(pattern=r"^/[^\t\n]*(?!\n)$", description="The Python that plans jobs on part of a node.")
+        str, Meta(pattern=r"^/[^\t\n]*(?!\n)$", description="The Python that runs the binding planner.")
     ] = "/opt/fairlead/current/bin/python"
 
 
 class Preset(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    extra: Annotated[dict[str, str], Meta(description="Variables of this preset.")] = field(default_factory=dict)
-    skip: Annotated[tuple[str, ...], Meta(description="Variables that it leaves out.")] = ()
+    extra: Annotated[dict[str, str], Meta(description="Variables that this preset sets.")] = field(default_factory=dict)
+    skip: Annotated[tuple[str, ...], Meta(description="Variables that this preset leaves out.")] = ()
 
 
 class JobEnvOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    extra: Annotated[dict[str, str], Meta(description="Variables set when the user did not.")] = field(default_factory=dict)
-    skip: Annotated[tuple[str, ...], Meta(description="Variables of ours this site does not want.")] = ()
+    extra: Annotated[dict[str, str], Meta(description="Variables that are set where the user has not set them.")] = field(
+        default_factory=dict
+    )
+    skip: Annotated[tuple[str, ...], Meta(description="Variables of fairlead that this site does not want.")] = ()
     scratch: Annotated[
         str,
         Meta(
             pattern=r"^$|^(/[A-Za-z0-9_.+-]+)+(?!\n)$",
-            description="Folder on a local disk (root's, 0755 or 1777) for TMPDIR and caches, one folder a job; empty: none.",
+            description="Folder on a local disk (root's, 0755 or 1777) for TMPDIR and caches, one folder per job. Empty: none.",
         ),
     ] = ""
-    rail_only: Annotated[bool, Meta(description="The rails are joined nowhere: NCCL_CROSS_NIC=0.")] = False
+    rail_only: Annotated[bool, Meta(description="The rails are not connected to each other, so NCCL_CROSS_NIC=0 is set.")] = False
     master_suffix: Annotated[
-        str, Meta(pattern=r"^[A-Za-z0-9.-]*(?!\n)$", description="What makes a host's name that of the fast network: i, -ib0.")
+        str,
+        Meta(
+            pattern=r"^[A-Za-z0-9.-]*(?!\n)$",
+            description="Suffix that makes a host's name its name on the fast network, such as i or -ib0.",
+        ),
     ] = ""
     presets: Annotated[
         dict[Annotated[str, Meta(pattern=r"^[a-z][a-z0-9-]{0,30}(?!\n)$")], Preset],
-        Meta(description="Named choices: FAIRLEAD_PROFILE=NAME in a job."),
+        Meta(description="Presets by name. A job chooses one with FAIRLEAD_PROFILE=NAME."),
     ] = field(default_factory=dict)
-    fabric: Annotated[tuple[FabricRow, ...], Meta(description="Of the fabric profile, for jobs on several nodes.")] = ()
+    fabric: Annotated[tuple[FabricRow, ...], Meta(description="Variables of the fabric profile, for jobs on several nodes.")] = ()
 
 
 class Document(Struct, frozen=True, kw_only=True):
-    """A node's resolved document. ``checks`` holds every check, or none where they were not asked for; ``settings`` only the
-    declared ones."""
+    """Holds a node's resolved document. ``checks`` holds every check, or none where the caller did not ask for them.
+    ``settings`` holds only the declared settings."""
 
     schema: int
     generation: int
@@ -166,7 +178,8 @@ SECTION_NAMES = ("checks", "settings", *(name for name, _, _ in _SECTIONS))
 
 @cache
 def node_schema(*, checks: bool = True) -> type[Struct]:
-    """The document as it is written. Without ``checks`` those are neither imported nor looked at: half of what reading costs."""
+    """Return the type of the document as it is written to the file. Without ``checks`` the checks are neither imported nor
+    validated, which saves half of the time that reading takes."""
     judged: Any = dict[str, Any]
     if checks:
         judged = _composite("Checks", [(n, c.params, field(default_factory=c.params)) for n, c in check_list.load().items()])
@@ -197,8 +210,9 @@ _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>[^`]*)`$")
 def config_error(
     where: str, error: msgspec.ValidationError, table: str = "", known: Sequence[str] = (), *, schema: Any = None
 ) -> ConfigError:
-    """Return what msgspec found, with file and dotted key. ``table``: the key of what was converted. ``known``: its keys, where
-    they are not the document's. ``schema``: its type, for a hint that names what was probably meant."""
+    """Return what msgspec found, with file and dotted key. ``table``: the key of the value that was converted. ``known``: the
+    keys of that table, where they are not the document's. ``schema``: the type of the value, for a hint that names the key
+    that was probably meant."""
     match = _AT.match(str(error))
     reason, inner = (match["reason"], match["path"] or "") if match else (str(error), "")
     path = f"{table}.{inner}".strip(".")
@@ -207,13 +221,13 @@ def config_error(
         return unknown_key(where, path, unknown["name"], known or _known_keys(schema, inner), schema=schema)
     hint = ""
     if reason.startswith("Invalid enum value"):
-        hint = _words_hint(schema, inner) or "`fairlead config schema` lists the words it takes"
+        hint = _words_hint(schema, inner) or "`fairlead config schema` lists the allowed words"
     return ConfigError(where, path, reason, hint=hint)
 
 
 def unknown_key(where: str, table: str, name: str, known: Sequence[str] = (), *, schema: Any = None) -> ConfigError:
     """Return the error for a key that its table does not have. ``known``: the keys of the table. ``schema``: the type of the
-    whole, in which the key may belong elsewhere."""
+    whole document, where the key may belong to another table."""
     from fairlead.config import schema_keys
 
     few = 0 < len(known) <= KEYS_LISTED_MAX
@@ -233,7 +247,7 @@ def _words_hint(schema: Any, path: str) -> str:
     from fairlead.config import schema_keys
 
     words = schema_keys.words(schema_keys.at(schema, path)) if schema is not None else ()
-    return f"it is one of: {', '.join(words)}" if words else ""
+    return f"allowed: {', '.join(words)}" if words else ""
 
 
 def _document(data: object, where: str, *, checks: bool = True) -> Document:
@@ -267,7 +281,8 @@ def _document(data: object, where: str, *, checks: bool = True) -> Document:
 
 
 def _judged(checks: dict[str, CheckParams], settings: Mapping[str, Want]) -> dict[str, CheckParams]:
-    """What a setting declares is never also a check: the parameters that each declared one puts on checks."""
+    """Return the checks with the parameters that the declared settings put on them, so that what a setting declares is not
+    also judged by a check."""
     known = setting_list.load()
     for name, want in settings.items():
         for check, parameters in known[name].instead_of.items() if want.managed else ():
@@ -276,16 +291,17 @@ def _judged(checks: dict[str, CheckParams], settings: Mapping[str, Want]) -> dic
 
 
 def content_hash(data: Mapping[str, Any]) -> str:
-    """sha256 over the canonical JSON of a document without its ``hash`` and ``generation``."""
+    """Return the sha256 of the canonical JSON of a document without its ``hash`` and ``generation``."""
     body = {k: v for k, v in data.items() if k not in {"hash", "generation"}}
     return "sha256:" + hashlib.sha256(msgspec.json.encode(body, order="deterministic")).hexdigest()
 
 
 def decode_document(data: bytes, where: str, *, checks: bool = True) -> Document:
-    """A node's document. Raises ConfigError (file, key, reason; one short line) for anything that is not a valid one.
+    """Return a node's document. Raises ConfigError (file, key, reason; one short line) for anything that is not a valid
+    document.
 
-    checks=False: without its checks, for who does not judge; they are looked at all the same in a document without a hash,
-    which nobody has validated yet.
+    checks=False leaves the checks out, for a caller that does not judge. In a document without a hash the checks are validated
+    all the same, because nothing has validated them yet.
     """
     raw = document_json.decode(data, where)
     try:
@@ -303,7 +319,7 @@ def decode_document(data: bytes, where: str, *, checks: bool = True) -> Document
 
 
 def _with_new_names(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a document whose renamed keys have their new names. The document that is passed in is not changed."""
+    """Return a document whose renamed keys have their new names. The document that is passed in does not change."""
     found = dict(data)
     for section, names in _RENAMED.items():
         if isinstance(table := found.get(section), dict):
@@ -328,25 +344,27 @@ def load_document(path: str, *, checks: bool = True) -> Document:
 
 
 def to_data(document: Document) -> dict[str, Any]:
-    """A document as plain JSON data, every default filled in."""
+    """Return a document as plain JSON data, with every default filled in."""
     return cast(dict[str, Any], msgspec.to_builtins(document))
 
 
 def encode_document(document: Document) -> bytes:
-    """The file's bytes: indented, keys in a fixed order, its hash set. The same document gives the same bytes."""
+    """Return the bytes of a document's file: indented, with the keys in a fixed order and the hash set. The same document
+    always gives the same bytes."""
     data = to_data(document)
     data["hash"] = content_hash(data)
     return msgspec.json.format(msgspec.json.encode(data, order="deterministic"), indent=1) + b"\n"
 
 
 def hooks_line(document: Document) -> str:
-    """The one line that shell hooks read: ``1 ON_STALE ENV_PROFILE SITE_TASK_PROLOG PLANNER_PYTHON``, TAB separated."""
+    """Return the line that the shell hooks read: ``1 ON_STALE ENV_PROFILE SITE_TASK_PROLOG PLANNER_PYTHON``, separated by TAB."""
     h = document.hooks
     return "\t".join(("1", h.on_stale, h.env_profile, h.site_task_prolog or "-", h.planner_python)) + "\n"
 
 
 def merge(into: dict[str, Any], layer: Mapping[str, Any], origin: str, origins: dict[str, str], prefix: str = "") -> None:
-    """Lay one layer over another: tables merge, everything else is replaced. Notes each leaf's origin by dotted key."""
+    """Lay ``layer`` over ``into``: tables are merged, and every other value is replaced. Record in ``origins`` which layer
+    each leaf came from, by dotted key."""
     for key, value in layer.items():
         dotted = f"{prefix}{key}"
         if isinstance(value, Mapping):
@@ -365,9 +383,9 @@ def resolve_layers(
     profile: str = "",
     generation: int = 0,
 ) -> tuple[Document, dict[str, str]]:
-    """The document of layers (origin, tree), later ones winning, and where each given value came from.
+    """Return the document that the layers (origin, tree) make, and the origin of each declared value. A later layer wins.
 
-    Each layer is validated by itself first, so that an error names the layer that holds it. Raises ConfigError.
+    Each layer is first validated alone, so that an error names the layer that has the mistake. Raises ConfigError.
     """
     head = {"schema": SCHEMA, "generation": generation, "node": node, "profile": profile}
     data: dict[str, Any] = {}
@@ -381,8 +399,8 @@ def resolve_layers(
 
 
 def _check_layer(origin: str, layer: Mapping[str, Any]) -> None:
-    """Raise ConfigError for the first mistake of a layer. It may leave out required values (another gives them), but what it
-    says must be right."""
+    """Raise ConfigError for the first mistake of a layer. A layer may leave out required values, because another layer may
+    have them. Every value that it has must be valid."""
     from fairlead.config.mig_declared import mig_mistakes
 
     for mistake in mig_mistakes(origin, layer):
@@ -397,7 +415,8 @@ def _check_layer(origin: str, layer: Mapping[str, Any]) -> None:
 
 
 def mistakes_of_values(origin: str, layer: Mapping[str, Any]) -> Iterator[ConfigError]:
-    """Yield what only the nodes would refuse otherwise: variables of the site's own that must not be set."""
+    """Yield the mistakes that would otherwise appear only on the nodes: presets with the name of a built-in profile, and
+    variables that a site must not set."""
     from fairlead.jobenv.environment_text import render
     from fairlead.jobenv.variable_table import of_fabric
     from fairlead.nccl.nccl_conf import fault
@@ -405,7 +424,7 @@ def mistakes_of_values(origin: str, layer: Mapping[str, Any]) -> Iterator[Config
     options = layer.get("jobenv", {})
     presets = options.get("presets", {})
     for reserved in sorted({"full", "minimal", "off"} & presets.keys()):
-        yield ConfigError(origin, f"jobenv.presets.{reserved}", "is one of full, minimal, off already")
+        yield ConfigError(origin, f"jobenv.presets.{reserved}", "is the name of a built-in profile (full, minimal, off)")
     tables = {"jobenv.extra": options.get("extra")}
     tables |= {f"jobenv.presets.{name}.extra": preset.get("extra") for name, preset in presets.items()}
     for key, variable in ((key, {name: value}) for key, extra in tables.items() for name, value in (extra or {}).items()):
@@ -427,5 +446,5 @@ def mistakes_of_values(origin: str, layer: Mapping[str, Any]) -> Iterator[Config
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema of a node's document, for editors and for `fairlead config schema`."""
+    """Return the JSON Schema of a node's document, for editors and for `fairlead config schema`."""
     return msgspec.json.schema(node_schema())

@@ -1,4 +1,4 @@
-"""The bytes of a document as a table, or one short line that says why they are none."""
+"""Decodes the bytes of a document to a table, or raises an error of one short line."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from fairlead.errors import ConfigError
 from fairlead.model.json_text import NOT_JSON
 from fairlead.model.plain_text import shown
 
-MAX_BYTES = 4 << 20  # a document of a node with every key set has some ten thousand bytes
+MAX_BYTES = 4 << 20  # A node's document with every key set has some ten thousand bytes.
 _ERROR_MAX_CHARACTERS = 300
 _ANEW = "run `fairlead provision` again for this node"
 
 
 def decode(data: bytes, where: str) -> dict[str, Any]:
-    """Raises ConfigError for what is too large, not UTF-8, nested too deeply, no table, or says a thing twice."""
+    """Return the table that the bytes hold. Raises ConfigError for bytes that are too large, not UTF-8, nested too deeply or
+    not a table, and for a key that appears twice."""
     if len(data) > MAX_BYTES:
         raise ConfigError(where, "", f"larger than {MAX_BYTES} bytes", hint=_ANEW)
     try:
@@ -35,12 +36,12 @@ def decode(data: bytes, where: str) -> dict[str, Any]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """One table of a document. Raises ConfigError where a key is there twice, of which one would be passed over in silence, or
-    a text holds a zero character, which no path and no variable can."""
+    """Return one table of a document. Raises ConfigError where a key appears twice, because JSON readers silently ignore one
+    of the two. Raises it also where a text has a zero character, which no path and no variable can hold."""
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise ConfigError("", key, "is there twice")
+            raise ConfigError("", key, "appears twice")
         if "\0" in key or any(isinstance(v, str) and "\0" in v for v in (value if isinstance(value, list) else (value,))):
             raise ConfigError("", key, "holds a zero character")
         found[key] = value
@@ -48,6 +49,6 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def short(text: str, limit: int = _ERROR_MAX_CHARACTERS) -> str:
-    """What a message may hold of a file's own words: printable, and not more than a line."""
+    """Return a file's own words for a message: printable characters, and at most ``limit`` of them."""
     plain = shown(text[: limit + 1], "?")
     return plain if len(plain) <= limit else f"{plain[:limit]}..."

@@ -1,7 +1,9 @@
-"""fairlead.lock, beside the site's declaration: for each declared driver the exact packages, with their hashes.
+"""Reads fairlead.lock, which lies beside the site's declaration. For each declared driver it lists the exact packages with
+hashes.
 
-`fairlead lock` writes it (provision.lock); here it is read, held against what is declared, and laid over a node's document. What
-the site declares and the lock does not have, or has of another kind, is refused before any node is touched.
+`fairlead lock` writes the file (provision.lock). This module reads it, compares it with the declaration, and lays it over a
+node's document. A declared driver that the lock does not have, or has with other values, is refused before any node is
+changed.
 """
 
 from __future__ import annotations
@@ -21,11 +23,12 @@ from fairlead.settings.driver import DriverWant
 
 NAME = "fairlead.lock"
 SCHEMA = 1
-DECLARED = ("branch", "version", "module", "install")  # what a set answers to; an empty version or branch is open
+# These declared values must be those of the set. An empty version or branch allows any.
+DECLARED = ("branch", "version", "module", "install")
 
 
 class LockedSet(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One set: what was declared when it was resolved, and what that came to."""
+    """Holds one set: what was declared when it was resolved, and the version and packages that this gave."""
 
     version: str
     branch: str
@@ -44,12 +47,12 @@ _read: dict[str, tuple[tuple[int, int], Lock]] = {}
 
 
 def path_beside(site_file: str) -> str:
-    """Where the lock of a site lies."""
+    """Return the path of a site's lock."""
     return os.path.join(os.path.dirname(os.path.abspath(site_file)), NAME)
 
 
 def load_lock(path: str) -> Lock:
-    """Read a lock; the same file is read once. Raises InputMissing, ConfigError."""
+    """Return a lock. A file that has not changed is not read again. Raises InputMissing, ConfigError."""
     try:
         info = os.stat(path)
         stamp = (info.st_mtime_ns, info.st_ino)
@@ -70,42 +73,44 @@ def load_lock(path: str) -> Lock:
 
 
 def declared(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> DriverWant | None:
-    """The driver that layers declare, later ones winning; None where they declare none, or one that is not managed."""
+    """Return the driver that the layers declare; a later layer wins. Return None where they declare no driver, or one that is
+    not managed. Raises ConfigError where a layer declares the packages."""
     table: dict[str, Any] = {}
     for origin, layer in layers:
         settings = layer.get("settings", {})
         settings = settings.get("driver", {}) if isinstance(settings, Mapping) else {}
         if isinstance(settings, Mapping):
             if "packages" in settings:
-                words = "not for hand-writing: it comes out of the lock"
+                words = "must not be declared: it comes from the lock"
                 raise ConfigError(origin, "settings.driver.packages", words, hint="declare settings.driver.install")
             table.update(settings)
     try:
         want = msgspec.convert(table, DriverWant)
     except msgspec.ValidationError:
-        return None  # the layer's own check says what is wrong, with its file and key
+        return None  # the check of the layer reports the mistake with its file and key
     return want if want.managed and (want.version or want.branch) else None
 
 
 def lock_layer(
     site_file: str, node: str, layers: Sequence[tuple[str, Mapping[str, Any]]], profile: str
 ) -> tuple[str, dict[str, Any]] | None:
-    """What the lock adds to a node's document. Raises ConfigError with file, key and node where it does not fit."""
+    """Return what the lock adds to a node's document, with the lock's path. Return None for a node without a declared driver.
+    Raises ConfigError with file, key and node where lock and declaration do not agree."""
     want = declared(layers)
     if want is None:
         return None
     path = path_beside(site_file)
     if not os.path.exists(path):
-        words = f"node {node} is to have a driver, and there is no {path}"
+        words = f"node {node} declares a driver, but {path} does not exist"
         raise ConfigError(site_file, "settings.driver", words, hint="write it with `fairlead lock`")
     found = load_lock(path).sets.get(want.set)
     key = f"sets.{want.set}"
     if found is None:
-        raise ConfigError(path, key, f"node {node} wants this set, and it is not there", hint="run `fairlead lock`")
+        raise ConfigError(path, key, f"node {node} wants this set, but the lock does not have it", hint="run `fairlead lock`")
     for name in DECLARED:
         own, locked = getattr(want, name), getattr(found, name)
         if own and own != locked and not (name == "install" and set(own) == set(locked)):
-            words = f"is {_plain(locked)}, and node {node} is declared with {_plain(own)}"
+            words = f"is {_plain(locked)}, but node {node} declares {_plain(own)}"
             raise ConfigError(path, f"{key}.{name}", words, hint="run `fairlead lock` again")
     refuse(found, path, key, architecture(want.gpu, profile), node)
     packages = [msgspec.to_builtins(p) for p in found.packages]
@@ -113,7 +118,7 @@ def lock_layer(
 
 
 def refuse(found: LockedSet, path: str, key: str, gpu: str, node: str = "") -> None:
-    """Raises ConfigError for a set that is known to be bad, with the first reason, and how many more there are."""
+    """Raise ConfigError for a set that is known to be bad. The error has the first reason and the number of further reasons."""
     chosen = Set(version=found.version, branch=found.branch, module=found.module, gpu=gpu, packages=found.packages)
     against = faults(chosen)
     if against:

@@ -1,8 +1,8 @@
-"""Which packages do not go together with a driver, and why: known-bad and required combinations, as data with their sources.
+"""Lists which packages do not work with a driver, and why: known-bad and required combinations, as data with their sources.
 
-``faults`` is asked when a lock is written and each time one is read: what it refuses is never sent to a node. Each rule names a
-document that says so and the day on which it was read; what no document says is no rule (such as an older nvidia-persistenced,
-which Debian ships beside a newer driver).
+``faults`` is called when a lock is written and each time a lock is read. A set with faults is never sent to a node. Each rule
+names a document that states the rule, and the day on which we read it. Where no document states a rule, there is none: Debian,
+for example, ships an older nvidia-persistenced beside a newer driver.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from msgspec import Struct
 
 from fairlead.model.change import Package
 
-#: Architectures of GPUs from old to new, and the driver branch of the first CUDA that knows each.
+#: GPU architectures from old to new, each with the driver branch of the first CUDA that supports it.
 #: Sources: NVIDIA Data Center Drivers, "CUDA Toolkit, Driver, and Architecture Matrix" (First CUDA Toolkit Support); CUDA Toolkit
 #: release notes, "CUDA Toolkit and Corresponding Driver Versions".
 FIRST_BRANCH = {
     "maxwell": 340, "pascal": 367, "volta": 384, "turing": 410, "ampere": 450, "ada": 520, "hopper": 520, "blackwell": 570,
 }  # fmt: skip
-#: The last branch that knows an architecture. Source: the same matrix (Last Driver Support: R580).
+#: The last branch that supports an architecture. Source: the same matrix (Last Driver Support: R580).
 LAST_BRANCH = {"maxwell": 580, "pascal": 580, "volta": 580}
-#: What the hardware profiles that fairlead carries are made of.
+#: The GPU architecture of each hardware profile that fairlead contains.
 PROFILES = {"hgx-a100": "ampere", "hgx-h100": "hopper", "l40s-pcie": "ada"}
-#: Kernel module packages of Debian, Ubuntu and NVIDIA's own repository, whose names for Ubuntu have no branch from 590 on.
+#: Kernel module packages of Debian, Ubuntu and NVIDIA's own repository. Its names for Ubuntu have no branch from 590 on.
 #: Source: NVIDIA Driver Installation Guide, "Recent Updates" (package renames) and "Version locking".
 OPEN = re.compile(
     r"^(nvidia-open(-\d+)?|nvidia-open-kernel-dkms|nvidia-kernel-open-dkms|nvidia-(kernel|dkms)-(\d+-)?(server-)?open"
@@ -34,7 +34,7 @@ PROPRIETARY = re.compile(
     r"^(nvidia-kernel-dkms|nvidia-dkms(-\d+)?(-server)?|cuda-drivers(-\d+)?|kmod-nvidia-(latest|dkms).*"
     r"|linux-modules-nvidia-\d+-(?!(server-)?open)\S+)$"
 )
-#: The oldest container toolkit without a known way out of a container.
+#: The oldest container toolkit from which no escape out of a container is known.
 TOOLKIT_LEAST = (1, 19, 1)
 _DRIVER = re.compile(r"^(?:\d+:)?(\d{3}\.\d+(?:\.\d+)?)(?:[-+~].*)?$")
 _LIBRARY = (
@@ -44,7 +44,7 @@ _NUMBERS = re.compile(r"^(?:\d+:)?v?(\d+(?:\.\d+)*)")
 
 
 class Set(Struct, frozen=True, kw_only=True):
-    """A driver and what is to be installed with it. ``gpu``: architecture, "" where nobody said."""
+    """Holds a driver and the packages to be installed with it. ``gpu``: the architecture, "" where it is not known."""
 
     version: str
     branch: str
@@ -57,14 +57,14 @@ class Set(Struct, frozen=True, kw_only=True):
         return int(self.version.partition(".")[0] or 0)
 
     def named(self, *patterns: str) -> Iterator[Package]:
-        """The packages whose name is one of these (regular expressions, whole names)."""
+        """Return the packages whose whole name matches one of these regular expressions."""
         wanted = re.compile("|".join(patterns))
         return (p for p in self.packages if wanted.fullmatch(p.name))
 
 
 class DriverRule(Struct, frozen=True, kw_only=True):
-    """``broken``: what is wrong with a set, nothing when it is right. ``why`` and ``source`` are told with it. read: the day on
-    which the source was last read, YYYY-MM-DD."""
+    """Describes one rule. ``broken`` yields what is wrong with a set, and nothing for a right one. ``why`` and ``source`` are
+    printed with it. read: the day on which we last read the source, YYYY-MM-DD."""
 
     name: str
     broken: Callable[[Set], Iterator[str]]
@@ -74,7 +74,7 @@ class DriverRule(Struct, frozen=True, kw_only=True):
 
 
 class DriverFault(Struct, frozen=True, kw_only=True):
-    """One reason against a set."""
+    """Holds one reason against a set."""
 
     rule: str
     what: str
@@ -87,13 +87,14 @@ class DriverFault(Struct, frozen=True, kw_only=True):
 
 
 def driver_version(version: str) -> str:
-    """The driver's version in a package's (1:535.261.03-1 is 535.261.03); "" where it is none."""
+    """Return the driver's version that a package's version contains (535.261.03 for 1:535.261.03-1), "" where it contains
+    none."""
     match = _DRIVER.match(version)
     return match[1] if match else ""
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """The upstream numbers of a package's version, for comparing."""
+    """Return the numbers of a package's upstream version, for comparisons."""
     match = _NUMBERS.match(version)
     return tuple(int(n) for n in match[1].split(".")) if match else ()
 
@@ -126,20 +127,20 @@ def _module(s: Set) -> Iterator[str]:
 
 def _open_needs(s: Set) -> Iterator[str]:
     if s.module == "open" and s.gpu in ("maxwell", "pascal", "volta"):
-        yield f"the open module does not know {s.gpu} GPUs"
+        yield f"the open module does not support {s.gpu} GPUs"
 
 
 def _proprietary_ends(s: Set) -> Iterator[str]:
     if s.module == "proprietary" and s.gpu == "blackwell":
-        yield "the proprietary module does not know blackwell GPUs"
+        yield "the proprietary module does not support blackwell GPUs"
 
 
 def _known_gpu(s: Set) -> Iterator[str]:
     first, last = FIRST_BRANCH.get(s.gpu, 0), LAST_BRANCH.get(s.gpu, s.number)
     if s.number < first:
-        yield f"driver {s.version} does not know {s.gpu} GPUs; branch {first} is the first that does"
+        yield f"driver {s.version} does not support {s.gpu} GPUs; branch {first} is the first that does"
     if s.number > last:
-        yield f"driver {s.version} does not know {s.gpu} GPUs any more; branch {last} is the last that does"
+        yield f"driver {s.version} does not support {s.gpu} GPUs any more; branch {last} is the last that does"
 
 
 def _userland(s: Set) -> Iterator[str]:
@@ -152,7 +153,7 @@ def _userland(s: Set) -> Iterator[str]:
 def _dcgm(s: Set) -> Iterator[str]:
     for p in s.named("datacenter-gpu-manager.*", "libdcgm.*"):
         if numbers(p.version)[:1] < (4,) and s.number >= 580:
-            yield f"{p.name} {p.version} does not know driver branch {s.number}"
+            yield f"{p.name} {p.version} does not support driver branch {s.number}"
 
 
 def _dcgm_cuda(s: Set) -> Iterator[str]:
@@ -178,13 +179,13 @@ def _toolkit(s: Set) -> Iterator[str]:
 def _gdrcopy(s: Set) -> Iterator[str]:
     found = {p.name: numbers(p.version) for p in s.named("gdrdrv-dkms", "libgdrapi")}
     if len(found) == 2 and (found["gdrdrv-dkms"] < (2,)) != (found["libgdrapi"] < (2,)):
-        yield "of GDRCopy's library and module one is older than 2.0 and the other is not"
+        yield "only one of GDRCopy's library and module is older than 2.0"
 
 
 def _peermem(s: Set) -> Iterator[str]:
     for p in s.named("nvidia-peer-memory(-dkms)?", "nv-peer-mem.*"):
         if s.number >= 470:
-            yield f"{p.name} is the module from before; driver {s.number} has nvidia_peermem of its own"
+            yield f"{p.name} is the older module; driver {s.number} has its own nvidia_peermem"
 
 
 READ = "2026-11-22"
@@ -194,7 +195,7 @@ RULES: tuple[DriverRule, ...] = (
     DriverRule(
         name="module",
         broken=_module,
-        why="one of both kinds is what the kernel loads",
+        why="the kernel loads one of the two kinds",
         source=f"{_GUIDE}, Kernel modules; the packages' own descriptions (DKMS source, DKMS source open flavor)",
         read=READ,
     ),
@@ -216,7 +217,7 @@ RULES: tuple[DriverRule, ...] = (
     DriverRule(
         name="known_gpu",
         broken=_known_gpu,
-        why="it would not find the GPUs",
+        why="the driver would not find the GPUs",
         source="NVIDIA Data Center Drivers, CUDA Toolkit, Driver, and Architecture Matrix; CUDA Toolkit release notes",
         read=READ,
     ),
@@ -231,7 +232,7 @@ RULES: tuple[DriverRule, ...] = (
     DriverRule(
         name="fabric_manager",
         broken=_same(r"nvidia-fabricmanager(-dev)?(-\d+)?", r"nvidia-fabric-manager.*", r"libnvidia-nscq(-\d+)?"),
-        why="it compares its version with the loaded driver's and ends where they differ, and no CUDA program starts",
+        why="it compares its version with the loaded driver's; where they differ it ends, and no CUDA program starts",
         source="NVIDIA Fabric Manager User Guide, Overview; gpu-operator issue 544; gpu-driver-container issue 735",
         read=READ,
     ),
@@ -252,28 +253,28 @@ RULES: tuple[DriverRule, ...] = (
     DriverRule(
         name="dcgm_cuda",
         broken=_dcgm_cuda,
-        why="drivers before 580 know CUDA 12 at most",
+        why="drivers before 580 support CUDA 12 at most",
         source="NVIDIA Data Center Drivers, Supported Drivers and CUDA Toolkit Versions",
         read=READ,
     ),
     DriverRule(
         name="container_toolkit",
         broken=_toolkit,
-        why="CVE-2025-23266 (mended in 1.17.8) and CVE-2026-24260 (mended in 1.19.1); and its parts go together",
+        why="CVE-2025-23266 (fixed in 1.17.8) and CVE-2026-24260 (fixed in 1.19.1); and its packages must be of one version",
         source="NVIDIA security bulletins, Container Toolkit, July 2025 and June 2026 (answer 5850)",
         read=READ,
     ),
     DriverRule(
         name="gdrcopy",
         broken=_gdrcopy,
-        why="each asks the other for 2.0 at least, and ends where it is older",
+        why="each needs at least 2.0 of the other, and ends where the other is older",
         source="gdrcopy, src/gdrapi.c (gdr_open) and src/gdrdrv/gdrdrv.h (MINIMUM_GDR_API_VERSION)",
         read=READ,
     ),
     DriverRule(
         name="peermem",
         broken=_peermem,
-        why="nvidia_peermem of the driver replaces it, and it gets no more mending; dma-buf needs neither",
+        why="the driver's nvidia_peermem replaces it, and it gets no more fixes; dma-buf needs neither of them",
         source="NVIDIA GPUDirect RDMA User Manual v1.8, Installing; Mellanox/nv_peer_memory README",
         read=READ,
     ),
@@ -281,10 +282,11 @@ RULES: tuple[DriverRule, ...] = (
 
 
 def faults(chosen: Set) -> tuple[DriverFault, ...]:
-    """Every reason against the set; () when nothing is known to be wrong with it."""
+    """Return every reason against the set, () where none is known."""
     return tuple(DriverFault(rule=r.name, what=what, why=r.why, source=r.source) for r in RULES for what in r.broken(chosen))
 
 
 def architecture(declared: str, profile: str, table: Mapping[str, str] = PROFILES) -> str:
-    """The GPUs' architecture: as declared, else that of a hardware profile that fairlead carries."""
+    """Return the GPUs' architecture: the declared one, else that of one of fairlead's hardware profiles, "" where both are
+    missing."""
     return declared or table.get(profile, "")

@@ -1,4 +1,5 @@
-"""Fabric profiles: what NCCL needs on a kind of network, as one layer of a node's document."""
+"""Reads fabric profiles. A fabric profile says what NCCL needs on one kind of network; it becomes one layer of a node's
+document."""
 
 from __future__ import annotations
 
@@ -17,12 +18,12 @@ from fairlead.nccl.nccl_version import parse, within
 
 
 def fabric_names() -> tuple[str, ...]:
-    """The fabric profiles that this installation carries."""
+    """Return the names of the fabric profiles that this installation contains."""
     return tuple(sorted(p.stem for p in (assets.profile_directory() / "fabrics").glob("*.toml")))
 
 
 def load_fabric(name: str) -> Fabric:
-    """A fabric profile by name, or by the path of a site's own file. Raises InputMissing, ConfigError."""
+    """Return a fabric profile. ``name`` is its name, or the path of a site's own file. Raises InputMissing, ConfigError."""
     path = Path(name) if "/" in name else assets.profile_directory() / "fabrics" / f"{name}.toml"
     if not os.path.isfile(path):
         from fairlead.config import schema_keys
@@ -38,7 +39,7 @@ def load_fabric(name: str) -> Fabric:
 
 
 def _check(fabric: Fabric, where: str) -> None:
-    """Raises ConfigError for a variable that could not be set, or that is set where a vendor's plugin does it."""
+    """Raise ConfigError for a variable that cannot be set, and for any variable where a vendor's plugin sets the variables."""
     for v in fabric.variables:
         reason = fault(v.name, v.value) if v.where == "node" else ""
         if fabric.owner:
@@ -52,7 +53,8 @@ def _check(fabric: Fabric, where: str) -> None:
 
 
 def fabric_layer(fabric: Fabric) -> dict[str, Any]:
-    """The profile as a layer of the document: its values, and its variables where the node's setting and the agent find them."""
+    """Return the profile as a layer of the document. Its variables are where the setting ``nccl`` and the job environment read
+    them. Raises ConfigError for a key that is declared twice."""
     layer: dict[str, Any] = {}
     for value in fabric.values:
         table = layer
@@ -60,7 +62,7 @@ def fabric_layer(fabric: Fabric) -> dict[str, Any]:
         for part in parents:
             table = table.setdefault(part, {})
         if last in table:
-            raise ConfigError(f"fabric {fabric.name}", value.key, "given twice")
+            raise ConfigError(f"fabric {fabric.name}", value.key, "declared twice")
         table[last] = value.value
     of_node = [
         {"name": v.name, "value": v.value, "why": v.why, "source": v.source, "nccl": "" if v.nccl == "any" else v.nccl}

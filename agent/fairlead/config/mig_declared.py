@@ -1,4 +1,4 @@
-"""Is the declared MIG geometry one that the node's GPUs can hold? It is asked on the admin host, where the mistake is made."""
+"""Checks on the admin host, where the declaration is written, whether the node's GPUs can hold the declared MIG geometry."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from fairlead.errors import ConfigError
 from fairlead.model.mig_geometry import A100_40, A100_80, GPUS, H100_80, refusal
 
-#: Which GPUs a node with a hardware profile of ours has; () for a GPU without MIG.
+#: The GPUs of each hardware profile that fairlead contains; () for GPUs without MIG.
 GPUS_OF_PROFILE: dict[str, tuple[str, ...]] = {
     "hgx-a100": (A100_40, A100_80),
     "hgx-h100": (H100_80, "H100 94GB", "H100 96GB"),
@@ -17,7 +17,7 @@ GPUS_OF_PROFILE: dict[str, tuple[str, ...]] = {
 
 
 def geometries(layer: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield each declared geometry of a layer with its key. Values of another type are left to the schema."""
+    """Yield each declared geometry of a layer with its key. The schema reports values of another type."""
     settings = layer.get("settings")
     table = settings.get("mig") if isinstance(settings, Mapping) else None
     if not isinstance(table, Mapping):
@@ -31,7 +31,7 @@ def geometries(layer: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]
 
 
 def mig_mistakes(origin: str, layer: Mapping[str, Any]) -> Iterator[ConfigError]:
-    """Yield what is wrong with the geometries of a layer on any GPU."""
+    """Yield the mistakes in a layer's geometries that are mistakes on every GPU."""
     for key, geometry in geometries(layer):
         found = refusal(geometry)
         if found:
@@ -39,7 +39,8 @@ def mig_mistakes(origin: str, layer: Mapping[str, Any]) -> Iterator[ConfigError]
 
 
 def mig_mistakes_of_profile(origin: str, layer: Mapping[str, Any], profile: str) -> Iterator[ConfigError]:
-    """Yield what is wrong with the geometries of a layer on the GPUs of a hardware profile; nothing for a site's own profile."""
+    """Yield the mistakes in a layer's geometries on the GPUs of a hardware profile. For a site's own profile it yields
+    nothing."""
     if profile not in GPUS_OF_PROFILE:
         return
     among = [gpu for gpu in GPUS if any(name in gpu.names.split(", ") for name in GPUS_OF_PROFILE[profile])]
@@ -47,5 +48,5 @@ def mig_mistakes_of_profile(origin: str, layer: Mapping[str, Any], profile: str)
         if geometry and not among:
             yield ConfigError(origin, key, f"the GPUs of {profile} have no MIG", hint="take it out, or declare an empty list")
         elif found := refusal(geometry, among, sure=True):
-            other = "nodes with other GPUs have a hardware profile of your own"
+            other = "nodes with other GPUs need a hardware profile of your own"
             yield ConfigError(origin, key, f"{found[0]} (profile {profile})", hint=f"{found[1]}; {other}")

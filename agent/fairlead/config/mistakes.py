@@ -1,4 +1,5 @@
-"""Every mistake of a document or of one of its layers: msgspec stops at the first, and who mends a file wants them all."""
+"""Finds every mistake of a document or of one of its layers. msgspec stops at the first one, but a person who corrects a file
+needs the whole list."""
 
 from __future__ import annotations
 
@@ -25,9 +26,9 @@ MISSING = "Object missing required field"
 
 
 def mistakes(value: object, schema: Any, where: str, table: str = "", *, partial: bool = False) -> Iterator[ConfigError]:
-    """Yield each thing in a value that its type does not allow, with its dotted key.
+    """Yield each part of a value that its type does not allow, with its dotted key.
 
-    table: the key of the value itself. partial: a layer, in which required keys may be missing.
+    table: the key of the value itself. partial: the value is a layer, which may leave out required keys.
     """
     try:
         msgspec.convert(value, schema)
@@ -79,7 +80,7 @@ def layer_mistakes(origin: str, layer: Mapping[str, Any]) -> list[ConfigError]:
 
 
 def _without(layer: Mapping[str, Any], wrong: Sequence[str]) -> dict[str, Any]:
-    """Return a layer without the tables whose type is wrong somewhere; of the settings each is a table by itself."""
+    """Return a layer without the tables that have a value of a wrong type. Each setting is a table of its own here."""
     right = {name: table for name, table in layer.items() if name != "settings" and not _among(name, wrong)}
     settings = {} if "settings" in wrong else layer.get("settings", {})
     return right | {"settings": {n: table for n, table in settings.items() if not _among(f"settings.{n}", wrong)}}
@@ -90,7 +91,8 @@ def _among(table: str, keys: Sequence[str]) -> bool:
 
 
 def together_mistakes(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> list[ConfigError]:
-    """Return every mistake of the document that right layers give together: what none of them says, and has to be said."""
+    """Return every mistake of the document that layers without mistakes make together, such as a required value that no layer
+    has."""
     data: dict[str, Any] = {}
     for origin, layer in layers:
         merge(data, layer, origin, {})
@@ -99,7 +101,7 @@ def together_mistakes(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> list[C
 
 
 def file_mistakes(path: str) -> list[ConfigError]:
-    """Return every mistake of a document's file, [] for a right one. Raise InputMissing for a file that cannot be read."""
+    """Return every mistake of a document's file, [] where it has none. Raise InputMissing for a file that cannot be read."""
     try:
         load_document(path)
     except ConfigError as first:
@@ -108,7 +110,7 @@ def file_mistakes(path: str) -> list[ConfigError]:
 
 
 def _all_of_file(path: str) -> list[ConfigError]:
-    """Return the mistakes of a file that is a table, [] for any other file."""
+    """Return the mistakes of a file that contains a table, [] for any other file."""
     try:
         with open(path, "rb") as f:
             raw = document_json.decode(f.read(document_json.MAX_BYTES + 1), path)

@@ -1,6 +1,6 @@
-"""The keys that a schema has, by dotted path, and the one that a person who wrote another probably meant.
+"""Finds the keys of a schema by dotted path, and the key that was probably meant by an unknown one.
 
-It is loaded where something is wrong, and only there: a node that reads a right document does without it.
+This module is imported only where a mistake was found. A node that reads a document without mistakes does not need it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import msgspec
 from msgspec import Struct, UnsetType
 
-ALIKE = 0.7  # how like two words have to be, 0 to 1 (difflib.get_close_matches)
+ALIKE = 0.7  # the least similarity of two words, 0 to 1 (difflib.get_close_matches)
 
 
 def bare(schema: Any) -> Any:
-    """Return a type without its Annotated and without None and UNSET beside it."""
+    """Return a type without its Annotated wrapper, and without None and UNSET in its union."""
     while get_origin(schema) is Annotated:
         schema = get_args(schema)[0]
     if get_origin(schema) in (Union, types.UnionType):
@@ -53,7 +53,7 @@ def at(schema: Any, path: str) -> Any:
 
 
 def words(schema: Any) -> tuple[str, ...]:
-    """Return the words that a value of this type can be, () where it is not one of some words."""
+    """Return the words that a value of this type can be, () where the type is not a list of words."""
     if get_origin(schema) is Literal:
         return tuple(str(word) for word in get_args(schema))
     if isinstance(schema, type) and issubclass(schema, enum.Enum):
@@ -62,14 +62,14 @@ def words(schema: Any) -> tuple[str, ...]:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the known word that is most like this one, "" where none is."""
+    """Return the known word that is most similar to this word, "" where none is similar."""
     plain = {name.lower().replace("-", "_"): name for name in known}
     found = difflib.get_close_matches(word[:100].lower().replace("-", "_"), plain, n=1, cutoff=ALIKE)
     return plain[found[0]] if found else ""
 
 
 def elsewhere(word: str, schema: Any) -> str:
-    """Return the one path of the schema, below its sections, that ends with this word; "" where none or several do."""
+    """Return the only path below the schema's sections that ends with this word, "" where no path or several paths do."""
     found = [path for path in _paths(schema) if path.rpartition(".")[2] == word and "." in path]
     return found[0] if len(found) == 1 else ""
 
@@ -82,7 +82,7 @@ def _paths(schema: Any, prefix: str = "") -> Iterator[str]:
 
 
 def meant(word: str, known: Iterable[str], schema: Any = None) -> str:
-    """Return the question that a hint begins with, such as "did you mean `agent`?"; "" where nothing is like the word."""
+    """Return the question that a hint begins with, such as "did you mean `agent`?"; "" where no known word is similar."""
     like = nearest(word, known)
     if like:
         return f"did you mean `{like}`?"

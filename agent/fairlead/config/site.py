@@ -49,35 +49,40 @@ NO_SITE = (
 
 
 class AnsibleOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How the admin host reaches the nodes. Empty values are left to Ansible and ssh."""
+    """Says how the admin host reaches the nodes. For an empty value Ansible and ssh use their own default."""
 
-    # Each value stands in a line of Ansible's inventory: nothing that would say more there than itself.
+    # Each value is written to a line of Ansible's inventory, so it must not contain characters with a meaning there.
     user: Annotated[
-        str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@-]*\Z", description="Who logs in; not root: may sudo without a password.")
+        str,
+        Meta(
+            pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@-]*\Z",
+            description="The user that logs in. A user other than root must be allowed to sudo without a password.",
+        ),
     ] = "root"
     private_key: Annotated[
-        str, Meta(pattern=r"^[^\n{}]*\Z", description="File of the key; empty: as ssh finds one (agent, ~/.ssh/config).")
+        str,
+        Meta(pattern=r"^[^\n{}]*\Z", description="File of the private key. Empty: ssh finds one (agent, ~/.ssh/config)."),
     ] = ""
     ssh_args: Annotated[
         str,
-        Meta(pattern=r"^[^\n]*\Z", description='More options of ssh, such as "-p 2222" or "-F FILE"; ~/.ssh/config counts too.'),
+        Meta(pattern=r"^[^\n]*\Z", description='More ssh options, such as "-p 2222" or "-F FILE". ssh also reads ~/.ssh/config.'),
     ] = ""
     python: Annotated[
         str,
         Meta(
             pattern=r"^(/[A-Za-z0-9_./+-]*)?\Z",
-            description="Python 3.11 or newer on the nodes, which fairlead's own is made from; empty: one is looked for there.",
+            description="Python 3.11 or newer on the nodes, from which fairlead's own is made. Empty: it is searched for there.",
         ),
     ] = ""
-    forks: Annotated[int, Meta(ge=1, le=1000, description="Nodes at a time.")] = 50
+    forks: Annotated[int, Meta(ge=1, le=1000, description="How many nodes Ansible works on at a time.")] = 50
     hosts: Annotated[
         dict[str, Annotated[str, Meta(pattern=r"^[A-Za-z0-9:][A-Za-z0-9._:%-]*\Z")]],
-        Meta(description="NodeName to address (no port), where DNS does not say it."),
+        Meta(description="Address by NodeName (no port), where DNS does not have it."),
     ] = msgspec.field(default_factory=dict)
 
 
 class NodeClass(Struct, frozen=True, kw_only=True):
-    """A class of equal nodes: a Slurm nodelist, a hardware and a fabric profile, and a layer of the document."""
+    """Describes a class of equal nodes: a Slurm nodelist, a hardware profile, a fabric profile, and a layer of the document."""
 
     name: str
     nodes: str
@@ -99,12 +104,12 @@ class Site(Struct, frozen=True, kw_only=True):
 
 
 def profile_names() -> tuple[str, ...]:
-    """The hardware profiles that this installation carries."""
+    """Return the names of the hardware profiles that this installation contains."""
     return tuple(sorted(p.stem for p in assets.profile_directory().glob("*.toml")))
 
 
 def load_profile(name: str) -> Profile:
-    """A hardware profile by name, or by the path of a site's own file. Raises InputMissing, ConfigError."""
+    """Return a hardware profile. ``name`` is its name, or the path of a site's own file. Raises InputMissing, ConfigError."""
     path = Path(name) if "/" in name else assets.profile_directory() / f"{name}.toml"
     if not os.path.isfile(path):
         from fairlead.config import schema_keys
@@ -118,7 +123,7 @@ def load_profile(name: str) -> Profile:
 
 
 def profile_layer(profile: Profile) -> dict[str, Any]:
-    """The values of a profile as a layer of the document. Raises ConfigError for a key that is given twice."""
+    """Return the values of a profile as a layer of the document. Raises ConfigError for a key that is declared twice."""
     layer: dict[str, Any] = {}
     if profile.unsupported:
         layer["unsupported"] = profile.unsupported
@@ -128,13 +133,14 @@ def profile_layer(profile: Profile) -> dict[str, Any]:
         for part in parents:
             table = table.setdefault(part, {})
         if last in table:
-            raise ConfigError(f"profile {profile.name}", value.key, "given twice")
+            raise ConfigError(f"profile {profile.name}", value.key, "declared twice")
         table[last] = value.value
     return layer
 
 
 def load_site(path: str) -> Site:
-    """Return a site's declaration. Raise InputMissing, and ConfigError with file and key for the first mistake."""
+    """Return a site's declaration. Raise InputMissing for a missing file, and ConfigError with file and key for the first
+    mistake."""
     site, wrong = read_site(path)
     if site is None or wrong:
         raise wrong[0]
@@ -142,10 +148,9 @@ def load_site(path: str) -> Site:
 
 
 def read_site(path: str) -> tuple[Site | None, list[ConfigError]]:
-    """Return a site's declaration and every mistake of its structure; the values of its layers are not looked at. The nodes of a
-    class are "" where they are not declared; None for a file that is no TOML. Raise InputMissing, and ConfigError for what is no
-    text.
-    """
+    """Return a site's declaration and every mistake of its structure. The values of its layers are not checked. A class that
+    declares no nodes has the nodes "". For a file that is not TOML the declaration is None. Raise InputMissing for a missing
+    file, and ConfigError for a file that is not text."""
     data, of_lines, unread = toml_tables(read_text(Path(path), NO_SITE), path)
     if data is None:
         return None, of_lines
@@ -175,12 +180,12 @@ def read_site(path: str) -> tuple[Site | None, list[ConfigError]]:
         accept=AcceptOptions() if wrong else accept_options(accept, {}, path),
         partitions=partitions,
     )
-    # What a line that is no TOML declares is not missing.
+    # A key in a line that is not TOML is not reported as missing.
     return site, of_lines + [w for w in wrong if not of_lines or w.key.rpartition(".")[2] not in unread]
 
 
 def _class(name: str, table: Mapping[str, Any], path: str, accept: Mapping[str, Any], wrong: list[ConfigError]) -> NodeClass:
-    """Return a class, with no nodes where they are not declared. Its mistakes are added to ``wrong``."""
+    """Return a class. Where its nodes are not declared, they are "". Its mistakes are added to ``wrong``."""
     nodes = table.get("nodes")
     if not isinstance(nodes, str) or not nodes:
         wrong.append(_nodes_mistake(f"classes.{name}.nodes", nodes, path))
@@ -210,7 +215,7 @@ def _nodes_mistake(key: str, nodes: object, path: str) -> ConfigError:
 def _layer_of(
     table: Mapping[str, Any], where: str, prefix: str, extra: Sequence[str], wrong: list[ConfigError]
 ) -> dict[str, Any]:
-    """Return the sections of the document in a table. Its mistakes are added to ``wrong``."""
+    """Return those entries of a table that are sections of the document. Its mistakes are added to ``wrong``."""
     layer = {}
     for key, value in table.items():
         if key in extra:
@@ -236,7 +241,7 @@ def _unknown(where: str, prefix: str, key: str, extra: Sequence[str]) -> ConfigE
 
 
 def _tables_of_type(value: object, schema: type[Options], where: str, table: str, wrong: list[ConfigError]) -> Options:
-    """Return the options of a table, those that are wrong left out. Each mistake is added to ``wrong``."""
+    """Return the options of a table without the wrong ones. Each mistake is added to ``wrong``."""
     try:
         return msgspec.convert(value, schema)
     except msgspec.ValidationError:
@@ -281,7 +286,7 @@ def _fabric(name: str) -> dict[str, Any]:
 
 
 def _one_of(site: Site, node: str, chosen: Sequence[NodeClass], kind: str) -> str:
-    """The profile of this kind that the node's classes name, "" for none."""
+    """Return the profile of this kind that the node's classes name, "" for none. Raises ConfigError where they name several."""
     named = {getattr(c, kind) for c in chosen if getattr(c, kind)}
     if len(named) > 1:
         names = ", ".join(c.name for c in chosen)
@@ -290,8 +295,9 @@ def _one_of(site: Site, node: str, chosen: Sequence[NodeClass], kind: str) -> st
 
 
 def resolve(site: Site, node: str, classes: Sequence[str]) -> tuple[Document, dict[str, str]]:
-    """A node's document and the origin of each given value. ``classes``: the names of the classes that hold the node
-    (the caller knows nodelists). Raises ConfigError when two classes name different profiles, or the lock does not fit."""
+    """Return a node's document, and the origin of each declared value. ``classes`` has the names of the classes that contain
+    the node; the caller knows the nodelists. Raises ConfigError where two classes name different profiles, where a MIG
+    geometry does not fit the hardware profile, and where the lock does not agree."""
     layers, name = layers_of(site, node, classes)
     for origin, layer in layers:
         for mistake in mig_mistakes_of_profile(origin, layer, name):
@@ -301,7 +307,7 @@ def resolve(site: Site, node: str, classes: Sequence[str]) -> tuple[Document, di
 
 
 def layers_of(site: Site, node: str, classes: Sequence[str]) -> tuple[list[tuple[str, Mapping[str, Any]]], str]:
-    """The layers of a node's document (origin, tree) but for the lock, and its hardware profile's name."""
+    """Return the layers of a node's document (origin, tree) without the lock's, and the name of its hardware profile."""
     chosen = [c for c in site.classes if c.name in classes]
     name = _one_of(site, node, chosen, "profile")
     layers: list[tuple[str, Mapping[str, Any]]] = []
@@ -316,7 +322,7 @@ def layers_of(site: Site, node: str, classes: Sequence[str]) -> tuple[list[tuple
 
 
 def own_layers(site: Site, node: str, classes: Sequence[str]) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return those layers of a node's document that stand in the site's file."""
+    """Return those layers of a node's document that the site's file declares."""
     layers: list[tuple[str, Mapping[str, Any]]] = [(site.file, site.layer)]
     layers += [(f"{site.file} classes.{c.name}", c.layer) for c in site.classes if c.name in classes]
     if node in site.nodes:
@@ -325,7 +331,7 @@ def own_layers(site: Site, node: str, classes: Sequence[str]) -> list[tuple[str,
 
 
 def profile_document(node: str, profile: str = "", fabric: str = "") -> Document:
-    """A document of profiles (or nothing) and the defaults: for a look at a machine without a site."""
+    """Return a document of the defaults and of these profiles, if any, for commands that read a machine without a site."""
     layers = [(f"profile {profile}", _hardware(profile))] if profile else []
     layers += [(f"fabric {fabric}", _fabric(fabric))] if fabric else []
     return resolve_layers(node, layers, profile=profile)[0]

@@ -1,4 +1,4 @@
-"""A TOML file as tables, and every line that is no TOML: tomllib stops at the first."""
+"""Reads a TOML file as tables, and reports every line that is not TOML. tomllib stops at the first one."""
 
 from __future__ import annotations
 
@@ -10,24 +10,26 @@ from typing import Any
 
 from fairlead.errors import ConfigError, InputMissing
 
-BYTES_MAX = 4 << 20  # of a file of a site; one with a table for each of a thousand nodes has some hundred thousand
-AGAIN_CHARACTERS_MAX = 1 << 17  # of a text that is read again without a line; each time costs as much as the first
-LINES_MAX = 20  # that are left out, before a text is taken for something else than TOML
+BYTES_MAX = 4 << 20  # A site's file with a table for each of a thousand nodes has some hundred thousand bytes.
+# A longer text is not read again without its wrong line, because each reading costs as much as the first.
+AGAIN_CHARACTERS_MAX = 1 << 17
+LINES_MAX = 20  # With more wrong lines than this, the text is probably not TOML.
 _WHERE = re.compile(r"\(at line (\d+), column (\d+)\)")
 _UNCLOSED = re.compile(r"[^=]*=\s*'[^']*")
 _KEY = re.compile(r"\s*([A-Za-z0-9_.-]+)\s*=\s*(.*)")
 _WORD = re.compile(r"[A-Za-z@][^\"'#]*")
-_REST = "the rest is checked once this is mended"
+_REST = "the rest is checked after this is corrected"
 
 
 def read_text(path: Path, hint: str = "") -> str:
-    """Return the text of a file. Raise InputMissing, ConfigError. ``hint``: what to do where there is no such file."""
+    """Return the text of a file. Raise InputMissing, ConfigError. ``hint``: what the person can do where the file does not
+    exist."""
     try:
         with open(path, "rb") as f:
             data = f.read(BYTES_MAX + 1)
     except FileNotFoundError:
         raise InputMissing(f"{path}: no such file", hint=hint) from None
-    except (OSError, ValueError) as e:  # ValueError: a NUL in the name
+    except (OSError, ValueError) as e:  # ValueError: the name contains NUL
         next_step = "name the file, not its folder" if os.path.isdir(path) else f"see that you may read it: ls -l {path}"
         raise InputMissing(f"{path}: {getattr(e, 'strerror', None) or e}", hint=next_step) from None
     if len(data) > BYTES_MAX:
@@ -49,9 +51,9 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def toml_tables(text: str, where: str) -> tuple[dict[str, Any] | None, list[ConfigError], set[str]]:
-    """Return the tables of a text, what is wrong with its lines, and the keys of the lines that had to be left out.
+    """Return the tables of a text, the mistakes of its lines, and the keys of the lines that had to be left out.
 
-    The tables are None where the text cannot be read without the line that is wrong, such as a bracket that is never closed.
+    The tables are None where the text cannot be read without a wrong line, such as one with a bracket that is never closed.
     """
     if text.startswith("\ufeff"):
         return None, [ConfigError(where, "", "begins with a byte order mark", hint="save it as UTF-8 without one")], set()
@@ -69,31 +71,34 @@ def toml_tables(text: str, where: str) -> tuple[dict[str, Any] | None, list[Conf
                 return None, wrong, unread
             unread.add(key[1].rpartition(".")[2])
             lines[number - 1] = ""
-        except (RecursionError, ValueError) as e:  # ValueError: a number of thousands of digits
+        except (RecursionError, ValueError) as e:  # ValueError: a number has thousands of digits
             words = "nested too deeply" if isinstance(e, RecursionError) else str(e).partition(";")[0]
             return None, [*wrong, ConfigError(where, "", f"not TOML: {words}", hint="is it the right file?")], unread
 
 
 def _failing_line(words: str, lines: list[str]) -> tuple[str, int, re.Match[str] | None]:
-    """Return what tomllib says, the number of the line and its key and value; None where the text cannot do without the line."""
+    """Return tomllib's message, the number of the line, and the line's key and value. The last is None where the text cannot
+    be read without the line."""
     at = _WHERE.search(words)
     number, column = (int(at[1]), int(at[2])) if at else (0, 0)
-    if not at and words.startswith('Expected "\'"'):  # a text in single quotes that nothing closes, said of the end
+    # For a text in single quotes that is not closed, tomllib does not report the line.
+    if not at and words.startswith('Expected "\'"'):
         number = next((n for n in range(len(lines), 0, -1) if _UNCLOSED.fullmatch(lines[n - 1])), 0)
         words, column = (f"the text is not closed (at line {number})", len(lines[number - 1]) + 1) if number else (words, 0)
     line = lines[number - 1].rstrip("\r") if 0 < number <= len(lines) else ""
     key = _KEY.fullmatch(line)
-    inside = key is None or column <= line.index("=") or words.startswith("Unclosed")  # of a list that is not closed above
+    # inside: the line is part of a list that is not closed.
+    inside = key is None or column <= line.index("=") or words.startswith("Unclosed")
     return words, number, None if inside else key
 
 
 def _hint(words: str, key: re.Match[str] | None, *, last: bool) -> str:
-    """Return what to do about a line that is no TOML."""
+    """Return what the person can do about a line that is not TOML."""
     if words.startswith("Cannot declare"):
-        return f"a table stands in one place: move its keys to where it is first; {_REST}"
+        return f"declare a table only once: move these keys to its first declaration; {_REST}"
     value = key[2].strip() if key else ""
     if key and _WORD.fullmatch(value) and value not in ("true", "false", "inf", "nan"):
         if value.lower() in ("yes", "on", "no", "off"):
             return f"write {key[1]} = {'true' if value.lower() in ('yes', 'on') else 'false'}"
-        return f'a text stands in quotes: {key[1]} = "{value}"'
+        return f'put a text in quotes: {key[1]} = "{value}"'
     return _REST if last else ""

@@ -1,1 +1,1 @@
-"""Program on the nodes: gather, judge, decide, publish."""
+"""Runs on each node as the agent: it reads, judges, decides and publishes."""

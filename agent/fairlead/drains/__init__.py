@@ -1,1 +1,1 @@
-"""The one protocol that drains and resumes a node in Slurm, and its ledger: for the agent, the command line and maintenance."""
+"""Drains and resumes a node in Slurm by one protocol and keeps its ledger: for the agent, the command line and maintenance."""

@@ -1,4 +1,5 @@
-"""Tells whether the agent may write to Slurm: not while a person holds the node (`fairlead hold`) or has disabled fairlead."""
+"""Says whether the agent may write to Slurm. It may not while a person holds the node (`fairlead hold`) or has disabled
+fairlead."""
 
 from __future__ import annotations
 
@@ -15,14 +16,16 @@ DISABLED = "/etc/fairlead/disabled"
 
 
 def read_hold(state_dir: str, run_dir: str) -> dict[str, str] | None:
-    """Read who holds this node by `fairlead hold`; None: nobody. A hold that cannot be read counts as one. It is in ``run_dir``
-    where the disk took nothing."""
+    """Return the content of this node's admin hold (`fairlead hold`), or None when there is none. A hold that cannot be read
+    counts as one. `fairlead hold` writes it into ``run_dir`` when the disk of ``state_dir`` takes no writes."""
     return _hold(os.path.join(state_dir, "hold")) or _hold(os.path.join(run_dir, "hold"))
 
 
 class AdminHold:
-    """Reads the hold where the disk may not answer: what was known of it is then still valid. ``every_seconds``: the file is
-    read so often at most; whoever writes to Slurm reads it each time."""
+    """Reads the admin hold through a disk that may not answer. While the disk is silent, the last known hold is still valid.
+
+    ``every_seconds``: the file is read at most that often. 0 reads it each time, as everything that writes to Slurm does.
+    """
 
     def __init__(self, disk: Storage, every_seconds: float = 0.0) -> None:
         self._disk = disk
@@ -31,7 +34,7 @@ class AdminHold:
         self._next = 0.0
 
     def read(self, state_dir: str, run_dir: str) -> dict[str, str] | None:
-        """Read who holds this node; None: nobody."""
+        """Return the content of this node's admin hold, or None when there is none."""
         if (now := time.monotonic()) >= self._next:
             self._next = now + self._every_seconds
             with suppress(OSError):

@@ -1,7 +1,8 @@
-"""Asks the rules that look across nodes (``policy.drain_limits``) whether one node may be drained, or may stay drained.
+"""Asks the limits that look across nodes (``policy.drain_limits``) whether one node may be drained, or may stay drained.
 
-It remembers slurmctld's topology, which is read once, and since when an order has been waiting for room. One thread uses it;
-only ``topology`` and ``crowd`` are read elsewhere."""
+It remembers slurmctld's topology, which is read once, and since when an order has been waiting for room. Only one thread may
+use it. Other threads read nothing but ``topology`` and ``crowd``.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from fairlead.slurm.client import NodeState
 from fairlead.slurm.node_groups import NodeGroup
 
 RETRY_SECONDS, RETRY_MAX_SECONDS = 30.0, 3600.0
-FORGET_SECONDS = 900.0  # an order that was not asked about for so long is a new one when it comes again
+FORGET_SECONDS = 900.0  # an order that comes again after this time is a new order
 
 CROWD_UNKNOWN = 100
 
@@ -26,10 +27,10 @@ Topology = Callable[[], tuple[NodeGroup, ...]]
 
 
 class ClusterLimits:
-    """Keeps what those rules need. ``topology``: one line for the status. ``due``: when the topology is to be read
-    (CLOCK_MONOTONIC seconds; inf: not).
+    """Holds what these limits need to know. ``topology``: one line for the status. ``due``: when to read the topology next
+    (CLOCK_MONOTONIC seconds; inf: never).
 
-    read_topology: asks slurmctld for its topology (one RPC); None: no limits per switch or block.
+    read_topology: asks slurmctld for its topology (one RPC). None: there are no limits per switch or block.
     """
 
     def __init__(
@@ -42,13 +43,15 @@ class ClusterLimits:
         self._clock = clock
         self._failures = 0
         self._groups: tuple[Group, ...] = ()
-        self._waiting: dict[tuple[str, int | None], tuple[float, float]] = {}  # when first, when last
-        self._certain = ""  # the token of a drain whose device is certainly gone
-        self.crowd = CROWD_UNKNOWN  # how many nodes may be drained now, and their agents ask as this one does
-        self._contested = ""  # the token of a drain that has waited for others to undo theirs
+        # by check and job: when the order first waited, and when last
+        self._waiting: dict[tuple[str, int | None], tuple[float, float]] = {}
+        self._certain = ""  # this is the token of a drain whose device is certainly gone
+        self.crowd = CROWD_UNKNOWN  # so many agents may have a drained node and ask slurmctld as this one does
+        self._contested = ""  # this is the token of a drain that has waited for others to undo theirs
 
     def refresh(self) -> None:
-        """Read the topology: one RPC. What cannot be read is no limit, is said, and is tried again."""
+        """Read the topology (one RPC). When it cannot be read, there are no limits per switch or block; the log and the status
+        say so, and a later call tries again."""
         if self._read_topology is None:
             return
         try:
@@ -67,12 +70,12 @@ class ClusterLimits:
         self.topology = kinds if self._groups else "none: slurmctld knows no switch and no block"
 
     def take_over(self, before: ClusterLimits) -> None:
-        """Take over what another one knows (a reloaded document): since when orders have waited for room."""
+        """Take over from ``before``, after the document was loaded again, since when orders have waited for room."""
         self._waiting, self._certain, self._contested = before._waiting, before._certain, before._contested
         self.crowd = before.crowd
 
     def why_no_room(self, me: str, token: Token, listed: Sequence[NodeState], *, certain: bool = False) -> DrainLimit | None:
-        """Return the limit that forbids to drain this node now; None: it may be drained."""
+        """Return the limit that forbids to drain this node now, or None when it may be drained."""
         self._certain = token.token if certain else ""
         fault = self._fault(token)
         hold = drain_limits.room(self._poll(me, listed), fault, self.rules, time.time())
@@ -80,7 +83,7 @@ class ClusterLimits:
         return hold
 
     def why_not_keep(self, me: str, token: Token, listed: Sequence[NodeState]) -> DrainLimit | None:
-        """Return the limit because of which our drain may not stay; None: it may."""
+        """Return the limit that forbids our drain to stay, or None when it may stay."""
         fault = self._fault(token)
         waited = self._contested == token.token
         hold = drain_limits.overshoot(self._poll(me, listed), fault, self.rules, waited=waited)
@@ -98,14 +101,14 @@ class ClusterLimits:
         return DrainCause(check=token.check, job=job, certain=token.token == self._certain, waited=waited)
 
     def _note(self, fault: DrainCause, hold: DrainLimit | None) -> None:
-        """Remember since when common cause or a suspect job keeps this order waiting."""
+        """Remember since when the common cause or a suspect job has kept this order waiting."""
         now = self._clock()
         self._waiting = {order: times for order, times in self._waiting.items() if now - times[1] < FORGET_SECONDS}
         if fault.waited or (hold is not None and hold.kind.suspicion):
             self._waiting[fault.check, fault.job] = (now - fault.waited, now)
 
     def _poll(self, me: str, listed: Sequence[NodeState]) -> NodeList:
-        self.crowd = max(sum(n.drained for n in listed), len(listed) // 10)  # it is a while until all are listed again
+        self.crowd = max(sum(n.drained for n in listed), len(listed) // 10)  # the next list of all nodes may come much later
         return NodeList(me=me, nodes=tuple(_seen(n) for n in listed), groups=self._groups)
 
 

@@ -1,4 +1,4 @@
-"""Makes the drain protocol that a node's document describes: its adapter to slurmctld, its rules, its ledger."""
+"""Makes the drain protocol that a node's document describes, with its adapter to slurmctld, its rules and its ledger."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 def drain_protocol(
     document: Document, ledger: Ledger, *, barred: Callable[[], str] = lambda: "", boot_id: str = ""
 ) -> DrainProtocol:
-    """Make the drain protocol of the document's node, over the adapter that the document chooses. ``barred``, ``boot_id``: see
+    """Return the drain protocol of the document's node, over the adapter that the document names. ``barred``, ``boot_id``: see
     ``NodeDrainState``."""
     options, name = document.slurm, document.slurm_node
     hidden = Leftovers(options.conf, name)
     client = slurm_client(options)
-    # pyslurm knows no topology
+    # The topology always comes from scontrol, because pyslurm does not know it.
     ask = Scontrol(conf=options.conf, bin_dir=options.bin_dir, deadline_seconds=options.deadline_seconds)
     limits = ClusterLimits(document.policy, ask.topology)
     state = NodeDrainState(
@@ -55,7 +55,7 @@ def _stranger(mine: NodeState) -> str:
 
 
 def slurm_client(options: SlurmOptions) -> Scontrol | Pyslurm:
-    """Make the adapter that the document chooses; scontrol where pyslurm does not fit this node's Slurm."""
+    """Return the adapter that the document names, or scontrol where pyslurm does not fit this node's Slurm."""
     if options.adapter == "pyslurm":
         from fairlead.slurm.pyslurm_adapter import Pyslurm
 

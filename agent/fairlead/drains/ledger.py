@@ -1,7 +1,8 @@
-"""Keeps the ledger: what fairlead has done to its node in Slurm, on persistent storage, saved before it is done.
+"""Keeps the ledger on persistent storage: what fairlead has done to its node in Slurm, saved before it is done.
 
-It has one entry at most, as a node has one drain. An agent that was killed finds here what it was about to write, and with what
-text. One that runs finds what it has sent and had no answer to: slurmctld may carry that out late, after other writes.
+A ledger has at most one entry, because a node has one drain. After an agent was killed, the next one finds here what the first
+was about to write, and with which text. A running agent finds here what it has sent without an answer. slurmctld may still
+carry that out late, after other writes.
 """
 
 from __future__ import annotations
@@ -29,18 +30,19 @@ from fairlead.policy.ownership import MANUAL, Token
 FILE = "ledger.json"
 
 
-LATE_SECONDS = 120.0  # slurmctld may still carry out what a client sent that gave up: longer than any site's MessageTimeout
+LATE_SECONDS = 120.0  # slurmctld may carry out a client's request after the client gave up; longer than any site's MessageTimeout
 LATE_MAX = 8
-LOCK_SECONDS = 90.0  # longer than any protocol takes with a slurmctld that just meets the deadline of every call
+LOCK_SECONDS = 90.0  # longer than any protocol takes when slurmctld answers each call just before its deadline
 LOCK_POLL_SECONDS = 0.01
 
 
 class Phase(StrEnum):
     """Says how far a drain has come.
 
-    draining: the write may or may not have happened, or may yet arrive. drained: read back as ours. resuming: as draining,
-    for the way back. undoing: resuming because the drain went past the budget. taken: a person has put words of theirs in
-    place of ours; when they lift it, that is an acknowledgement too."""
+    draining: the drain may or may not have been written, or the write may still arrive. drained: a reading has shown our
+    drain. resuming: the same as draining, for the resume. undoing: the agent resumes because the drain went past a limit.
+    taken: a person has written a reason in place of ours; when they lift that drain, it is an acknowledgement too.
+    """
 
     DRAINING = "draining"
     DRAINED = "drained"
@@ -52,8 +54,9 @@ class Phase(StrEnum):
 class RebootState(StrEnum):
     """Says what is known of a reboot of the drained node.
 
-    none: slurmctld has said nothing of one. asked: it is to reboot the node, or waits for it. over: the reason has the mark
-    of a reboot that the drain has outlasted."""
+    none: slurmctld has said nothing of a reboot. asked: slurmctld will reboot the node, or waits for its reboot. over: the
+    reason has the mark of a reboot, and the drain has outlasted that reboot.
+    """
 
     NONE = ""
     ASKED = "asked"
@@ -61,17 +64,20 @@ class RebootState(StrEnum):
 
 
 class LedgerEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Describes one drain. ``since`` is Unix time of the intent, in seconds; ``machine`` the machine it was made on.
+    """Describes one drain. ``since``: Unix seconds at which the drain was intended. ``machine``: the machine that intended it.
 
-    sent: when a drain with this text was last about to be written, 0 once it was read back. unanswered: when one with a
-    text of ``late`` was. lifting: when a resume was last about to be written, 0 once it was read back. All Unix time.
-    written: when the drain on the node was written, by slurmctld's clock; 0 where that is not known.
+    Four fields are times in Unix seconds. sent: when a drain with the text of ``token`` was last about to be written, or 0
+    once it was read back. unanswered: the same for a drain with a text of ``late``. lifting: when a resume was last about to
+    be written, or 0 once it was read back. written: when slurmctld wrote the drain that is on the node, by its own clock, or 0
+    when that is not known.
 
-    Of the last reading that showed it on the node, ours or a person's in its place: seen, its time, by slurmctld's clock or
-    somewhat earlier; boot, this node's boot id; reboot, what slurmctld said of a reboot; known, the names of the evidence
-    that the agent knew before it (``policy.policy_state.identity``), which is what a person acknowledges who lifts the drain.
-    freed: a person has lifted it with `fairlead resume`. theirs: words of a person that our resume has lifted by mistake
-    and that are to be put back.
+    These fields describe the last reading that showed the drain, ours or a person's in its place. seen: its time, by
+    slurmctld's clock or somewhat earlier. boot: this node's boot id. reboot: what slurmctld said of a reboot. known: the names
+    of the evidence that the agent knew before that reading (``policy.policy_state.identity``). A person who lifts the drain
+    acknowledges them.
+
+    freed: a person has lifted the drain with `fairlead resume`. theirs: the reason of a person's drain that our resume has
+    lifted by mistake, and that has to be written again.
     """
 
     node: str
@@ -93,12 +99,12 @@ class LedgerEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
 
     @property
     def ours(self) -> bool:
-        """Say whether the node is drained by us, as far as known."""
+        """Say whether the node is drained by us, as far as the ledger knows."""
         return self.phase in (Phase.DRAINED, Phase.RESUMING, Phase.UNDOING)
 
     @property
     def manual(self) -> bool:
-        """Say whether a person drained it through fairlead; the agent does not lift that."""
+        """Say whether a person drained the node through fairlead. The agent does not lift such a drain."""
         return any(token.check == MANUAL for token in self.texts)
 
     @property
@@ -107,8 +113,11 @@ class LedgerEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         return (self.token, *(t for t in self.late if t != self.token))
 
     def intend(self, token: Token, now: float) -> LedgerEntry:
-        """Return the entry of a drain about to be written. An intent that may not have been written yet is
-        repeated with its own text where that still says the same; every other text that may still arrive stays known as ours."""
+        """Return the entry of a drain that is about to be written, with ``token`` as its text. ``now``: Unix seconds.
+
+        If the entry already intends a drain with the same words, that drain is written again with its old token. Every other
+        text that may still arrive stays known as ours.
+        """
         sent = max(self.sent, self.unanswered)
         if self.token not in self.late and self.token == replace(token, token=self.token.token):
             return replace(self, phase=Phase.DRAINING, sent=now, unanswered=sent, **_UNSEEN)
@@ -117,16 +126,17 @@ class LedgerEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         return replace(self, phase=Phase.DRAINING, **changes, **_UNSEEN)
 
     def turned_to(self, token: Token) -> LedgerEntry:
-        """Return the entry where another of ``late`` is on the node; the text that was sent last may still arrive."""
+        """Return the entry where ``token``, one of ``late``, is on the node. The text that was sent last may still arrive."""
         unanswered = max(self.sent, self.unanswered)
         return replace(self, token=token, late=self.texts[: LATE_MAX + 1], sent=0.0, unanswered=unanswered)
 
     def late_lift(self, now: float) -> bool:
-        """Say whether a resume of ours, sent before and not answered, may still arrive."""
+        """Say whether a resume of ours that was sent and not answered may still arrive. ``now``: Unix seconds."""
         return abs(now - self.lifting) < LATE_SECONDS
 
     def dropped(self, now: float) -> LedgerEntry | None:
-        """Return what is left of it when the node is not drained by us: None, unless something sent may still arrive."""
+        """Return what the ledger keeps when the node is not drained by us any more: None, or an entry while a write of ours
+        may still arrive. ``now``: Unix seconds."""
         sent = max(self.sent, self.unanswered)
         if abs(now - max(sent, self.lifting)) >= LATE_SECONDS:
             return None
@@ -134,7 +144,7 @@ class LedgerEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         return replace(self, **changes, **_UNSEEN, known=())
 
 
-#: What is known of a drain that no reading has shown yet, as changes to an entry.
+#: These changes to an entry say that no reading has shown its drain yet.
 _UNSEEN: dict[str, Any] = {"written": 0, "seen": 0, "boot": "", "reboot": RebootState.NONE, "freed": False, "theirs": ""}
 
 
@@ -144,15 +154,15 @@ class _File(Struct, frozen=True, kw_only=True):
     entry: LedgerEntry | None = None
 
 
-#: Made here, once: msgspec learns a type at its first use, and several threads that use it first at the same time may crash it.
+#: It is made once, at import: msgspec learns a type at its first use, and crashes when several threads do that at the same time.
 _DECODER = msgspec.json.Decoder(_File)
 
 
 class Ledger:
-    """Keeps the ledger of one node. Where ``state_dir`` cannot be written, ``run_dir`` (tmpfs) keeps it over a restart of the
-    agent, though not over a reboot; ``trouble`` says so in one line.
+    """Keeps the ledger of one node. When ``state_dir`` cannot be written, ``run_dir`` (tmpfs) keeps the ledger over a restart
+    of the agent, but not over a reboot. ``trouble`` then says so in one line.
 
-    An entry of another node name or machine (a cloned disk) is not ours and is not read.
+    An entry of another node name or of another machine (a cloned disk) is not ours and is not used.
     """
 
     def __init__(self, state_dir: str, run_dir: str, *, node: str, machine: str = "", disk: Storage | None = None) -> None:
@@ -167,9 +177,11 @@ class Ledger:
 
     @contextmanager
     def locked(self, seconds: float = LOCK_SECONDS) -> Iterator[None]:
-        """Keep other processes (the commands drain, resume, hold) off until done. Where no file can be made: no lock.
+        """Keep other processes (the commands drain, resume, hold) out of the ledger inside the ``with`` block. There is no
+        lock where no file can be made.
 
-        Raises SlurmUnavailable when another one has held it for so long: it was stopped, with Ctrl-Z perhaps.
+        Raises SlurmUnavailable when another process has kept the lock for ``seconds``; somebody may have stopped it with
+        Ctrl-Z.
         """
         path = os.path.join(self.folders[1], "ledger.lock")
         try:
@@ -190,8 +202,8 @@ class Ledger:
             os.close(lock)
 
     def load(self) -> LedgerEntry | None:
-        """Load the entry that was saved last. A file that cannot be decoded is moved aside: its drain becomes an
-        orphan, visible as such."""
+        """Return the entry that was saved last. A file that cannot be decoded is moved aside. Its drain then counts as an
+        orphan, and commands show it as one."""
         places = [(os.path.join(folder, FILE), disk) for folder, disk in zip(self.folders, self._disks, strict=True)]
         files = [file for path, disk in places if (file := self._read(path, disk)) is not None]
         newest = max(files, key=lambda f: f.sequence, default=None)
@@ -206,8 +218,9 @@ class Ledger:
         return entry
 
     def save(self, entry: LedgerEntry | None) -> None:
-        """Replace the entry, on disk when this returns; what no file takes is kept in memory and said in ``trouble``."""
-        # by the time of day, so that it is above that of a file on a disk that has not answered since the start
+        """Replace the entry; it is on the disk when this returns. When no file can be written, the entry is kept in memory and
+        ``trouble`` says so."""
+        # The time of day is above the number in a file on a disk that has not answered since the start.
         self._sequence = max(self._sequence + 1, int(time.time()))
         self._memory = entry
         data = msgspec.json.encode(_File(sequence=self._sequence, entry=entry)) + b"\n"
@@ -251,7 +264,7 @@ def _try_lock(lock: int) -> bool:
 
 
 def machine_id(root: Root) -> str:
-    """Return what this machine is, for the ledger: the board's or instance's UUID, else /etc/machine-id, else ""."""
+    """Return the id of this machine for the ledger: the UUID of the mainboard or instance, else /etc/machine-id, else ""."""
     for path in ("/sys/class/dmi/id/product_uuid", "/etc/machine-id"):
         value = root.value(path)
         if isinstance(value, str):

@@ -1,7 +1,7 @@
-"""Reads one node of a slurmctld, and lets nothing be written to it on a reading that is old.
+"""Reads one node of a slurmctld, and refuses to write to it on a reading that is too old.
 
 slurmctld has no compare-and-swap: a write overwrites whatever somebody did since the last reading. The age of that reading
-bounds the window in which this can happen. The agent, the command line and maintenance all read and write through this.
+bounds the time in which this can happen. The agent, the command line and maintenance all read and write through this.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from fairlead.policy.decision_rules import Rules
 from fairlead.policy.ownership import Owner, Token, classify
 from fairlead.slurm.client import NodeState, SlurmClient
 
-STALE_SECONDS = 2.0  # how long a reading is good for
+STALE_SECONDS = 2.0  # a reading may be this old when a write relies on it
 
 
 class NodeWriter:
-    """One node and the last reading of it.
+    """Holds one node and the last reading of it.
 
-    not_after: called before each write with the seconds within which it may still be sent. from_request: a reading ages from
-    the moment at which it was asked for, and not only from its answer. asked_unix, asked: Unix time, and the clock, before
-    the last reading; what slurmctld did later is not in it. window_seconds: from before a reading to the end of the write that
-    followed it; in this time another's change may have been overwritten.
+    not_after: is called before each write with the seconds within which it may still be sent. from_request: the age of a
+    reading counts from its request, and not only from its answer. asked_unix, asked: Unix time, and the clock, just before the
+    last reading; the reading does not show what slurmctld did later. window_seconds: the time from before a reading to the end
+    of the write that followed it; in this time another person's change may have been overwritten.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class NodeWriter:
         return listed
 
     def find(self, listed: tuple[NodeState, ...]) -> NodeState:
-        """Find this node in a list of all. Raises SlurmError."""
+        """Return this node from a list of all nodes. Raises SlurmError when it is not in the list."""
         for node in listed:
             if node.name == self.node:
                 return node
@@ -72,7 +72,7 @@ class NodeWriter:
         return self.clock() - (self.asked if self.from_request else self._answered)
 
     def close_window(self) -> None:
-        """Measure ``window_seconds``: a write has just ended."""
+        """Set ``window_seconds``; call it when a write has just ended."""
         self.window_seconds = self.clock() - self.asked
 
     def fresh(self) -> bool:
@@ -80,11 +80,12 @@ class NodeWriter:
         return self.age() <= STALE_SECONDS
 
     def require_fresh(self, *, also: bool = True) -> None:
-        """Raise SlurmUnavailable, for another try, when the last reading is too old to write on, or the caller's own condition
-        (``also``) does not hold: this process was stopped, or the disk was, and people act meanwhile."""
+        """Raise SlurmUnavailable, so that the caller tries again, when the last reading is too old to write on or when
+        ``also``, the caller's own condition, is false. This happens when the process was stopped or the disk did not answer;
+        people act meanwhile."""
         age = self.age()
         if age > STALE_SECONDS or not also:
-            raise SlurmUnavailable(f"{age:.0f} s went by after the reading of {self.node}: not written")
+            raise SlurmUnavailable(f"nothing was written: {age:.0f} s went by after the reading of {self.node}")
         self.not_after(STALE_SECONDS - age)
 
     def write(self, call: Callable[[], None]) -> None:
@@ -96,7 +97,7 @@ class NodeWriter:
 def owner_among(
     state: NodeState, texts: tuple[Token, ...], rules: Rules, *, prolog_refused: bool = False
 ) -> tuple[Owner, Token | None]:
-    """Say who owns the state of a node on which any of ``texts`` may stand as ours: the owner, and the text that stands.
+    """Return who owns the state of a node that may have any of ``texts`` as our reason, and which of them it has (None: none).
 
     prolog_refused: see ``policy.ownership.classify``.
     """

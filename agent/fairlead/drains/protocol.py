@@ -1,10 +1,12 @@
 """Drains and resumes a node so that no person's drain is lost and no drain of ours is forgotten.
 
-slurmctld has no compare-and-swap: a second drain erases the first reason. So every change is read, intent on disk,
-write, read back. Each protocol is a generator that yields the name of its next step *before* it takes it; ``outcome.finish``
-runs one to its end, and the tests kill themselves between any two steps. What a killed agent left is settled by the
-next start or attempt, from the ledger and one reading. RPCs: drain 5 (6 with its undoing), resume 5 (6), reconcile 2; and 2
-to 4 more where a drain that was confirmed is gone.
+slurmctld has no compare-and-swap: a second drain erases the first reason. So every change has the same steps: read, save the
+intent to disk, write, read back. Each protocol is a generator that yields the name of its next step *before* it takes it.
+``outcome.finish`` runs a protocol to its end, and the tests kill themselves between any two steps. What a killed agent left
+half done, the next start or attempt completes or undoes by the ledger and one reading.
+
+RPCs: 5 for a drain (6 if it is undone), 5 for a resume (6 at most), 2 to reconcile, and 2 to 4 more when a confirmed drain is
+gone.
 """
 
 from __future__ import annotations
@@ -25,36 +27,36 @@ from fairlead.slurm.client import NodeState
 
 
 class DrainProtocol:
-    """Drains, resumes and reconciles one node. ``state`` is what is known of the node, and its ledger."""
+    """Drains, resumes and reconciles one node. ``state``: what is known of the node, with its ledger."""
 
     def __init__(self, state: NodeDrainState) -> None:
         self.state = state
 
     @property
     def node(self) -> str:
-        """The node's name in Slurm."""
+        """Return the node's name in Slurm."""
         return self.state.node
 
     @property
     def ledger(self) -> Ledger:
-        """What we have done to the node in Slurm."""
+        """Return the ledger of what we have done to the node in Slurm."""
         return self.state.ledger
 
     @property
     def limits(self) -> ClusterLimits:
-        """The limits that look across nodes."""
+        """Return the limits that look across nodes."""
         return self.state.limits
 
     def drain(
         self, check: str, summary: str, *, job: int | None = None, certain: bool = False, prolog_refused: bool = False
     ) -> Steps:
-        """Drain with a reason of ours, where nobody else holds the node and the rules across nodes leave room."""
+        """Drain with a reason of ours, if nobody else has drained the node and the limits across nodes leave room."""
         if why := self.state.barred():
             return Result(outcome=Outcome.BLOCKED, detail=why)
         entry = before = self.ledger.load()
         if entry is None or entry.phase is Phase.DRAINING:
             entry = self.state.intend(before, check, summary, job)
-            # Saved before the reading, not after it: nothing slow then stands between reading and writing.
+            # The intent is saved before the reading, so that nothing slow happens between reading and writing.
             yield "save"
             self.ledger.save(entry)
         yield "read"
@@ -72,7 +74,8 @@ class DrainProtocol:
         if entry.phase is not Phase.DRAINING:
             missing = yield from self._on_drain_missing(entry, owner, mine)
             if check == MANUAL and missing.outcome not in (Outcome.FOREIGN, Outcome.BLOCKED):
-                return (yield from self.drain(check, summary))  # a person wants it drained, whoever has just resumed it
+                # a person wants the node drained, even if somebody has just resumed it
+                return (yield from self.drain(check, summary))
             return missing
         refusal: Result | None = None
         if owner in (Owner.FOREIGN, Owner.ORPHAN):
@@ -94,13 +97,13 @@ class DrainProtocol:
         owner, entry = self.state.owner_and_entry(mine, entry)
         if owner is Owner.OURS:
             return replace((yield from self._on_still_drained(entry, mine, listed)), window_seconds=window)
-        if mine.drained:  # else no reading has shown our drain: whoever lifted it has seen nothing of what it is for
+        if mine.drained:  # else no reading has shown our drain, so the person who lifted it has not seen its reason
             entry = self.state.mark_written(entry, mine)
         return replace((yield from self._on_drain_missing(entry, owner, mine, again=False)), window_seconds=window)
 
     def _replace_agents_reason(self, summary: str) -> Steps:
-        """Put a person's reason in place of the agent's own: the node is drained already, and from now on until that
-        person resumes it."""
+        """Put a person's reason in place of the agent's own. The node is drained already, and from now on it stays drained
+        until a person resumes it."""
         before = self.ledger.load()
         entry = self.state.mark_written(self.state.intend(before, MANUAL, summary, None))
         yield "save"
@@ -114,15 +117,15 @@ class DrainProtocol:
         return (yield from self._on_drain_missing(self.state.mark_written(entry, mine), owner, mine, again=False))
 
     def resume(self, *, by_hand: bool = False) -> Steps:
-        """Lift our own drain, and only that. ``by_hand``: a person does; the ledger goes on naming the drain, so that the
-        agent finds it lifted, running now or later, and takes that for an acknowledgement."""
+        """Lift our own drain, and no other. ``by_hand``: a person does it. Then the ledger still names the drain, so that the
+        agent, running now or later, finds the drain lifted and takes that for an acknowledgement."""
         if why := self.state.barred():
             return Result(outcome=Outcome.BLOCKED, detail=why)
         entry = self.ledger.load()
         if entry is not None and not by_hand and (entry.manual or entry.phase is Phase.DRAINING):
-            return (yield from self.reconcile())  # the order is stale: a person ran `fairlead drain` after it was given
+            return (yield from self.reconcile())  # the order is stale: a person has run `fairlead drain` since
         if entry is not None and entry.ours:
-            # Saved before the reading, as a drain's intent is. By hand it goes on to say that our drain stands.
+            # This is saved before the reading, as a drain's intent is. When a person resumes, the ledger still says "drained".
             now = self.state.time_of_save()
             entry = replace(entry, phase=Phase.DRAINED) if by_hand else replace(entry, phase=Phase.RESUMING, lifting=now)
             yield "save"
@@ -135,9 +138,9 @@ class DrainProtocol:
         if owner not in (Owner.OURS, Owner.COVERED) or not mine.drained:
             if by_hand and owner is Owner.FREE and entry.phase is not Phase.DRAINING:
                 yield "save"
-                # Whoever or whatever has lifted it, a person wants it so.
+                # Something has lifted the drain already, and a person wants it lifted.
                 self.ledger.save(self.state.mark_resumed_by_person(entry))
-                return result(Outcome.ACKNOWLEDGED, mine, "resumed in Slurm")  # the agent is to hear of it too
+                return result(Outcome.ACKNOWLEDGED, mine, "resumed in Slurm")  # the agent also learns of it by this
             yield "save"
             return self._drop_entry(replace(entry, lifting=0.0), owner, mine)
         why = self.state.why_not_resume(mine, entry.since)
@@ -166,10 +169,10 @@ class DrainProtocol:
         return replace(result(Outcome.RESUMED, mine), window_seconds=window)
 
     def reconcile(self, *, prolog_refused: bool = False, lift: bool = False, since: float = 0.0) -> Steps:
-        """Compare slurmctld's state with our ledger, and complete or roll back what a killed agent left half done.
+        """Compare slurmctld's state with our ledger, and complete or undo what a killed agent left half done.
 
-        prolog_refused: our prolog refused a job at Unix time ``since``: "Prolog error" is Slurm's mark for that.
-        lift: jobs may run here, so the mark goes (RPCs: 5).
+        prolog_refused: our prolog refused a job at Unix time ``since``, and "Prolog error" is Slurm's mark for that. lift:
+        jobs may run here, so lift that mark (5 RPCs).
         """
         entry = self.ledger.load()
         no_drain_known = entry is None or entry.phase is Phase.DRAINING
@@ -205,11 +208,11 @@ class DrainProtocol:
         return (yield from self._on_drain_missing(entry, owner, mine))
 
     def _why_mark_stays(self, mine: NodeState, since: float) -> str:
-        """Say why "Prolog error" may not be lifted now."""
+        """Say why "Prolog error" may not be lifted now, or "" when it may be."""
         return self.state.why_not_resume(mine, since) or self.state.barred() or self.state.stranger(mine)
 
     def _lift_prolog_mark(self, before: LedgerEntry | None, marked: NodeState) -> Steps:
-        """Lift "Prolog error", Slurm's mark for our prolog's refusal. ``before``: what the ledger said until then."""
+        """Lift "Prolog error", Slurm's mark for our prolog's refusal. ``before``: the ledger's entry until now."""
         write = partial(self.state.resume, otherwise=before)
         mine = yield from write_and_read_back(self.state.writer, write, self.state.writer.read)
         window = self.state.writer.window_seconds
@@ -222,16 +225,16 @@ class DrainProtocol:
         return replace(result(Outcome.RESUMED, mine, "the mark of our prolog's refusal was lifted"), window_seconds=window)
 
     def _put_back(self, entry: LedgerEntry, mine: NodeState) -> Steps:
-        """Drain the node again with somebody else's reason, which our resume has lifted: they had written it over ours just
-        before. 24.11 without slurmdbd leaves the reason behind, which shows it. Where this fails it is tried again by the next
-        call of ``reconcile``."""
+        """Drain the node again with a reason that somebody wrote over ours just before our resume lifted it. Slurm 24.11
+        without slurmdbd leaves that reason on the node, so we see it. If this fails, the next call of ``reconcile`` tries
+        again."""
         yield "put back"
         self.state.drain(entry.theirs, otherwise=entry)
         self.ledger.save(replace(self.state.with_reading(entry, mine), theirs="", lifting=0.0))
         return result(Outcome.FOREIGN, mine, f"put back: {entry.theirs}")
 
     def adopt(self) -> Steps:
-        """Take over a drain of fairlead's form whose ledger was lost; the caller has asked a person."""
+        """Take over a drain of fairlead's form whose ledger was lost. The caller has asked a person first."""
         yield "read"
         mine = self.state.writer.read()
         found = parse(mine.reason)
@@ -242,20 +245,21 @@ class DrainProtocol:
         return result(Outcome.DRAINED, mine, mine.reason)
 
     def adoptable(self, mine: NodeState) -> bool:
-        """Say whether a drain of fairlead's form may be taken over. Not one of maintenance: it is the admin host's, and its node
-        may be half changed. Nor one of this ledger's whose words somebody has changed: it is theirs now."""
+        """Say whether a drain of fairlead's form may be taken over. A drain of maintenance may not: it belongs to the admin
+        host, and its node may be half changed. Nor may a drain of this ledger's whose words somebody has changed: it is now
+        theirs."""
         if mine.reason.startswith(MAINTAIN) or self._edited(mine):
             return False
         return self.state.classify_owner(mine, None) is Owner.ORPHAN
 
     def _edited(self, mine: NodeState) -> bool:
-        """Say whether the reason has the token of a drain that the ledger knows, and other words."""
+        """Say whether the reason has the token of a drain that the ledger knows, but other words."""
         entry, found = self.ledger.load(), parse(mine.reason)
         known = entry.texts if entry is not None else ()
         return found is not None and found not in known and found.token in {token.token for token in known}
 
     def _on_still_drained(self, entry: LedgerEntry, mine: NodeState, listed: tuple[NodeState, ...]) -> Steps:
-        """Keep our drain, which a reading has just shown, or undo it where it is past a limit that looks across nodes."""
+        """Keep our drain, which a reading has just shown, or undo it when it is past a limit that looks across nodes."""
         over: DrainLimit | None = None
         if listed and entry.phase in (Phase.DRAINING, Phase.UNDOING):
             over = self.state.limits.why_not_keep(self.node, entry.token, listed)
@@ -278,16 +282,18 @@ class DrainProtocol:
     def _on_drain_missing(self, entry: LedgerEntry, owner: Owner, mine: NodeState, *, again: bool = True) -> Steps:
         """Find out who lifted the drain that the ledger names, and make the ledger say so.
 
-        It is our drain, one that we have just written, or a person's in its place, and the last reading does not show it. Nobody
-        has acknowledged a drain that a reboot has lifted or slurmctld has lost, so it is made again: a person's drain
-        (``again``) here, the agent's by its next order."""
-        marked = owner is Owner.PROLOG_ERROR  # only on a node that is not drained: ours had gone before
+        That drain is ours, or one that we have just written, or a person's in place of ours; the last reading does not show
+        it. Nobody has acknowledged a drain that a reboot has lifted or that slurmctld has lost, so it is made again. A
+        person's drain is made again here (``again``), the agent's by its next order.
+        """
+        marked = owner is Owner.PROLOG_ERROR  # the mark is only on a node that is not drained, so ours had gone before
         owner = Owner.FREE if marked else owner
         if entry.theirs and owner is Owner.FREE and entry.late_lift(self.state.writer.asked_unix) and not keep_off(mine.states):
             return (yield from self._put_back(entry, mine))
         lost = DrainLoss()
         if entry.phase in (Phase.DRAINED, Phase.TAKEN) and not entry.freed and (mine.drained or not keep_off(mine.states)):
-            again = again and entry.manual and entry.phase is Phase.DRAINED  # words in its place are not ours to write
+            # a reason that replaced ours is a person's, and we do not write it again
+            again = again and entry.manual and entry.phase is Phase.DRAINED
             lost = yield from self._why_not_by_a_person(entry, mine)
             if lost.why and again and (why := self.state.barred()):
                 return result(Outcome.BLOCKED, mine, f"{lost.why}; the drain is not made again: {why}")
@@ -302,22 +308,23 @@ class DrainProtocol:
         return replace(self._drop_entry(entry, owner, mine), marked=marked)
 
     def _why_not_by_a_person(self, entry: LedgerEntry, mine: NodeState) -> Generator[str, None, DrainLoss]:
-        """Say why the drain may have gone without a person's resume."""
+        """Return why the drain may have gone without a person's resume."""
         if entry.phase is Phase.TAKEN and mine.drained and mine.reason_time == entry.written:
-            return DrainLoss()  # the same words of a person as before
+            return DrainLoss()  # the node still has the same reason of a person
         if why := self.state.why_rebooted(entry, mine):
             return DrainLoss(why)
         yield "ask"
         return self.state.why_lost(entry, mine)
 
     def _drop_entry(self, entry: LedgerEntry, owner: Owner, mine: NodeState) -> Result:
-        """Drop the ledger's entry, as the node is not drained by us any more; the result says by whom, if by anybody."""
+        """Drop the ledger's entry, as the node is not drained by us any more. The result says who has drained it instead, if
+        anybody."""
         confirmed = entry.phase in (Phase.DRAINED, Phase.TAKEN)
         why = keep_off(mine.states) if not mine.drained and (confirmed or entry.phase is Phase.RESUMING) else ""
         if why and (owner in (Owner.FREE, Owner.OURS) or why.startswith("power")):
             if not why.startswith(("power", "down")):
-                return result(Outcome.BLOCKED, mine, f"{why}: who lifted the drain is seen when that is over")
-            # slurmctld clears DRAIN itself when it powers a node down or waits in vain for one (its power_save.c).
+                return result(Outcome.BLOCKED, mine, f"{why}: fairlead sees who lifted the drain when that is over")
+            # slurmctld clears DRAIN itself when it powers a node down or waits in vain for a node (power_save.c of Slurm).
             self.ledger.save(self.state.ledger_after(entry))
             return result(Outcome.BLOCKED, mine, f"{why}: slurmctld has lifted the drain, nobody has resumed the node")
         if owner is not Owner.FREE and not (owner is Owner.OURS and not mine.drained):
@@ -327,7 +334,7 @@ class DrainProtocol:
             return result(Outcome.FOREIGN, mine, who(mine))
         self.ledger.save(self.state.ledger_after(entry))
         if entry.phase is Phase.DRAINED and entry.late_lift(self.state.writer.asked_unix):
-            return result(Outcome.RESUMED, mine, "a resume of ours that was not answered has arrived")
+            return result(Outcome.RESUMED, mine, "a resume of ours that slurmctld had not answered has arrived")
         if confirmed:
             return replace(result(Outcome.ACKNOWLEDGED, mine, "resumed in Slurm"), known=entry.known)
         return result(Outcome.FREE if entry.phase is Phase.DRAINING else Outcome.RESUMED, mine)

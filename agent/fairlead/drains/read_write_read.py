@@ -1,9 +1,9 @@
 """Takes the steps of one change to a node in Slurm: read, decide, write on that reading, read back.
 
 slurmctld has no compare-and-swap, so this order is the same for every program. The programs differ in the rule that decides,
-and in where the intent is saved before the first step: ``protocol`` has a ledger on the node, maintenance has a journal on the
-admin host. Each function is a generator that yields the name of its next step *before* it takes it; ``outcome.finish`` runs one
-to its end.
+and in where they save the intent before the first step: ``protocol`` has a ledger on the node, maintenance has a journal on
+the admin host. Each function is a generator that yields the name of its next step *before* it takes it. ``outcome.finish``
+runs it to its end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class WriteDecision(NamedTuple, Generic[T]):
-    """Says whether a reading allows the write. ``otherwise``: what the change comes to where nothing is written."""
+    """Says whether a reading allows the write. ``otherwise``: the result of the change when nothing is written."""
 
     write: bool
     otherwise: T
@@ -31,9 +31,9 @@ class WriteDecision(NamedTuple, Generic[T]):
 class NodeChange(Generic[T]):
     """Describes one change to a node by the rule of the program that makes it.
 
-    decide: judges the reading. write: sends the change, which the reading it gets has allowed. judge: reads the node again and
-    says what the change has come to. refused: says it where slurmctld has answered the write with an error; None: the error is
-    raised.
+    decide: judges the reading. write: sends the change; it gets the reading that has allowed it. judge: reads the node again
+    and returns the result of the change. refused: returns the result when slurmctld has answered the write with an error.
+    None: the error is raised.
     """
 
     decide: Callable[[NodeState], WriteDecision[T]]
@@ -43,7 +43,8 @@ class NodeChange(Generic[T]):
 
 
 def change_node(writer: NodeWriter, change: NodeChange[T]) -> Generator[str, None, T]:
-    """Change a node by the rule of ``change``. A reading that has become too old is not written on; the caller tries again.
+    """Change a node by the rule of ``change`` and return the result. Nothing is written on a reading that has become too old;
+    the caller then tries again.
 
     Raises SlurmUnavailable, SlurmError.
     """
@@ -59,8 +60,8 @@ def change_node(writer: NodeWriter, change: NodeChange[T]) -> Generator[str, Non
 def write_and_read_back(
     writer: NodeWriter, write: Callable[[], None], read: Callable[[], T], refused: Callable[[SlurmError], T] | None = None
 ) -> Generator[str, None, T]:
-    """Call ``write``, which must need a fresh reading, and then ``read``; return what ``read`` says. ``refused``: see
-    ``NodeChange``. The writer's ``window_seconds`` then say in which time another's change may have been overwritten."""
+    """Call ``write``, which must require a fresh reading, then ``read``, and return what ``read`` returns. ``refused``: see
+    ``NodeChange``. The writer's ``window_seconds`` then say in which time another person's change may have been overwritten."""
     yield "write"
     try:
         write()

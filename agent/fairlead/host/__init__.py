@@ -1,1 +1,1 @@
-"""Edge: reads a machine or a machine tree, executes changes."""
+"""Reads a machine or a machine tree, and executes changes."""

@@ -1,7 +1,8 @@
-"""AER counters of PCI functions: /sys/bus/pci/devices/X/aer_dev_correctable, aer_dev_nonfatal, aer_dev_fatal.
+"""Reads the AER counters of PCI functions: /sys/bus/pci/devices/X/aer_dev_correctable, aer_dev_nonfatal, aer_dev_fatal.
 
-One line per kind of error, the last is the sum (Documentation/ABI/testing/sysfs-bus-pci-devices-aer_stats, kernel 4.19).
-The files are there for functions with the AER capability, on kernels that have AER built in.
+Each file has one line per kind of error, and the sum in the last line
+(Documentation/ABI/testing/sysfs-bus-pci-devices-aer_stats, kernel 4.19). The files exist for functions with the AER
+capability, on kernels that have AER built in.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Counts = AerCounts | Missing | None
 
 
 def counts(root: Root, address: str) -> Counts:
-    """The counters of one function; None where the kernel keeps none of it."""
+    """Return the counters of one function, or None where the kernel keeps none of them."""
     values = [_total(root, f"{DEVICES}/{address}/{file}", word) for file, word in FILES.items()]
     if all(v is None for v in values):
         return None
@@ -47,7 +48,7 @@ def _total(root: Root, path: str, word: str) -> int | Missing | None:
 
 
 def of_gpus(root: Root, gpus: Iterable[PciDevice]) -> dict[str, tuple[Counts, Counts]]:
-    """By GPU address: its own counters, and those of the port above it."""
+    """Return by GPU address the counters of the GPU, and those of the port above it."""
     found = {}
     for gpu in gpus:
         port = gpu.path[-2] if len(gpu.path) > 1 and "." in gpu.path[-2] else ""
@@ -56,5 +57,5 @@ def of_gpus(root: Root, gpus: Iterable[PciDevice]) -> dict[str, tuple[Counts, Co
 
 
 def on_gpus(gpus: tuple[Gpu, ...], known: Mapping[str, tuple[Counts, Counts]]) -> tuple[Gpu, ...]:
-    """The GPUs with their counters."""
+    """Return the GPUs with their counters."""
     return tuple(replace(g, aer=known[g.pci][0], port_aer=known[g.pci][1]) if g.pci in known else g for g in gpus)

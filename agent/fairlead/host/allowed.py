@@ -1,4 +1,5 @@
-"""Which CPUs this process may use: /proc/self/status, Cpus_allowed_list (proc(5)). In a tree: those of its recorder."""
+"""Reads which CPUs this process may use: /proc/self/status, Cpus_allowed_list (proc(5)). In a machine tree these are the CPUs
+of the process that recorded it."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from fairlead.model.cpulist import parse_cpulist
 
 
 def allowed_cpus(root: Root) -> tuple[int, ...] | None:
-    """The allowed CPUs; None where that is not recorded or cannot be read."""
+    """Return the allowed CPUs, or None where they are not recorded or cannot be read."""
     text = root.read_text("/proc/self/status", 65536)
     if not isinstance(text, str):
         return None

@@ -1,4 +1,4 @@
-"""A file put in place whole or not at all: a reader, a crash and a power cut see the old content or the new."""
+"""Puts a file in place whole or not at all: a reader sees the old content or the new, also after a crash or a power cut."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def replace(path: str, data: bytes, *, temporary: str, mode: int, sync: bool) -> None:
-    """Write ``data`` to ``temporary`` beside ``path``, with exactly this mode, and rename it. Raises OSError, and leaves no
-    temporary file behind then. A left-over of that name is overwritten. sync: on the disk when this returns, name and content
-    (fsync(2) of the file, then of its folder)."""
+    """Write ``data`` to ``temporary`` in the folder of ``path``, with exactly this mode, and rename it to ``path``.
+
+    A temporary file that an earlier run left is overwritten. sync: when this returns, name and content are on the disk
+    (fsync(2) of the file, then of its folder). Raises OSError, and then leaves no temporary file.
+    """
     try:
         fd = os.open(temporary, _NEW, 0o600)
     except FileExistsError:
@@ -37,9 +39,10 @@ def replace(path: str, data: bytes, *, temporary: str, mode: int, sync: bool) ->
 
 
 def write_file(path: str, content: bytes | None, mode: int = 0o644) -> None:
-    """Put ``content`` at ``path`` whole or not at all (None removes it); owner root, exact ``mode``. Raises OSError.
+    """Put ``content`` at ``path`` whole or not at all, with owner root and exactly this ``mode``; None removes the file.
+    Raises OSError.
 
-    A left-over of a killed run is overwritten by the next.
+    A temporary file that a killed run left is overwritten by the next run.
     """
     folder, name = os.path.split(path)
     if content is None:
@@ -54,7 +57,7 @@ def write_file(path: str, content: bytes | None, mode: int = 0o644) -> None:
 
 
 def sync_folder(folder: str) -> None:
-    """fsync(2) of a folder: names that came and went are on the disk."""
+    """Bring to the disk which names were added to a folder or removed from it (fsync(2))."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -65,13 +68,13 @@ def sync_folder(folder: str) -> None:
 def write_atomic(path: str, data: bytes, *, mode: int = 0o644, sync: bool = False) -> None:
     """Replace ``path`` by a new file with ``data``. Readers see the old content or the new. Raises OSError.
 
-    sync: on the disk when this returns.
+    sync: the file is on the disk when this returns.
     """
     replace(path, data, temporary=f"{path}.{os.getpid()}.tmp", mode=mode, sync=sync)
 
 
 def write_if_changed(path: str, data: bytes, *, mode: int = 0o644) -> bool:
-    """write_atomic where the content differs; whether it did. Raises OSError."""
+    """Write ``data`` with ``write_atomic`` if ``path`` has another content. Return whether it was written. Raises OSError."""
     try:
         with open(path, "rb") as f:
             if f.read() == data:

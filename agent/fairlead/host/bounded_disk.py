@@ -1,8 +1,8 @@
-"""Whatever may wait for a disk, done by a thread of its own, so that nobody waits longer than a bound.
+"""Makes everything that may wait for a disk run in a thread of its own, so that no caller waits longer than a bound.
 
-A disk that does not answer (a dead path to a SAN, a frozen file system, NFS without its server) holds its callers in
-uninterruptible sleep: state D, which no signal ends and no watchdog. The thread sleeps then, and the agent goes on: who asked
-gets an OSError (ETIMEDOUT) after WAIT_SECONDS, and everybody after it at once, until the disk has answered.
+A disk that does not answer (a dead path to a SAN, a frozen file system, NFS without its server) puts its callers into
+uninterruptible sleep: state D, which no signal and no watchdog ends. With this module only the thread sleeps, and the agent
+goes on. The caller gets an OSError (ETIMEDOUT) after WAIT_SECONDS. Later callers get it at once, until the disk has answered.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 WAIT_SECONDS = 1.0
-START_SECONDS = 5.0  # of the first look, with which an agent starts
+START_SECONDS = 5.0  # the bound for the first reading when an agent starts
 SILENT = "the disk does not answer"
 
 
 class Storage(Protocol):
-    """``do()`` gives what ``act`` gives, or raises what it raises, or OSError when it has not come back in time.
+    """Runs an act on a disk. ``do()`` returns what ``act`` returns and raises what it raises, or OSError when the act takes
+    too long.
 
-    An act that is late is not undone: it ends when the disk lets it, and its result goes to ``late``.
+    An act that takes too long is not undone: it ends when the disk answers, and its result goes to ``late``.
     """
 
     def do(self, act: Callable[[], T], late: Callable[[T], object] | None = None, wait_seconds: float = ...) -> T: ...
 
 
 class Direct:
-    """No thread and no bound: for commands, and for files that cannot hang."""
+    """Runs an act without a thread and without a bound: for commands, and for files that cannot hang."""
 
     def do(self, act: Callable[[], T], late: Callable[[T], object] | None = None, wait_seconds: float = 0.0) -> T:
-        """What ``act`` gives."""
+        """Return what ``act`` returns."""
         return act()
 
 
@@ -45,14 +46,14 @@ class _Job:
         self.asked = _now()
         self.result: Any = None
         self.error: BaseException | None = None
-        self.left = False  # nobody waits any more
+        self.left = False  # True once the caller has stopped waiting
         self.done = threading.Lock()
         self.done.acquire()
 
 
 class Disk:
-    """One thread, one act at a time. ``answered``: CLOCK_BOOTTIME seconds when the last one came back. For one caller's
-    thread only: the loop has one, and the courier another."""
+    """Runs one act at a time in its thread. ``answered``: CLOCK_BOOTTIME seconds when the last act came back. Only one thread
+    may call it: the loop has a Disk of its own, and so has the courier."""
 
     def __init__(self, name: str = "disk") -> None:
         self.name = name
@@ -64,12 +65,12 @@ class Disk:
 
     @property
     def silent_seconds(self) -> float:
-        """For how long an act has not come back; 0.0 while none is late."""
+        """Return for how many seconds an act has been late, or 0.0 while none is late."""
         late = self._late
         return _now() - late.asked if late is not None else 0.0
 
     def do(self, act: Callable[[], T], late: Callable[[T], object] | None = None, wait_seconds: float = WAIT_SECONDS) -> T:
-        """See ``Storage``."""
+        """Return what ``act`` returns; see ``Storage``."""
         if self._late is not None:
             raise OSError(errno.ETIMEDOUT, SILENT)
         if self._thread is None:
@@ -102,7 +103,7 @@ class Disk:
             if left and job.late is not None and job.error is None:
                 try:
                     job.late(job.result)
-                except Exception:  # noqa: S110  (of something that nobody wants any more)
+                except Exception:  # noqa: S110  (nobody wants this result any more)
                     pass
             self.answered = _now()
             if left:

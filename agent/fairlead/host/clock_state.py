@@ -1,4 +1,4 @@
-"""The kernel's clock and the sizes of the machine: adjtimex, MemTotal, CPUs online.
+"""Reads the state of the kernel's clock (adjtimex), MemTotal and the number of CPUs that are online.
 
 adjtimex(2) with no mode reads and needs no privilege. struct timex: include/uapi/linux/timex.h.
 """
@@ -18,11 +18,11 @@ _TIME_ERROR = 5
 
 
 def kernel_clock() -> Clock | Missing:
-    """This machine's clock now."""
+    """Return the state of this machine's clock now."""
     import ctypes
 
     class Timex(ctypes.Structure):
-        """Up to the fields that are read; the rest is room."""
+        """Describes struct timex as far as fields are read. The rest is room for the kernel's answer."""
 
         _fields_ = (
             ("modes", ctypes.c_uint),
@@ -50,7 +50,7 @@ def kernel_clock() -> Clock | Missing:
 
 
 def memory_bytes(root: Root) -> int | Missing:
-    """MemTotal: what the kernel uses, some percent less than what is plugged in."""
+    """Return MemTotal in bytes. The kernel counts some percent less than the memory that is plugged in."""
     data = root.read_bytes("/proc/meminfo", 4096, head=True)
     if not isinstance(data, bytes):
         return data if isinstance(data, Missing) else unreadable("/proc/meminfo: no such file")

@@ -1,7 +1,7 @@
-"""PCI configuration space: where the PCI Express and ACS capabilities are, and what they say.
+"""Finds the PCI Express and ACS capabilities in PCI configuration space, and reads what they say.
 
-Layout: include/uapi/linux/pci_regs.h (PCI_CAPABILITY_LIST, PCI_EXP_FLAGS, PCI_EXT_CAP_ID_ACS). Bounded on malformed
-content: a capability list may loop, point anywhere, or be cut off where a reader without privilege may not look.
+Layout: include/uapi/linux/pci_regs.h (PCI_CAPABILITY_LIST, PCI_EXP_FLAGS, PCI_EXT_CAP_ID_ACS). The walk ends for any content:
+a capability list may loop, point anywhere, or end early for a reader without privilege.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from fairlead.model.facts import Missing, unreadable
 
-Read = Callable[[int, int], bytes]  # offset, length -> bytes, fewer where the space ends
+Read = Callable[[int, int], bytes]  # takes offset and length; returns fewer bytes where the space ends
 
 STATUS = 0x06
 STATUS_CAP_LIST = 0x10
@@ -20,14 +20,15 @@ HEADER_TYPE = 0x0E
 CAP_ID_EXP = 0x10
 EXT_CAP_ID_DSN = 0x03
 EXT_CAP_ID_ACS = 0x0D
-DEVICE_CONTROL = 0x08  # of the PCI Express capability; link control is at 0x10
+DEVICE_CONTROL = 0x08  # within the PCI Express capability; link control is at 0x10
 _PORT_TYPES = {4: "root_port", 5: "switch_upstream", 6: "switch_downstream"}  # PCI_EXP_TYPE_*
 _CAPS_MAX = 48  # (256 - 64) / 4
 _EXT_CAPS_MAX = 480  # (4096 - 256) / 8
 
 
 class Capabilities(Struct, frozen=True, kw_only=True):
-    """What a walk found. ``acs_offset`` None: the device has no ACS capability; Missing: it could not be told."""
+    """Holds what a walk has found. ``acs_offset``: None when the device has no ACS capability, Missing when that could not be
+    read."""
 
     role: str = ""
     acs_offset: int | Missing | None = None
@@ -35,7 +36,7 @@ class Capabilities(Struct, frozen=True, kw_only=True):
 
 
 def walk(read: Read) -> Capabilities:
-    """Walks both capability lists. Never raises for any content."""
+    """Walk both capability lists and return what was found. No content makes this raise."""
     header = read(0, 64)
     if len(header) < 64:
         return Capabilities(acs_offset=unreadable(f"config space gives {len(header)} bytes"))
@@ -47,7 +48,7 @@ def walk(read: Read) -> Capabilities:
         return Capabilities(acs_offset=unreadable("config space ends after 64 bytes: reading more needs root"))
     express = _express(read, header)
     if express is None:
-        return Capabilities()  # conventional PCI: no extended space, so no ACS
+        return Capabilities()  # conventional PCI has no extended space, so no ACS
     if isinstance(express, Missing):
         return Capabilities(acs_offset=express)
     flags = _word(read, express + 2)
@@ -56,7 +57,7 @@ def walk(read: Read) -> Capabilities:
 
 
 def acs_words(read: Read, offset: int) -> tuple[int, int] | Missing:
-    """(ACSCap, ACSCtl) of the capability at ``offset``: 16 bits each."""
+    """Return (ACSCap, ACSCtl), 16 bits each, of the ACS capability at ``offset``."""
     data = read(offset + 4, 4)
     if len(data) < 4:
         return unreadable(f"config space ends before the ACS capability at {offset:#x}")
@@ -66,7 +67,7 @@ def acs_words(read: Read, offset: int) -> tuple[int, int] | Missing:
 
 
 def control_words(read: Read, express: int) -> tuple[int, int] | Missing:
-    """(Device Control, Link Control) of the PCI Express capability at ``express``: PCI_EXP_DEVCTL, PCI_EXP_LNKCTL."""
+    """Return (Device Control, Link Control) of the PCI Express capability at ``express``: PCI_EXP_DEVCTL, PCI_EXP_LNKCTL."""
     data = read(express + DEVICE_CONTROL, 10)
     if len(data) < 10:
         return unreadable(f"config space ends before the PCI Express capability at {express:#x}")
@@ -76,7 +77,7 @@ def control_words(read: Read, express: int) -> tuple[int, int] | Missing:
 
 
 def _express(read: Read, header: bytes) -> int | Missing | None:
-    """Offset of the PCI Express capability."""
+    """Return the offset of the PCI Express capability, or None when the list ends without it."""
     pointer = header[0x14 if header[HEADER_TYPE] & 0x7F == 2 else 0x34] & 0xFC
     seen: set[int] = set()
     while pointer >= 0x40 and pointer not in seen and len(seen) < _CAPS_MAX:
@@ -93,7 +94,7 @@ def _express(read: Read, header: bytes) -> int | Missing | None:
 
 
 def find_extended(read: Read, capability: int) -> int | Missing | None:
-    """Offset of an extended capability (PCI_EXT_CAP_ID_*); None when the list ends without it."""
+    """Return the offset of an extended capability (PCI_EXT_CAP_ID_*), or None when the list ends without it."""
     pointer = 0x100
     seen: set[int] = set()
     while pointer >= 0x100 and pointer not in seen and len(seen) < _EXT_CAPS_MAX:

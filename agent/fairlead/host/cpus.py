@@ -1,7 +1,7 @@
-"""CPUs and NUMA nodes from /sys/devices/system (Documentation/ABI/stable/sysfs-devices-{system-cpu,node}).
+"""Reads CPUs and NUMA nodes from /sys/devices/system (Documentation/ABI/stable/sysfs-devices-{system-cpu,node}).
 
-Both the numbering and the presence of any file are as the machine has them: offline CPUs, holes, sparse nodes, nodes
-without CPUs (GPU memory) or without memory, old kernels that write masks instead of lists.
+It takes the numbering and the presence of every file as the machine has them. CPUs may be offline, numbers may have holes,
+NUMA nodes may be sparse, or without CPUs (GPU memory) or memory. Old kernels write masks instead of lists.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MEMTOTAL = re.compile(r"MemTotal:\s+(\d+) kB")
 
 
 def signature(root: Root) -> tuple[object, ...]:
-    """What changes whenever the CPUs or the memory of the machine do."""
+    """Return a value that changes whenever the CPUs or the memory of the machine change."""
     return (
         root.read_line(f"{_CPU}/online"),
         root.read_line(f"{_NODE}/online"),
@@ -29,12 +29,12 @@ def signature(root: Root) -> tuple[object, ...]:
 
 
 def numa_nodes(root: Root) -> tuple[NumaNode, ...]:
-    """Every NUMA node that has a folder, by number. Memory in bytes."""
+    """Return every NUMA node that has a folder, by number, with its memory in bytes."""
     return tuple(_numa_node(root, number) for number in _numbered(root, _NODE, "node"))
 
 
 def cpus(root: Root, nodes: tuple[NumaNode, ...]) -> tuple[Cpu, ...]:
-    """Every CPU that has a folder, by number; an offline CPU has no topology and is its own only sibling."""
+    """Return every CPU that has a folder, by number. An offline CPU has no topology, and is its own only sibling."""
     home = {cpu: node.id for node in nodes for cpu in node.cpus}
     online = _set(root, f"{_CPU}/online", f"{_CPU}/online_map")
     siblings_of: dict[int, tuple[int, ...]] = {}
@@ -90,7 +90,7 @@ def _numa_node(root: Root, number: int) -> NumaNode:
 
 
 def _l3(root: Root, folder: str) -> tuple[int, ...]:
-    """CPUs that share the L3 cache: usually index3, but not on every machine."""
+    """Return the CPUs that share the L3 cache. It is usually index3, but not on every machine."""
     names = root.names(folder)
     for index in sorted((n for n in names if n.startswith("index")), reverse=True):
         if root.read_line(f"{folder}/{index}/level") == "3":
@@ -108,7 +108,7 @@ def _first_set(root: Root, *paths: str) -> tuple[int, ...]:
 
 
 def _set(root: Root, *paths: str) -> tuple[int, ...] | None:
-    """The CPUs of the first of ``paths`` that can be read: a list, or a mask where the name says so."""
+    """Return the CPUs of the first of ``paths`` that can be read. The name says whether it holds a list or a mask."""
     for path in paths:
         text = root.read_line(path)
         if isinstance(text, str):

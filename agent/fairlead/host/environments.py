@@ -1,6 +1,6 @@
-"""The environments of a job's tasks on this machine, as they were when each program started: /proc/PID/environ, proc(5).
+"""Reads the environments of a job's tasks on this machine, as they were when each program started: /proc/PID/environ, proc(5).
 
-A user may read those of own processes, root all. Nothing is read of a job that is not asked for.
+A user may read the environments of own processes, and root may read all. Only processes of the requested job are returned.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ ENVIRON_MAX_BYTES = 1 << 20
 
 
 class Task(Struct, frozen=True, kw_only=True):
-    """One task: ``step`` is "batch" or a number; ``rank`` is SLURM_PROCID, "" in the batch step."""
+    """Describes one task. ``step`` is "batch" or a number. ``rank`` is SLURM_PROCID, "" in the batch step."""
 
     step: str
     rank: str
@@ -22,7 +22,7 @@ class Task(Struct, frozen=True, kw_only=True):
 
 
 def of_job(job: str, proc: str = "/proc") -> tuple[Task, ...]:
-    """The tasks of a job, each by the first of its processes; () where there is none that may be read."""
+    """Return the tasks of a job, each by the first of its processes, or () when there is none that may be read."""
     found: dict[tuple[str, str], Task] = {}
     for pid in sorted(int(name) for name in os.listdir(proc) if name.isdecimal()):
         environment = _environment(f"{proc}/{pid}/environ")

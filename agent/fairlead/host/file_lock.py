@@ -1,4 +1,4 @@
-"""The wait for a file lock: neither flock(2) nor fcntl(2) has one that ends."""
+"""Waits for a file lock with a time limit, which neither flock(2) nor fcntl(2) offers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections.abc import Callable
 def locked_within(
     fd: int, seconds: float, *, take: Callable[[int, int], object] = fcntl.flock, poll_seconds: float = 0.05
 ) -> bool:
-    """Take the exclusive lock of an open file, once its other holder has let go of it; whether that was within ``seconds``.
+    """Take the exclusive lock of an open file. Return False when another process still has it after ``seconds``.
 
-    take: ``fcntl.flock``, or ``fcntl.lockf`` where the other program locks so (apt, dpkg). Raises OSError for a file that
+    take: ``fcntl.flock``, or ``fcntl.lockf`` when the other program locks so (apt, dpkg). Raises OSError for a file that
     cannot be locked at all.
     """
     end = time.monotonic() + seconds
@@ -20,7 +20,7 @@ def locked_within(
         try:
             take(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
-        except (BlockingIOError, PermissionError):  # fcntl(2): EAGAIN or EACCES, by system
+        except (BlockingIOError, PermissionError):  # fcntl(2) fails with EAGAIN or EACCES, by system
             if time.monotonic() > end:
                 return False
         time.sleep(poll_seconds)

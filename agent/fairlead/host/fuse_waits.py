@@ -1,14 +1,21 @@
-"""Which sleeping tasks wait for a FUSE server: for a process, that is, and not for a disk, a network or a driver.
+"""Says which sleeping tasks wait for a FUSE server: that is, for a process and not for a disk, a network or a driver.
 
-Whoever mounts a FUSE file system and does not answer holds their own processes in state D (fs/fuse/dev.c: until SIGKILL, and
-past it where the server has already read the request). That is no fault of the node. The kernel says where a task sleeps: one
-function in /proc/PID/wchan, all of them in /proc/PID/stack (proc(5)), which is needed since a read waits for a page. A task
-counts when a function of FUSE is there, none that serves /dev/fuse or reads from a disk, and its mount table holds a FUSE
-mount; virtiofs, which is served by the host of a virtual machine, runs through the same functions and is no FUSE mount in
-that table. Where neither file can be read, no task counts, so a hang is never hidden for want of it.
+When the server of a user's FUSE file system does not answer, the user's own processes go into state D. They stay there until
+SIGKILL, and even after it if the server has already read the request (fs/fuse/dev.c). That is no fault of the node. The kernel
+says where a task sleeps: /proc/PID/wchan has one function, /proc/PID/stack all of them (proc(5)). The stack is needed since a
+read waits for a page.
 
-/proc/PID/stack waits for a task that executes a program (before Linux 5.10 for as long as that takes), so a process of its own
-reads it (``probe``) and the answer is there at the next look.
+A task waits for FUSE when all three of these are true:
+
+- one of these functions belongs to FUSE;
+- none of them serves /dev/fuse or reads from a disk;
+- the mount table of the task has a FUSE mount. (virtiofs runs through the same functions, but the host of a virtual machine
+  serves it, and it is no FUSE mount in that table.)
+
+When neither file can be read, no task counts as waiting for FUSE, so this never hides a hang.
+
+A read of /proc/PID/stack waits for a task that executes a program (before Linux 5.10 for as long as that takes). So a separate
+process reads it (``probe``), and the answer is there at the next sweep.
 """
 
 from __future__ import annotations
@@ -22,15 +29,15 @@ from fairlead.host.root import Root
 from fairlead.host.task_files import waits_in
 from fairlead.model.hung_tasks import is_of_fuse_itself, waits_for_server
 
-Sleep = tuple[str, str, int]  # folder of the task, its start, its context switches: one wait
-_TASKS_MAX = 1024  # asked for in one go
+Sleep = tuple[str, str, int]  # one wait: the folder of the task, its start, its context switches
+_TASKS_MAX = 1024  # one question asks for at most so many tasks
 _ABANDONED_SECONDS = 10.0
 _FUNCTION = r"(__)?(fuse_[a-z0-9_]+|request_wait_answer)"
 _STACK = ("sh", "-c", 'grep -sHE "$@"; :', "sh", rf"\] {_FUNCTION}[.+]", "--")
 
 
 class FuseWaits:
-    """``among()`` says which of the waits are known to be for FUSE, and asks for those of which nothing is known."""
+    """Remembers which waits are known to be for FUSE, and asks about the others."""
 
     def __init__(self, root: Root) -> None:
         self._root = root
@@ -40,7 +47,8 @@ class FuseWaits:
         self._question: Question | None = None
 
     def among(self, sleeps: Iterable[Sleep]) -> frozenset[Sleep]:
-        """``sleeps``: the longest first."""
+        """Return which of ``sleeps`` are known to wait for FUSE, and ask about those of which nothing is known. ``sleeps``:
+        the longest first."""
         now = tuple(sleeps)
         self._take()
         self._known = {s: self._known[s] for s in now if s in self._known}

@@ -1,4 +1,4 @@
-"""gather: one look at a machine or a tree, as a Node. Nothing that cannot be read raises; it is Missing in its place."""
+"""Reads a machine or a tree once, as a Node. What cannot be read raises nothing: it is Missing in the Node."""
 
 from __future__ import annotations
 
@@ -22,16 +22,18 @@ from fairlead.model.host_facts import Host, Wanted
 T = TypeVar("T")
 _TICK_NANOSECONDS = 2_000_000_000
 _UNREAD = unreadable("not read")
-SLOW_SECONDS = 14.0  # just under a default sweep interval of 15 s: then every look is thorough
+SLOW_SECONDS = 14.0  # just under the default sweep interval of 15 s, so that every sweep is thorough
 CPU_SECONDS = 600.0
 _NVIDIA, _AMD = 0x10DE, 0x1002
-_GLOB_MAX = 8  # more files than that (one per CPU, per IOMMU group) are read on thorough looks only
+_GLOB_MAX = 8  # more files than that (one per CPU or IOMMU group) are read in thorough sweeps only
 
 
 class Gatherer:
-    """Looks at the same machine again and again. Between thorough looks, every ``slow_seconds``, it reads only what
-    changes from one second to the next: of ``reads`` those in ``quick_reads`` (default all). ``slow_seconds`` 0 makes every
-    look thorough."""
+    """Reads the same machine again and again. A thorough sweep comes every ``slow_seconds``; 0 makes every sweep thorough.
+
+    Between thorough sweeps it reads only what changes from one second to the next. Of ``reads`` these are the files in
+    ``quick_reads`` (by default all).
+    """
 
     def __init__(
         self,
@@ -60,7 +62,7 @@ class Gatherer:
         self._virtual: bool | Missing | None = None
         self._name = kernel.node_name(root)
         self._module: str | Missing = ""
-        self._boot_id: str | Missing = _UNREAD  # the same as long as this process lives
+        self._boot_id: str | Missing = _UNREAD  # it stays the same as long as this process lives
         self._texts: dict[str, str | Missing | None] = {}
         self._globs: dict[str, tuple[str, ...]] = {}
         self._stamps: dict[str, tuple[int, ...] | None] = {}
@@ -69,29 +71,34 @@ class Gatherer:
         self._host: Host | Missing = unreadable("not read")
         self._load_sums = LoadSums()
         self._devices: tuple[PciDevice, ...] = ()
-        self._most = 0  # devices that were on the bus at once
-        self._there: tuple[tuple[str, bool], ...] = ()  # the GPUs that the driver listed when the bus was last looked at
-        self._gpus_said: tuple[tuple[Gpu, ...], tuple[Gpu, ...]] = (), ()  # as NVML said last, and with what others say
+        self._most = 0  # the largest number of devices that were on the bus at once
+        self._there: tuple[tuple[str, bool], ...] = ()  # the GPUs that the driver listed when the bus was last read
+        # NVML's last answer, and the same with AER counters and owners
+        self._gpus_said: tuple[tuple[Gpu, ...], tuple[Gpu, ...]] = (), ()
         self._owners = Owners(root)
         self._software = Software()
 
     def read_thoroughly(self) -> None:
-        """The next look is thorough."""
+        """Make the next sweep thorough."""
         self._next_thorough = 0.0
 
     def is_due(self, within_seconds: float) -> bool:
-        """Whether a look within that time will be thorough."""
+        """Say whether a sweep within that time will be thorough."""
         return time.monotonic() + within_seconds >= self._next_thorough
 
     def gather(self, nvml: Mapping[str, Any] | Missing | None, *, closely: bool = True, stuck: StuckCall | None = None) -> Node:
-        """The node now. ``nvml``: NVML's answers in nvml.json form, why there are none, or None for not asked. Not asked
-        ``closely``, part of them is of an earlier look: this one is not thorough then, unless somebody wants it now."""
+        """Return the node as it is now.
+
+        ``nvml``: NVML's answers in nvml.json form, or Missing with the reason why there are none, or None when NVML was not
+        asked. ``closely``: all of these answers are of this sweep. If it is False, some are older, and the sweep is not
+        thorough unless ``read_thoroughly`` asked for that.
+        """
         now = time.monotonic()
         thorough = now >= self._next_thorough and (closely or not self._next_thorough)
         root = self._root
         gpus = self._converter.gpus(nvml)
         there = () if isinstance(gpus, Missing) else tuple((g.pci, g.lost) for g in gpus)
-        # What is on the bus: anew with another answer of the driver, and at every look while something is gone from it.
+        # The bus is read again when the driver lists other GPUs, and in every sweep while a device is gone from it.
         if thorough or there != self._there or len(self._devices) < self._most:
             self._there, self._devices = there, self._tour.devices(thorough=thorough)
             self._most = max(self._most, len(self._devices))
@@ -131,7 +138,7 @@ class Gatherer:
         )
 
     def end(self) -> None:
-        """End the processes that still look for us."""
+        """End the child processes that still read something."""
         if self._host_reader is not None:
             self._host_reader.end()
 
@@ -143,7 +150,8 @@ class Gatherer:
         return self._load_sums.add(whole, now)
 
     def _read_cpus(self, now: float) -> None:
-        """Some thousand files that change only when CPUs or memory go on- or offline: read again then, or once in a while."""
+        """Read some thousand files that change only when CPUs or memory go online or offline: after such a change, and once in
+        a while."""
         signature = cpus.signature(self._root)
         if signature != self._cpu_signature or now >= self._next_cpus:
             self._cpu_signature = signature
@@ -163,8 +171,8 @@ class Gatherer:
                     self._read(path, before, thorough)
 
     def _read(self, path: str, before: Mapping[str, str | Missing | None], thorough: bool) -> None:
-        """A file on a disk is read again when it was written, or could not be read; what is no file on thorough looks; /proc and
-        /sys always."""
+        """Read one file of ``reads``. /proc and /sys are read each time. A file on a disk is read again when it was written,
+        or when it could not be read. A path that is no file (``/@...``) is read in thorough sweeps."""
         if path.startswith("/@"):
             if not thorough and path in before:
                 return
@@ -174,7 +182,7 @@ class Gatherer:
             if same and not isinstance(said := before.get(path, _UNREAD), Missing):
                 self._texts[path] = said
                 return
-            # One that was written just now may be written again within the same tick of the clock of files.
+            # A file that was written just now may be written again within the same tick of the file system's clock.
             fresh = stamp is not None and time.time_ns() - max(stamp[2:], default=0) < _TICK_NANOSECONDS
             self._stamps[path] = None if fresh else stamp
         self._texts[path] = process.read_text(self._root, path, self._processes, search=thorough)
@@ -189,9 +197,9 @@ def gather(
     wanted: Wanted | None = None,
     stuck: StuckCall | None = None,
 ) -> Node:
-    """One thorough look.
+    """Return the node as one thorough sweep reads it.
 
-    reads: files for ``Node.texts``; of a glob every match is a key of its own. unsupported: dotted Gpu fields that the
+    reads: the files for ``Node.texts``; each match of a glob gets its own key. unsupported: dotted fields of Gpu that the
     hardware profile excuses. wanted: what to ask the host for; None: nothing about the host is read. stuck: an NVML call that
     has not come back.
     """
@@ -199,12 +207,12 @@ def gather(
 
 
 def nvidia_gpus(devices: Iterable[PciDevice]) -> tuple[PciDevice, ...]:
-    """NVIDIA GPUs on the PCI bus: vendor 10de, class VGA (0300) or 3D controller (0302), no virtual functions."""
+    """Return the NVIDIA GPUs on the PCI bus: vendor 10de, class VGA (0300) or 3D controller (0302), without virtual functions."""
     return tuple(d for d in devices if d.vendor == _NVIDIA and d.class_code >> 8 in (0x0300, 0x0302) and not d.virtual_function)
 
 
 def name_the_lost(gpus: tuple[Gpu, ...], devices: tuple[PciDevice, ...]) -> tuple[Gpu, ...]:
-    """A GPU that was lost before NVML told its address gets the one address of the bus that no other GPU claims."""
+    """Give a GPU that was lost before NVML named its address the one address on the bus that no other GPU has."""
     nameless = [g for g in gpus if not g.pci]
     free = [d.address for d in nvidia_gpus(devices) if all(g.pci != d.address for g in gpus)]
     if not nameless or len(nameless) != len(free):

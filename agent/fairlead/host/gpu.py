@@ -1,4 +1,4 @@
-"""GPUs from NVML's answers in nvml.json form (the NVML worker's snapshot, or TREE/nvml.json). Pure conversion."""
+"""Converts NVML's answers in nvml.json form (the NVML worker's snapshot, or TREE/nvml.json) to GPUs. This conversion is pure."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Converter:
         before, gpu = self._before.get(position, (None, None))
         if gpu is not None and before == raw:
             return gpu
-        # what has not changed says as little of a loss as it did
+        # what has not changed cannot say that the GPU was lost, because it did not say so before
         alike = gpu is not None and not gpu.lost and before is not None and before.keys() == raw.keys()
         new = {k: v for k, v in raw.items() if before[k] is not v} if alike and before else None
         part = partial(self._part, position, new, GpuReader(raw, self._unsupported))

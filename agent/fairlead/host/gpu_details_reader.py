@@ -1,4 +1,4 @@
-"""Static facts of one GPU (VBIOS, part number, ...) from its part of nvml.json. Pure conversion."""
+"""Reads the static facts of one GPU (VBIOS, part number, ...) from its part of nvml.json. This conversion is pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from fairlead.host.gpu_reader import GpuReader
 from fairlead.model.facts import Missing
 from fairlead.model.gpu_details import GpuDetails
 
-#: What of nvml.json they are made of.
+#: The static facts are made of these parts of nvml.json.
 PARTS = (
     "vbios_version", "board_part_number", "inforom_image_version", "architecture", "brand", "compute_capability", "cores",
     "compute_mode", "accounting_mode", "bar1", "cpu_affinity", "numa",

@@ -1,4 +1,4 @@
-"""Health facts of one GPU from its part of nvml.json. Pure conversion."""
+"""Reads the health facts of one GPU from its part of nvml.json. This conversion is pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def retired(read: GpuReader) -> RetiredPages | Missing:
 
 
 def inforom_valid(read: GpuReader) -> bool | Missing:
-    """Return whether the infoROM is valid: nvmlDeviceValidateInforom answers by its code, and CORRUPTED_INFOROM is a no."""
+    """Return whether the infoROM is valid. nvmlDeviceValidateInforom answers by its return code: CORRUPTED_INFOROM means no."""
     value = read.raw.get("inforom_valid")
     if isinstance(value, dict) and value.get("error") == CORRUPTED_INFOROM:
         return False

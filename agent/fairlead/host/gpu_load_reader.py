@@ -1,4 +1,4 @@
-"""``GpuLoad`` from a GPU's part of nvml.json, and the sums over sweeps of what its clocks did. Pure but for the sums."""
+"""Reads ``GpuLoad`` from a GPU's part of nvml.json, and sums up over sweeps what its clocks did. Only the sums have a state."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from fairlead.model.gpu_load import REASONS, ClockEvents, GpuFabric, GpuLoad, Lo
 from fairlead.model.load_window import is_busy
 from fairlead.model.missing import Missing
 
-#: What of nvml.json ``load`` is made of: not what changes from one second to the next.
+#: ``load`` is made of these parts of nvml.json. They do not change from one second to the next.
 PARTS = (
     "temperature.margin_celsius", "temperature.slowdown_celsius", "temperature.shutdown_celsius", "temperature.memory_celsius",
     "temperature.memory_max_celsius", "clocks.sm_max_hertz", "power.default_limit_milliwatts", "power.maximum_limit_milliwatts",
     "fabric", "clock_events",
 )  # fmt: skip
-GAP_SECONDS = 60.0  # what was not looked at for longer is not counted: nobody knows what the clocks did
+GAP_SECONDS = 60.0  # a longer gap is not counted: nobody knows what the clocks did in it
 _IDLE = 0x001
 _BRAKE = 0x080
 
 
 def load(read: GpuReader) -> GpuLoad:
-    """Return limits, temperatures, fabric state and clock event counters; the sums over sweeps are added by LoadSums."""
+    """Return limits, temperatures, fabric state and clock event counters. ``LoadSums`` adds the sums over sweeps."""
     return GpuLoad(
         margin_celsius=read.number("temperature.margin_celsius", "load.margin_celsius"),
         slowdown_celsius=read.number("temperature.slowdown_celsius", "load.slowdown_celsius"),

@@ -1,7 +1,7 @@
-"""Typed values out of one GPU's part of nvml.json. Pure conversion.
+"""Reads typed values out of one GPU's part of nvml.json. This conversion is pure.
 
-A value NVML could not give is ``{"error": CODE}`` with CODE an nvmlReturn_t. Only the hardware profile's
-``unsupported`` makes that Missing(UNSUPPORTED); all else is Missing(UNREADABLE). Anything malformed is Missing too.
+Where NVML had no value, nvml.json has ``{"error": CODE}``, and CODE is an nvmlReturn_t. It becomes Missing(UNSUPPORTED) only
+if the hardware profile lists the field in ``unsupported``, else Missing(UNREADABLE). Anything malformed is Missing too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def return_text(code: int) -> str:
 class GpuReader:
     """Reads typed values out of one GPU's part of nvml.json.
 
-    ``path`` is a dotted path in nvml.json, ``field`` the dotted field of Gpu that the value is for: the profile excuses fields.
+    ``path`` is a dotted path in nvml.json. ``field`` is the dotted field of Gpu that the value is for: the profile excuses
+    fields.
     """
 
     __slots__ = ("_unsupported", "raw")

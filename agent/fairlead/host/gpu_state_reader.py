@@ -1,4 +1,4 @@
-"""What one GPU is set to, from its part of nvml.json. Pure conversion."""
+"""Reads what one GPU is set to from its part of nvml.json. This conversion is pure."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from fairlead.host.gpu_reader import GpuReader
 from fairlead.model.facts import Missing, unreadable
 from fairlead.model.gpu_state import GpuState, MigInstance
 
-#: What of nvml.json they are made of.
+#: The state is made of these parts of nvml.json.
 PARTS = ("application_clocks", "clocks.memory_max_hertz", "power.minimum_limit_milliwatts", "mig")
 
 
 def state(read: GpuReader) -> GpuState:
-    """Return the clocks, power limits and MIG instances a GPU is set to; a value that cannot be read is Missing in its place."""
+    """Return the clocks, power limits and MIG instances that a GPU is set to. A value that cannot be read is Missing in its
+    place."""
     return GpuState(
         application_sm_hertz=read.number("application_clocks.sm_hertz", "state.application_sm_hertz"),
         application_memory_hertz=read.number("application_clocks.memory_hertz", "state.application_memory_hertz"),

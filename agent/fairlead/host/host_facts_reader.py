@@ -1,7 +1,7 @@
-"""Everything about the host that its checks need, as one value: read on thorough looks.
+"""Reads everything about the host that its checks need, in thorough sweeps.
 
-What is no file (statfs, units, the clock, sleeping tasks) a machine tree holds in ``host.json``, as ``fairlead snapshot``
-writes it. Times between looks (how long a task sleeps, a mount does not answer) need a look before: the first says 0.
+What is no file (statfs, units, the clock, sleeping tasks) a machine tree has in ``host.json``, which ``fairlead snapshot``
+writes. Durations (for how long a task has slept or a mount has not answered) need an earlier sweep: the first sweep says 0.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class HostReader:
-    """Looks at one host again and again. ``once``: for a single look, which waits for its answers up to five seconds."""
+    """Reads one host again and again. ``once``: there is a single sweep, which waits up to five seconds for its answers."""
 
     def __init__(self, root: Root, wanted: Wanted, *, once: bool) -> None:
         self._root = root
@@ -36,7 +36,7 @@ class HostReader:
         )
 
     def read(self, nics: tuple[Nic, ...]) -> Host:
-        """The host now."""
+        """Return the host as it is now."""
         root = self._root
         if self._probes is not None:
             self._probes.ask()
@@ -64,7 +64,7 @@ class HostReader:
         return msgspec.structs.replace(files, tasks=tasks, clock=now, spaces=spaces, units=units)
 
     def end(self) -> None:
-        """End what still asks."""
+        """End the child processes that still wait for an answer."""
         self._watch.end()
         if self._probes is not None:
             self._probes.end()
@@ -84,7 +84,7 @@ class HostReader:
 
 
 def read_recorded(path: str) -> dict[str, Any] | Missing:
-    """What a tree says that is no file."""
+    """Return the content of a tree's ``host.json``: what the machine had besides files."""
     try:
         with open(path, "rb") as f:
             data = msgspec.json.decode(f.read(4 << 20))
@@ -96,7 +96,7 @@ def read_recorded(path: str) -> dict[str, Any] | Missing:
 
 
 def recorded_of(host: Host) -> dict[str, Any]:
-    """What ``host.json`` holds of a host: answers only, not what was asked in vain."""
+    """Return what ``host.json`` holds of a host. Only answers are in it, not questions without an answer."""
     said: dict[str, Any] = {"schema": 1}
     if isinstance(host.spaces, tuple):
         said["spaces"] = [msgspec.to_builtins(s) for s in host.spaces if not isinstance(s.total_bytes, Missing)]

@@ -1,10 +1,12 @@
-"""Reads the traces that follow "INFO: task ... blocked" in the kernel log, and says which of those tasks wait for a FUSE server.
+"""Reads the traces that follow "INFO: task ... blocked" in the kernel log, and says which of those tasks wait for a FUSE
+server.
 
 The records of one report follow one another (kernel/hung_task.c, check_hung_task; kernel/sched/core.c, sched_show_task): the
-task by name, a line with its state and number, "Call Trace:", and a function a line, the innermost first. Other CPUs may
-print in between. Of functions that every wait runs through (scheduler, locks, page cache) nothing follows; the first other
-one decides. One that the unwinder doubts ("? name") says nothing. Where a record is missing, the numbers do not fit, or the
-trace is of another task, the task counts as hung."""
+task by name, a line with its state and number, "Call Trace:", and one function per line, the innermost first. Other CPUs may
+print in between. Functions that every wait runs through (scheduler, locks, page cache) are skipped, and the first other
+function decides. A function that the unwinder doubts ("? name") says nothing. When a record is missing, the numbers do not
+fit, or the trace is of another task, the task counts as hung.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ _FRAME = re.compile(
     r" {1,8}([A-Za-z_][A-Za-z0-9_.]{0,120})\+0x[0-9a-f]+/0x[0-9a-f]+(?: \[[a-z0-9_-]{1,60}(?: [A-Za-z0-9()_ -]{1,60})?\])?\s*"
 )
 _FIRST = re.compile(r"__schedule|__switch_to|schedule")
-#: What a wait runs through on its way to the scheduler, whatever it waits for.
+#: Every wait runs through these functions on its way to the scheduler.
 _GENERAL = re.compile(
     r"_*(?:switch_to|schedule|io_schedule|preempt_schedule|rt_mutex_schedule|bit_wait|wait_on_bit|out_of_line_wait_on_bit|wait_on_page|"
     r"wait_for_completion|wait_for_common|wait_woken|lock_page|lock_folio|folio_lock|folio_wait|folio_put_wait|filemap|"
@@ -31,7 +33,7 @@ _GENERAL = re.compile(
 
 
 class HungTrace:
-    """Record after record of one log."""
+    """Follows one log, record after record, and remembers the hung task whose trace may still come."""
 
     def __init__(self) -> None:
         self._hung: KernelRecord | None = None
@@ -42,11 +44,12 @@ class HungTrace:
 
     @property
     def follows(self) -> bool:
-        """Whether the next record may still tell of the last hung task: then it has to be taken."""
+        """Say whether the next record may still belong to the last hung task. Then ``take`` must get it."""
         return self._hung is not None
 
     def take(self, sequence: int, record: KernelRecord | None) -> KernelRecord | None:
-        """The next record, None for one that is dropped; a record of ours when it says what the last hung task waits for."""
+        """Take the next record (None for one that was dropped). Return a record of our own when it shows that the last hung
+        task waits for a FUSE server, else None."""
         if record is not None and (found := HUNG.match(record.text)):
             self._hung, self._pid, self._last = record, found[1], sequence
             self._began, self._frames = False, 0
@@ -68,7 +71,7 @@ class HungTrace:
         elif self._began and (frame := _FRAME.fullmatch(record.text)):
             self._frames += 1
             if self._frames == 1 and not _FIRST.fullmatch(frame[1]):
-                self._hung = None  # no task that sleeps: of another CPU
+                self._hung = None  # this trace is of no sleeping task: another CPU printed it
             elif not _GENERAL.fullmatch(frame[1]):
                 self._hung = None
                 if waits_for_server(frame[1]):
@@ -83,5 +86,5 @@ class HungTrace:
 
 
 def is_ours(record: KernelRecord) -> bool:
-    """Whether a record of the log reads like one that only this module makes."""
+    """Say whether a record of the log reads like one that only this module makes."""
     return WAITS.match(record.text) is not None

@@ -1,9 +1,13 @@
-"""Packages that are installed, and kernels with their NVIDIA modules, as short texts for settings.
+"""Lists the installed packages, and the kernels with their NVIDIA modules, as short texts for settings.
 
-``/@packages``: a line for each package that dpkg knows: NAME ARCHITECTURE VERSION WANT STATUS (dpkg-query(1): WANT is install
-or hold, STATUS is installed, or what an interrupted run left). ``/@kernels``: a line for each installed kernel, oldest first:
-RELEASE HEADERS MODULE NEXT, HEADERS yes or no, MODULE the version of the NVIDIA module built for it, none, or unknown, NEXT yes
-where GRUB boots it next, maybe where that cannot be told. Both are files of that name in a machine tree that has no such things.
+``/@packages`` has a line for each package that dpkg knows: NAME ARCHITECTURE VERSION WANT STATUS (dpkg-query(1)). WANT is
+install or hold. STATUS is installed, or the state that an interrupted run left.
+
+``/@kernels`` has a line for each installed kernel, oldest first: RELEASE HEADERS MODULE NEXT. HEADERS is yes or no. MODULE is
+the version of the NVIDIA module built for the kernel, or none, or unknown. NEXT is yes when GRUB boots this kernel next, maybe
+when that is not clear, else no.
+
+A machine tree without dpkg or kernels has both as files of that name.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ _known: dict[tuple[str, str], tuple[object, str]] = {}
 
 
 def text(root: Root, path: str) -> str | Missing | None:
-    """The text of ``/@packages`` or ``/@kernels``; None on a machine that has neither dpkg nor such a record."""
+    """Return the text of ``/@packages`` or ``/@kernels``, or None on a machine that has neither dpkg nor such a file."""
     if path == KERNELS:
         return kernels(root) or root.read_text(KERNELS)
     if not root.exists(STATUS):
@@ -47,7 +51,7 @@ def text(root: Root, path: str) -> str | Missing | None:
 
 
 def parse_status(data: str) -> Iterator[str]:
-    """The lines of ``/@packages`` from dpkg's status file (deb-control(5), dpkg-query(1))."""
+    """Return the lines of ``/@packages`` from dpkg's status file (deb-control(5), dpkg-query(1))."""
     for stanza in data.split("\n\n"):
         fields: dict[str, str] = {}
         for line in stanza.split("\n"):
@@ -64,12 +68,12 @@ def parse_status(data: str) -> Iterator[str]:
 
 
 def version_key(release: str) -> tuple[tuple[int, str], ...]:
-    """Kernel releases in their order: numbers by value, words by letter, as `sort -V` has it."""
+    """Return the sort key of a kernel release: numbers by value and words by letter, as `sort -V` orders them."""
     return tuple((int(n), "") if n else (-1, w) for n, w in re.findall(r"(\d+)|([^\d.+-]+)", release))
 
 
 def kernels(root: Root) -> str:
-    """The lines of ``/@kernels``; "" where no kernel is installed."""
+    """Return the lines of ``/@kernels``, or "" where no kernel is installed."""
     releases = sorted((p.partition("/vmlinuz-")[2] for p in root.glob("/boot/vmlinuz-*")), key=version_key)
     following = next_kernel(root, releases)
     lines = []
@@ -81,10 +85,10 @@ def kernels(root: Root) -> str:
 
 
 def next_kernel(root: Root, releases: list[str]) -> str:
-    """The release that GRUB boots next; "" where its configuration does not say it plainly.
+    """Return the release that GRUB boots next, or "" when its configuration does not say that plainly.
 
-    Source: GRUB manual, "Simple configuration handling": GRUB_DEFAULT is a number (0 is the newest kernel), a title or id of an
-    entry, or ``saved``, then it is saved_entry of grubenv; boot entries (BLS) are named MACHINE-RELEASE.
+    Source: GRUB manual, "Simple configuration handling". GRUB_DEFAULT is a number (0 is the newest kernel), a title or id of
+    an entry, or ``saved``; then it is saved_entry of grubenv. Boot entries (BLS) are named MACHINE-RELEASE.
     """
     default = root.read_text("/etc/default/grub")
     chosen = "0"
@@ -101,7 +105,7 @@ def next_kernel(root: Root, releases: list[str]) -> str:
 
 
 def module_of(root: Root, release: str) -> str:
-    """The version of the NVIDIA module that is built for a kernel, ``none``, or ``unknown`` where there is one without."""
+    """Return the version of the NVIDIA module that is built for a kernel, ``none``, or ``unknown`` when it cannot be read."""
     dep = root.read_text(f"/lib/modules/{release}/modules.dep", STATUS_MAX_BYTES)
     if isinstance(dep, Missing):
         return "unknown"
@@ -120,8 +124,8 @@ def module_of(root: Root, release: str) -> str:
 
 
 def _built_by_dkms(root: Root, release: str) -> str:
-    """The version by dkms's own account of what it has built and installed for a kernel: nothing here reads zstd, in which Ubuntu
-    keeps modules. Source: dkms 3.0.10, do_install (kernel-RELEASE-ARCH in its tree is a link to VERSION/RELEASE/ARCH)."""
+    """Return the version that dkms says it has built and installed for a kernel. Ubuntu compresses modules with zstd, which
+    nothing here can read. Source: dkms 3.0.10, do_install (kernel-RELEASE-ARCH in its tree is a link to VERSION/RELEASE/ARCH)."""
     for link in root.glob(f"/var/lib/dkms/nvidia*/kernel-{release}-*", dangling=True):
         target = root.readlink(link)
         version = target.partition("/")[0] if isinstance(target, str) else ""
@@ -131,7 +135,7 @@ def _built_by_dkms(root: Root, release: str) -> str:
 
 
 def _version(path: str) -> str:
-    """MODULE_VERSION, as the section .modinfo of a module file has it (``version=535.261.03``)."""
+    """Return MODULE_VERSION from the section .modinfo of a module file (``version=535.261.03``)."""
     try:
         if path.endswith(".ko"):
             with open(path, "rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as content:

@@ -1,8 +1,9 @@
-"""The records that prolog and epilog keep in /run/fairlead/jobs: which jobs run here, which have ended, which were refused.
+"""Reads the records that prolog and epilog keep in /run/fairlead/jobs: which jobs run here, have ended, or were refused.
 
-A record is one TAB line: ``1 STATE UID GPUS START END FLAGS .``, and with Slurm 26.05 ``SLUID .`` behind that. Without the first
-``.`` it is still being written. GPUS are GRES indices (SLURM_JOB_GPUS), START and END seconds of /proc/uptime. SLUID is the name
-of the job's control group there. Standard library only: fairlead-scratch@.service reads records too, and starts often.
+A record is one TAB line: ``1 STATE UID GPUS START END FLAGS .``, and with Slurm 26.05 ``SLUID .`` after that. While the first
+``.`` is missing, the record is still being written. GPUS are GRES indices (SLURM_JOB_GPUS). START and END are seconds of
+/proc/uptime. SLUID is the name of the job's control group in 26.05. This module uses the standard library only, because
+fairlead-scratch@.service reads records too, and starts often.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ SLUID_MAX = 32
 
 
 class Job(NamedTuple):
-    """One record. gpus: GRES indices; uid, start, end: None where the record does not say it. No name of anybody.
+    """Describes a job by its record, which names nobody. gpus: GRES indices. uid, start, end: None when the record does not
+    say it.
 
-    started: START as it is written, which is part of the name of the job's folder on a local disk. sluid: "" before Slurm 26.05.
+    started: START as it is written, which is part of the name of the job's folder on a local disk. sluid: "" before Slurm
+    26.05.
     """
 
     id: int
@@ -33,7 +36,7 @@ class Job(NamedTuple):
 
 
 class Jobs(NamedTuple):
-    """Job ids by what their record says; ``known``: what the records of running and ended ones say."""
+    """Holds job ids by the state in their records. ``known``: the content of the records of running and ended jobs."""
 
     running: frozenset[int] = frozenset()
     ended: frozenset[int] = frozenset()
@@ -42,7 +45,7 @@ class Jobs(NamedTuple):
 
 
 def scan(folder: str) -> Jobs:
-    """All complete records. A folder that is not there or cannot be read holds none."""
+    """Return all complete records. A folder that does not exist or cannot be read has none."""
     found: dict[str, set[int]] = {"running": set(), "ended": set(), "refused": set()}
     known: list[Job] = []
     try:
@@ -61,7 +64,7 @@ def scan(folder: str) -> Jobs:
 
 
 def by_sluid(folder: str) -> dict[str, int]:
-    """The jobs by the names that Slurm 26.05 gives their control groups."""
+    """Return job ids by the names that Slurm 26.05 gives to the jobs' control groups."""
     return {job.sluid: job.id for job in scan(folder).known if job.sluid}
 
 
@@ -92,7 +95,7 @@ def _job(number: int, fields: list[str]) -> Job:
 
 
 def is_sluid(text: str) -> bool:
-    """Whether a text can be Slurm's lexicographically sortable id of a job: letters and digits."""
+    """Say whether a text can be a SLUID, Slurm's lexicographically sortable id of a job: letters and digits."""
     return text.isascii() and text.isalnum() and len(text) <= SLUID_MAX
 
 
@@ -108,7 +111,7 @@ def _seconds(text: str) -> float | None:
 
 
 def gpu_list(text: str) -> frozenset[int]:
-    """The indices of "0,2-3"; none for "-" and for what is no such list."""
+    """Return the indices of a list such as "0,2-3". "-" and texts that are no such list give none."""
     found: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.partition("-")

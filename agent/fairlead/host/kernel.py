@@ -1,4 +1,4 @@
-"""The kernel and the driver's kernel module: boot, uptime, virtual machine or not, module version."""
+"""Reads facts about the kernel and the driver's kernel module: boot id, uptime, virtual machine or not, module version."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from fairlead.host import clock
 from fairlead.host.root import Root
 from fairlead.model.facts import Missing, unreadable
 
-_HEAD_BYTES = 16384  # one CPU of /proc/cpuinfo; the whole file costs a frequency sample per CPU
+_HEAD_BYTES = 16384  # this holds one CPU of /proc/cpuinfo; to read the whole file costs a frequency sample per CPU
 _NVRM = re.compile(r"^NVRM version:.*?Kernel Module(?: for \S+)?\s+(\d+\.\d+(?:\.\d+)?)", re.MULTILINE)
 
 
 def node_name(root: Root) -> str:
-    """The short host name of the live machine; for a tree its recorded one, else the folder's name."""
+    """Return the short host name of the live machine; for a tree the recorded name, else the name of its folder."""
     if root.is_live:
         return os.uname().nodename.partition(".")[0]
     recorded = root.read_line("/proc/sys/kernel/hostname")
@@ -26,7 +26,8 @@ def boot_id(root: Root) -> str | Missing:
 
 
 def uptime_seconds(root: Root) -> float | Missing:
-    """Seconds since boot. The live machine is asked by clock: in a container /proc/uptime may be a file of its own."""
+    """Return the seconds since boot. On the live machine they come from the clock: in a container /proc/uptime may be
+    replaced."""
     if root.is_live:
         return clock.boottime()
     text = root.value("/proc/uptime")
@@ -39,7 +40,7 @@ def uptime_seconds(root: Root) -> float | Missing:
 
 
 def virtual(root: Root) -> bool | Missing:
-    """Whether this is a virtual machine: the CPU flag ``hypervisor`` (x86: CPUID leaf 1, ECX bit 31)."""
+    """Say whether this is a virtual machine: the CPU flag ``hypervisor`` (x86: CPUID leaf 1, ECX bit 31)."""
     if root.exists("/sys/hypervisor/type"):
         return True
     data = root.read_bytes("/proc/cpuinfo", _HEAD_BYTES, head=True)
@@ -52,7 +53,7 @@ def virtual(root: Root) -> bool | Missing:
 
 
 def module_version(root: Root) -> str | Missing:
-    """The version of the loaded nvidia.ko (/sys/module/nvidia/version, else /proc/driver/nvidia/version)."""
+    """Return the version of the loaded nvidia.ko (/sys/module/nvidia/version, else /proc/driver/nvidia/version)."""
     version = root.read_line("/sys/module/nvidia/version")
     if isinstance(version, str) and version:
         return version

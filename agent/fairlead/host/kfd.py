@@ -1,9 +1,9 @@
-"""Links between AMD GPUs, from the kernel's compute driver: `properties` and `io_links/M/properties` of each node below
-/sys/class/kfd/kfd/topology/nodes.
+"""Reads the links between AMD GPUs from the kernel's compute driver: `properties` and `io_links/M/properties` of each node
+below /sys/class/kfd/kfd/topology/nodes.
 
-`properties` are lines of a name and a number (drivers/gpu/drm/amd/amdkfd/kfd_topology.c): a GPU node has its PCI place in
-`domain` and `location_id` (bus << 8 | device << 3 | function), a link its `type` (11 is xGMI, kfd_crat.h), `node_from`,
-`node_to` and `max_bandwidth` in MB/s. A node's number is its folder's.
+Each line of `properties` has a name and a number (drivers/gpu/drm/amd/amdkfd/kfd_topology.c). A GPU node has its PCI address
+in `domain` and `location_id` (bus << 8 | device << 3 | function). A link has its `type` (11 is xGMI, kfd_crat.h), `node_from`,
+`node_to` and `max_bandwidth` in MB/s. The number of a node is the name of its folder.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from fairlead.model.facts import GpuLink
 
 NODES = "/sys/class/kfd/kfd/topology/nodes"
 _XGMI = 11
-_LINK_MB = 50_000  # one xGMI link of MI200 and MI300, a direction
+_LINK_MB = 50_000  # one xGMI link of MI200 and MI300 has this bandwidth in each direction
 
 
 def links(root: Root) -> tuple[GpuLink, ...]:
-    """Every xGMI connection between two GPUs once, by address; () where there is no such driver."""
+    """Return every xGMI connection between two GPUs once, by address, or () where there is no such driver."""
     numbers = [n for n in root.names(NODES) if n.isascii() and n.isdigit() and len(n) < 5]
     addresses = {n: address for n in numbers if (address := _pci_address(_properties(root, f"{NODES}/{n}/properties")))}
     found: dict[tuple[str, str], int] = {}
@@ -42,7 +42,7 @@ def _properties(root: Root, path: str) -> dict[str, int]:
 
 
 def _pci_address(properties: dict[str, int]) -> str:
-    """The PCI address of a GPU node; "" for a CPU's."""
+    """Return the PCI address of a GPU node, or "" for the node of a CPU."""
     at = properties.get("location_id", 0)
     if not at:
         return ""

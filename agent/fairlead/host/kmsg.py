@@ -1,15 +1,22 @@
-"""The kernel log, followed: /dev/kmsg, or a FIFO or file of records in the same form.
+"""Follows the kernel log: /dev/kmsg, or a FIFO or a file with records in the same form.
 
-Record form: Documentation/ABI/testing/dev-kmsg, "6,339,5140900,-;text", lines starting with a space continue it.
-A read of /dev/kmsg gives one record; EPIPE says that records were overwritten before they were read.
-Only facility kernel (0) counts: any process with the right to write to /dev/kmsg can claim another, and does.
+Record form: Documentation/ABI/testing/dev-kmsg, "6,339,5140900,-;text"; lines that start with a space continue a record. A
+read of /dev/kmsg returns one record; EPIPE says that records were overwritten before they were read. Only records of the
+facility kernel (0) count: a process that may write to /dev/kmsg can claim only another facility.
 
-Three kinds of record are dropped here, before anything else sees them, because a user may have chosen how they begin
-(``model.kernel_text``): those that begin with a task's name; those that begin like a driver's message that names its device, and
-name none; and fragments. A fragment (flag "c") is what printk() was told to append to a message and could not, as another CPU had
-printed meanwhile: the out-of-memory killer appends names of cgroups so. The lines of the NVIDIA driver have that flag too, and
-are whole: they are kept, except within FOLLOWED records after one that breaks off where the name of a cgroup follows. A line
-break within a record is escaped by the kernel, and a blank here, so that no name can begin a record.
+Three kinds of records are dropped here, before anything else sees them, because a user may have chosen how they begin
+(``model.kernel_text``):
+
+- records that begin with a task's name;
+- records that begin like a driver's message that names its device, but name no device;
+- fragments.
+
+A fragment (flag "c") is text that printk() should have appended to a message and could not, because another CPU had printed in
+between. The out-of-memory killer appends names of cgroups in this way. Lines of the NVIDIA driver have that flag too and are
+whole, so they are kept. They are dropped only within FOLLOWED records after a record that ends where the name of a cgroup
+follows.
+
+The kernel escapes a line break within a record, and here it becomes a blank, so that no name can begin a record.
 """
 
 from __future__ import annotations
@@ -32,15 +39,15 @@ _CHUNK_BYTES = 65536
 _PARTIAL_MAX_BYTES = 16384
 _RETRY_SECONDS = 1.0
 FOLLOWED = 8
-_FRAGMENTS = (b"c", b"+")  # "+" up to Linux 4.8
+_FRAGMENTS = (b"c", b"+")  # "+" was used up to Linux 4.8
 _ESCAPE = re.compile(rb"\\x([0-9a-fA-F]{2})")
 
 
 def parse(line: bytes, boot_id: str = "", *, names_devices: bool = False, cut: bool = False) -> KernelRecord | None:
-    """One record; None for a malformed one and for one that the kernel does not answer for. Never raises.
+    """Return one record, or None for a malformed record and for one that the kernel does not answer for. Never raises.
 
-    ``names_devices``: ``line`` is the whole record with the lines that continue it, as /dev/kmsg gives it. ``cut``: a record
-    shortly before it broke off where the name of a cgroup follows.
+    ``names_devices``: ``line`` is the whole record with the lines that continue it, as /dev/kmsg returns it. ``cut``: one of
+    the last records ended where the name of a cgroup follows.
     """
     prefix, mark, rest = line.partition(b";")
     fields = prefix.split(b",")
@@ -65,7 +72,7 @@ def parse(line: bytes, boot_id: str = "", *, names_devices: bool = False, cut: b
 
 
 def _device(more: bytes) -> str:
-    """The device in the lines that continue a record; "" for none."""
+    """Return the device in the lines that continue a record, or "" for none."""
     _, found, value = (b"\n" + more).partition(b"\n DEVICE=")
     return value.partition(b"\n")[0].decode("ascii", "replace") if found else ""
 
@@ -73,10 +80,10 @@ def _device(more: bytes) -> str:
 class Follower:
     """Follows one source of kernel records.
 
-    ``fileno()`` is ready for reading when ``read()`` has something (-1: nothing to wait for, read now and then).
-    ``cursor``: the last sequence number read from a character device; given to the next Follower *of the same boot*,
-    nothing counts twice. ``overruns``: records lost to the ring buffer.
-    ``state``: None, or why the source cannot be read; it is tried again at every ``read()``, once a second at most.
+    ``fileno()`` is ready for reading when ``read()`` has something. It is -1 when there is nothing to wait for; then read now
+    and then. ``cursor``: the last sequence number that was read from a character device. The next Follower *of the same boot*
+    gets it, so that no record counts twice. ``overruns``: records that the ring buffer lost. ``state``: None, or why the
+    source cannot be read; every ``read()`` tries again, at most once a second.
     """
 
     def __init__(self, path: str = "/dev/kmsg", boot_id: str = "", cursor: int | None = None) -> None:
@@ -91,17 +98,17 @@ class Follower:
         self._identity = (0, 0)
         self._partial = b""
         self._skipping = False
-        self._cut_until = -1  # the sequence number up to which a fragment may be the name of a cgroup
+        self._cut_until = -1  # up to this sequence number a fragment may be the name of a cgroup
         self._trace = HungTrace()
         self._next_try = 0.0
         self._open()
 
     def fileno(self) -> int:
-        """The descriptor to wait on, or -1 for a regular file or a source that cannot be read."""
+        """Return the descriptor to wait on, or -1 for a regular file and for a source that cannot be read."""
         return self._fd if self._is_device or self._is_fifo else -1
 
     def read(self) -> list[KernelRecord]:
-        """What has come in, oldest first, at most about BATCH_RECORDS. Never blocks, never raises."""
+        """Return the records that have come in, oldest first, at most about BATCH_RECORDS. Never blocks and never raises."""
         if self._fd < 0 and not self._open():
             return []
         try:
@@ -124,7 +131,7 @@ class Follower:
             mode = os.stat(self.path).st_mode
             if not (stat.S_ISCHR(mode) or stat.S_ISFIFO(mode) or stat.S_ISREG(mode)):
                 raise OSError(errno.EINVAL, "neither a character device nor a FIFO nor a file")
-            # a FIFO opened for writing too has never "no writer": writers come and go without an end of file
+            # A FIFO that is open for writing too always has a writer, so no end of file comes when a writer goes.
             flags = os.O_RDWR if stat.S_ISFIFO(mode) else os.O_RDONLY
             fd = os.open(self.path, flags | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
         except OSError as e:
@@ -153,7 +160,7 @@ class Follower:
                 data = os.read(self._fd, RECORD_BYTES)
             except BlockingIOError:
                 break
-            except BrokenPipeError:  # the next read is of the oldest record there is; its number says how many were lost
+            except BrokenPipeError:  # the next read returns the oldest record left, and its number says how many were lost
                 self.overruns += self.cursor is None
                 continue
             if not data:
@@ -180,7 +187,7 @@ class Follower:
         self._add(record, sequence, found)
 
     def _add(self, record: KernelRecord | None, sequence: int | None, found: list[KernelRecord]) -> None:
-        """A record, and what it says of a task that hangs."""
+        """Add a record, and then what it says of a task that hangs."""
         if record is not None and not is_ours(record):
             found.append(record)
         said = self._trace.take(sequence, record) if sequence is not None else None
@@ -214,7 +221,7 @@ class Follower:
         return found
 
     def _check_replaced(self) -> None:
-        """Somebody removed the FIFO or made a new one in its place: go over to that."""
+        """Read on from a new FIFO when somebody has removed the old one or has made a new one in its place."""
         now = time.monotonic()
         if now < self._next_try:
             return
@@ -231,7 +238,7 @@ class Follower:
 
 
 def _sequence(data: bytes) -> int | None:
-    """The sequence number of a record of any facility."""
+    """Return the sequence number of a record of any facility, or None."""
     fields = data.partition(b";")[0].split(b",", 3)
     if len(fields) < 3 or b";" not in data:
         return None

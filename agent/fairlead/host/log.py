@@ -1,6 +1,6 @@
-"""One logfmt line per transition on stderr, with the ``<N>`` priority that journald understands (sd-daemon(3)).
+"""Writes one logfmt line per transition to stderr, with the ``<N>`` priority that journald understands (sd-daemon(3)).
 
-A reader that has stopped reading (journald on a disk that does not answer) holds nobody up: lines are then lost and counted.
+A reader that has stopped reading (journald on a disk that does not answer) delays nobody: lines are then lost and counted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _lost = 0
 
 
 def line(priority: int, event: str, **fields: object) -> None:
-    """``<4>event key=value key="two words"``; fields that are None or empty are left out."""
+    """Write ``<4>event key=value key="two words"``. Fields that are None or empty are left out."""
     global _lost  # noqa: PLW0603
     words = [event.replace(" ", "_")]
     for key, value in fields.items():
@@ -32,14 +32,14 @@ def line(priority: int, event: str, **fields: object) -> None:
         sys.stderr.write(f"<{priority}>{' '.join(words)}\n")
         sys.stderr.flush()
     except OSError:
-        pass  # nobody reads our log any more: that must not end the agent
+        pass  # nobody reads the log any more, and that must not end the agent
 
 
 def _takes() -> bool:
-    """Whether a write would not wait."""
+    """Say whether a write would not wait."""
     try:
         return bool(select.select((), (sys.stderr,), (), 0)[1])
-    except (OSError, ValueError):  # no file, or none that can be asked
+    except (OSError, ValueError):  # stderr is no file, or select cannot ask it
         return True
 
 

@@ -1,6 +1,6 @@
-"""The parameters of a kernel module that is installed, loaded or not: ``modinfo -F parm NAME`` (modinfo(8)).
+"""Reads the parameters of an installed kernel module, loaded or not: ``modinfo -F parm NAME`` (modinfo(8)).
 
-Parameters without permission bits, as all NVreg_ ones, are in no sysfs: only the module file itself knows them. A path
+Parameters without permission bits, as all NVreg_ ones, are not in sysfs: only the module file names them. The path
 ``/@modinfo/NAME`` stands for that text, so that a machine tree can have it as a file of this name.
 """
 
@@ -17,7 +17,8 @@ _known: dict[str, tuple[tuple[int, ...] | None, str | Missing | None]] = {}
 
 
 def text(root: Root, path: str) -> str | Missing | None:
-    """Lines ``NAME:DESCRIPTION (TYPE)``; None where no such module is installed. Asked again when depmod has run."""
+    """Return lines ``NAME:DESCRIPTION (TYPE)``, or None where no such module is installed. modinfo is asked again after depmod
+    has run."""
     if not root.is_live:
         return root.read_text(path)
     release = root.value("/proc/sys/kernel/osrelease")

@@ -1,10 +1,10 @@
-"""A mount table (/proc/PID/mountinfo, /proc/mounts) line by line, without the FUSE mounts of users.
+"""Reads a mount table (/proc/PID/mountinfo, /proc/mounts) line by line, without the FUSE mounts of users.
 
-Whoever has fusermount(1) may mount a file system of their own on a folder of theirs, and chooses its path, its source
+A user who has fusermount(1) may mount a file system on a folder of their own. The user chooses its path, its source
 (``fsname=``) and the end of its type (``subtype=``), each up to some thousand characters. Such a mount says nothing about the
-machine, so its line is left out: by its type and by ``user_id=``, which the kernel writes (fs/fuse/inode.c, fuse_show_options).
-A line that is too long is left out too, and takes no other with it. Blanks and line feeds inside a field are escaped by the
-kernel (fs/proc_namespace.c, mangle).
+machine, so its line is left out. It is known by its type and by ``user_id=``, which the kernel writes (fs/fuse/inode.c,
+fuse_show_options). A line that is too long is left out too, without any other line. The kernel escapes blanks and line feeds
+inside a field (fs/proc_namespace.c, mangle).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fairlead.model.facts import Missing, unreadable
 
 
 def lines(root: Root, path: str) -> list[bytes] | Missing | None:
-    """The lines of the table at ``path`` of the node; None when there is no such file."""
+    """Return the lines of the table at ``path`` of the node, or None when there is no such file."""
     try:
         fd = root.open(path)
     except OSError as e:
@@ -32,13 +32,13 @@ def lines(root: Root, path: str) -> list[bytes] | Missing | None:
 
 
 def text(root: Root, path: str) -> str | Missing | None:
-    """The same as one text."""
+    """Return the same lines as one text."""
     found = lines(root, path)
     return b"".join(line + b"\n" for line in found).decode("utf-8", "replace") if isinstance(found, list) else found
 
 
 def has_fuse(root: Root, path: str) -> bool:
-    """Whether any FUSE mount is in that table, a user's or not."""
+    """Say whether that table has any FUSE mount, a user's or not."""
     try:
         fd = root.open(path)
     except OSError:

@@ -1,4 +1,4 @@
-"""Network devices: RDMA ports from /sys/class/infiniband, interfaces from /sys/class/net.
+"""Reads network devices: RDMA ports from /sys/class/infiniband, interfaces from /sys/class/net.
 
 Attributes: Documentation/ABI/stable/sysfs-class-infiniband, Documentation/ABI/testing/sysfs-class-net.
 """
@@ -11,13 +11,13 @@ from fairlead.model.facts import Gid, Missing, Nic, PciDevice, unreadable
 
 _RDMA = "/sys/class/infiniband"
 _NET = "/sys/class/net"
-_GIDS_MAX = 64  # of a table that may have 256 places; the first are taken first
-_GIDS_EMPTY = 8  # free places in a row that end the search
+_GIDS_MAX = 64  # a table may have 256 entries, and the first ones are used first
+_GIDS_EMPTY = 8  # so many free entries in a row end the search
 _TYPES = {"1": "Ethernet", "32": "InfiniBand"}  # include/uapi/linux/if_arp.h ARPHRD_*
 
 
 def nics(root: Root, pci: tuple[PciDevice, ...]) -> tuple[Nic, ...]:
-    """RDMA ports first, then interfaces on a bus and bonds; bridges, tunnels and the like are not devices of the node."""
+    """Return RDMA ports first, then interfaces on a bus and bonds. Bridges, tunnels and the like are no devices of the node."""
     by_address = {d.address: d for d in pci}
     found = [nic for name in root.names(_RDMA) for nic in _rdma(root, name, by_address)]
     found += [nic for name in root.names(_NET) if (nic := _interface(root, name, by_address)) is not None]
@@ -55,7 +55,7 @@ def _port(root: Root, name: str, port: int, address: str, interfaces: tuple[str,
 
 
 def _own(root: Root, interfaces: tuple[str, ...], port: int) -> str:
-    """The port's interface, where the device's function has several by dev_port; "" for none."""
+    """Return the port's interface, chosen by dev_port when the device's function has several interfaces; "" for none."""
     if len(interfaces) < 2:
         return "".join(interfaces)
     return next((i for i in interfaces if root.read_line(f"{_NET}/{i}/dev_port") == str(port - 1)), interfaces[0])
@@ -67,7 +67,7 @@ def _master(root: Root, interface: str) -> str:
 
 
 def _gids(root: Root, folder: str) -> tuple[Gid, ...] | Missing:
-    """The GIDs in use. The kernel gives EINVAL for the type of a free place; EACCES, as in containers, is Missing."""
+    """Return the GIDs in use. The kernel answers EINVAL for the type of a free entry. EACCES, as in containers, is Missing."""
     found: list[Gid] = []
     empty = 0
     for index in range(_GIDS_MAX):
@@ -110,8 +110,9 @@ def _interface(root: Root, name: str, pci: dict[str, PciDevice]) -> Nic | None:
 
 
 def _address(root: Root, folder: str) -> str:
-    """The PCI function behind a class device: the last address on its path (virtio devices sit one level below)."""
-    target = root.readlink(folder)  # of class devices on a PCI bus it says it all: "../../devices/pci0000:15/..."
+    """Return the address of the PCI function behind a class device: the last one on its path (virtio devices are one level
+    below)."""
+    target = root.readlink(folder)  # on a PCI bus the link alone is enough: "../../devices/pci0000:15/..."
     if isinstance(target, str) and "/devices/pci" in target:
         return next((c for c in reversed(target.split("/")) if ADDRESS.fullmatch(c)), "")
     if not root.exists(f"{folder}/device"):
@@ -133,12 +134,12 @@ def _text(value: str | Missing) -> str:
 
 
 def _word(value: str | Missing) -> str | Missing:
-    """ "ACTIVE" of "4: ACTIVE"."""
+    """Return "ACTIVE" for "4: ACTIVE"."""
     return value if isinstance(value, Missing) else value.partition(":")[2].strip() or value
 
 
 def _rate(value: str | Missing) -> float | Missing:
-    """400.0 of "400 Gb/sec (4X NDR)"."""
+    """Return 400.0 for "400 Gb/sec (4X NDR)"."""
     if isinstance(value, Missing):
         return value
     number, _, unit = value.partition(" ")
@@ -149,7 +150,7 @@ def _rate(value: str | Missing) -> float | Missing:
 
 
 def _megabits(value: str | Missing) -> float | Missing:
-    """Gb/s of an interface's ``speed`` in Mb/s; -1 is unknown, and a link that is down gives EINVAL."""
+    """Return the Gb/s of an interface's ``speed``, which is in Mb/s. -1 means unknown, and a link that is down answers EINVAL."""
     if isinstance(value, Missing):
         return value
     if value.isascii() and value.isdigit() and len(value) < 10:

@@ -1,10 +1,11 @@
-"""The parent's side of the NVML worker: asks for sweeps, never waits longer than the deadline, never loads NVML.
+"""Runs the parent's side of the NVML worker: it asks for sweeps, never waits longer than the deadline, and never loads NVML.
 
-A call that hangs leaves the worker in a state that even SIGKILL may not end (D: the driver sleeps uninterruptibly).
-So a late worker is reported with the call that hangs, and never doubled: a new one is started only when the old one is gone.
-An answer that comes late is taken and all is well again, at once when the driver is: so a worker that hangs is left alone for
-``KILL_SECONDS``, and killed then, for it may be the process that is ill; sooner when there is reason to hope (``hurry()``).
-To start one costs as much as fifty sweeps: after one that died, and another, they are started seldom (``BACKOFF_SECONDS``).
+A call that hangs leaves the worker in a state that perhaps not even SIGKILL ends (D: the driver sleeps uninterruptibly). So a
+late worker is reported with the call that hangs, and a new worker is started only when the old one is gone.
+
+An answer that comes late is used like any other. So a worker that hangs is left alone for ``KILL_SECONDS``. Then it is killed,
+because the fault may be in that process; ``hurry()`` makes this happen sooner. To start a worker costs as much as fifty
+sweeps. So after two workers in a row have died, the next ones are started seldom (``BACKOFF_SECONDS``).
 """
 
 from __future__ import annotations
@@ -27,20 +28,21 @@ from fairlead.host.nvml_frames import BEAT, FRAME, FRAME_MAX_BYTES, after
 from fairlead.model.facts import Missing, StuckCall, unreadable
 from fairlead.model.json_text import NOT_JSON
 
-KILL_SECONDS = 60.0  # nvmlInit without persistence mode, which initialises every GPU, has come back by then, too
-KILL_FACTOR = 3  # after a hint, a worker that is late this many deadlines is killed
-BACKOFF_SECONDS = (0.0, 60.0)  # before a worker is started, after so many that died
+KILL_SECONDS = 60.0  # nvmlInit without persistence mode initialises every GPU, and even that takes less time
+KILL_FACTOR = 3  # after ``hurry()``, a worker that is late by so many deadlines is killed
+BACKOFF_SECONDS = (0.0, 60.0)  # the pause before a worker is started, by how many have died
 _QUIT_SECONDS = 2.0
 _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-# -I: neither the environment nor the current folder can put modules in the worker's way
+# With -I neither the environment nor the current folder can replace the worker's modules.
 _START = "import sys; sys.path.insert(0, sys.argv[1]); from fairlead.host.nvml_worker import main; main(int(sys.argv[2]))"
 
 
 class NvmlResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer. ``raw``: nvml.json form. ``stuck``: the call that has not come back. ``age_seconds``: since it was read."""
+    """Holds one answer. ``raw``: in nvml.json form. ``stuck``: the call that has not come back. ``age_seconds``: the time
+    since it was read."""
 
     raw: dict[str, Any] | Missing
-    closely: bool = True  # all of it is of this sweep; not so where that was asked for before a thorough look was due
+    closely: bool = True  # all of it is of this sweep; False when this sweep was requested before a thorough one was due
     stuck: StuckCall | None = None
     age_seconds: float = 0.0
 
@@ -48,8 +50,8 @@ class NvmlResult(msgspec.Struct, frozen=True, kw_only=True):
 class Worker:
     """Owns the worker process.
 
-    Blocking: ``sweep()``. In an event loop: ``start_sweep()``, wait until ``fileno()`` is readable or
-    ``next_poll()`` has come, then ``poll()``, which gives the result once.
+    ``sweep()`` blocks. In an event loop, call ``start_sweep()``, wait until ``fileno()`` is readable or ``next_poll()`` has
+    come, and then call ``poll()``, which returns the result once.
     """
 
     def __init__(self, deadline_seconds: float = 5.0, *, kill_after_seconds: float | None = None) -> None:
@@ -60,10 +62,10 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._page: mmap.mmap | None = None
         self._buffer = bytearray()
-        self._asked_at: float | None = None  # a sweep is wanted since then
-        self._sent_at: float | None = None  # a sweep was sent to the worker at, and is not answered
+        self._asked_at: float | None = None  # the time since which a sweep is wanted
+        self._sent_at: float | None = None  # the time at which the worker got a sweep that it has not answered
         self._killed = self._released = self._closely = self._sent_closely = self._hurried = False
-        self._stale = False  # the outstanding answer was already reported as late
+        self._stale = False  # True when the outstanding answer was already reported as late
         self._failures = 0
         self._not_before = 0.0
         self._why_down = unreadable("the NVML worker has not started")
@@ -73,19 +75,20 @@ class Worker:
         self._hung_since = 0.0
         self._codes: list[int] = []
         self._result: NvmlResult | None = None
-        self._last_snapshot: dict[str, Any] = {}  # by this worker, last
+        self._last_snapshot: dict[str, Any] = {}  # the last snapshot of this worker
 
     # -- sweeps --
 
     def sweep(self) -> NvmlResult:
-        """One sweep, within the deadline whatever the driver does."""
+        """Return the result of one sweep within the deadline, also when the driver hangs."""
         self.start_sweep(closely=True)
         while (result := self.poll()) is None:
             self._wait(max(0.0, self.next_poll() - time.monotonic()))
         return result
 
     def start_sweep(self, *, closely: bool = False) -> None:
-        """Asks for a sweep. While one is under way, that one is answered. closely: also what is not judged at every sweep."""
+        """Ask for a sweep. If one is under way, ``poll()`` returns that one. closely: the sweep also reads what is not judged
+        in every sweep."""
         self._closely = closely
         if self._asked_at is None:
             self._asked_at = time.monotonic()
@@ -93,42 +96,45 @@ class Worker:
             self._advance()
 
     def poll(self) -> NvmlResult | None:
-        """The result of the sweep asked for, once; None while there is none yet. Never blocks."""
+        """Return the result of the sweep that was asked for, once, or None while there is none. Never blocks."""
         self._advance()
         result, self._result = self._result, None
         return result
 
     def fileno(self) -> int:
-        """Readable when ``poll()`` may have something; -1 when there is no worker. Changes when a worker is replaced."""
+        """Return a descriptor that is readable when ``poll()`` may have something, or -1 when there is no worker. It changes
+        when a worker is replaced."""
         process = self._process
         return -1 if process is None or process.stdout is None else process.stdout.fileno()
 
     def next_poll(self) -> float:
-        """CLOCK_MONOTONIC seconds at which ``poll()`` wants to be called at the latest; inf when nothing is asked."""
+        """Return the CLOCK_MONOTONIC seconds at which ``poll()`` has to be called at the latest, or inf when no sweep is
+        wanted."""
         if self._asked_at is None:
             return float("inf")
         return self._asked_at + self.deadline_seconds
 
     def hurry(self) -> None:
-        """Something has changed, or somebody asks: no worker is started late now, and one that hangs is soon taken for ill."""
+        """Note that something has changed, or that a person asks: a worker is now started without a pause, and one that hangs
+        is killed sooner."""
         self._not_before, self._hurried = 0.0, True
 
     @property
     def released(self) -> bool:
-        """NVML is let go of, until ``reattach()``."""
+        """Say whether NVML is released until ``reattach()``."""
         return self._released
 
     @property
     def pid(self) -> int | None:
-        """The worker's process id, while there is one."""
+        """Return the worker's process id, or None when there is no worker."""
         return None if self._process is None else self._process.pid
 
     # -- changes and release --
 
     def set(self, pci: str, what: str, value: int | str, *, deadline_seconds: float = 10.0) -> None:
-        """Sets ``what`` of the GPU at ``pci`` (``model.change.Nvml``).
+        """Set ``what`` of the GPU at ``pci`` (``model.change.Nvml``).
 
-        Raises HostError: NVML refused, or gave no answer in time.
+        Raises HostError when NVML refuses, or does not answer in time.
         """
         end = time.monotonic() + deadline_seconds
         if self._released:
@@ -151,22 +157,22 @@ class Worker:
             raise HostError(f"{pci}: cannot set {what} to {value}: {return_text(self._codes[0])}")
 
     def release(self) -> None:
-        """Lets go of NVML, as a GPU reset or another driver needs; sweeps then answer Missing until ``reattach()``."""
+        """Release NVML, as a GPU reset or another driver needs. Sweeps then answer Missing until ``reattach()``."""
         self._released = True
         self._end_process()
 
     def reattach(self) -> None:
-        """Takes hold of NVML again at the next sweep."""
+        """Attach to NVML again in the next sweep."""
         self._released, self._not_before = False, 0.0
 
     def close(self) -> None:
-        """Ends the worker. One that cannot be killed is left to the kernel."""
+        """End the worker. A worker that cannot be killed is left to the kernel."""
         self._end_process()
 
     # -- inside --
 
     def _advance(self) -> None:
-        """Reads what there is, notices deaths and deadlines, starts and asks the worker as wanted."""
+        """Read what has come in, check for deaths and deadlines, and start and ask the worker as wanted."""
         now = time.monotonic()
         self._receive()
         self._reap(now)
@@ -205,7 +211,8 @@ class Worker:
         return self._sent_at is not None and now - self._sent_at >= patience
 
     def _stuck(self, now: float) -> StuckCall:
-        """The call that keeps us waiting: the one that an earlier worker was killed in, for as long as nothing is answered."""
+        """Return the call that we wait for. As long as nothing is answered, it is the call in which an earlier worker was
+        killed."""
         if self._hung is not None:
             age = max(0.0, now - self._hung_since)
             return msgspec.structs.replace(self._hung, seconds=age, process_state=self._state())
@@ -219,7 +226,7 @@ class Worker:
         self._hung = StuckCall(call=call, gpu=gpu, seconds=max(0.0, now - self._hung_since), process_state=self._state())
 
     def _why_stuck(self, now: float) -> StuckCall | None:
-        """The call to blame while there is no worker: it died in it, or was killed in it."""
+        """Return the call to blame while there is no worker: the call in which it died or was killed."""
         if self._last_crash is None and self._hung is not None:
             return msgspec.structs.replace(self._hung, seconds=max(0.0, now - self._hung_since))
         if self._last_crash is None or self._crashing_since is None:
@@ -227,13 +234,14 @@ class Worker:
         return msgspec.structs.replace(self._last_crash, seconds=max(0.0, now - self._crashing_since))
 
     def _note_crash(self, now: float, call: str = "", gpu: str = "") -> None:
-        """The worker died in ``call``, "" for in none: it does not run at all, which is no word about the driver."""
+        """Record that the worker died in ``call``. "" means that it died in no call: it does not run at all, which says
+        nothing about the driver."""
         if self._last_crash is None or self._crashing_since is None or bool(self._last_crash.call) != bool(call):
             self._crashing_since = now
         self._last_crash = StuckCall(call=call, gpu=gpu, seconds=0.0, process_state="X")
 
     def _beat(self) -> tuple[str, str, float] | None:
-        """(call, GPU, since) that the worker is in; None between calls."""
+        """Return (call, GPU, since) of the call that the worker is in, or None between calls."""
         if self._page is None:
             return None
         for _ in range(5):  # the worker may be writing it
@@ -244,7 +252,7 @@ class Worker:
         return (name, gpu.rstrip(b"\0").decode("ascii", "replace"), since) if name else None
 
     def _state(self) -> str:
-        """The worker's state letter (proc(5), /proc/PID/stat, third field after the name in parentheses)."""
+        """Return the worker's state letter (proc(5), /proc/PID/stat, the first field after the name in parentheses)."""
         try:
             with open(f"/proc/{self.pid}/stat", "rb") as f:
                 return f.read(1024).rpartition(b")")[2].split()[0].decode("ascii", "replace")
@@ -279,7 +287,7 @@ class Worker:
         self._killed = self._stale = self._hurried = False
 
     def _down(self, now: float, why: Missing) -> None:
-        hung = self._killed and self._hung is not None  # it had its minute
+        hung = self._killed and self._hung is not None  # that worker already had KILL_SECONDS, so no pause is needed
         self._why_down = why
         self._not_before = now + (0.0 if hung else BACKOFF_SECONDS[min(self._failures, len(BACKOFF_SECONDS) - 1)])
         self._failures += not hung
@@ -290,7 +298,7 @@ class Worker:
             return False
         try:
             os.write(process.stdin.fileno(), line.encode())
-        except OSError:  # it is ending: noticed by _reap
+        except OSError:  # the worker is ending, and _reap will see that
             return False
         return True
 
@@ -339,20 +347,20 @@ class Worker:
             self._process.kill()
 
     def _reap(self, now: float) -> None:
-        """Notices that the worker has ended, and why."""
+        """Find out whether the worker has ended, and why."""
         process = self._process
         if process is None or process.poll() is None:
             return
-        self._receive()  # what it said last
+        self._receive()  # read its last answer
         beat = self._beat()
         status = process.returncode
         how = f"ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         if beat is not None:
             how += f" in {beat[0]}" + (f" of {beat[1]}" if beat[1] else "")
         self._forget()
-        if status == 0 and not self._killed:  # it asked to be started anew
+        if status == 0 and not self._killed:  # it asked to be started again
             self._not_before = now
-            self._why_down = unreadable("the NVML worker starts anew")
+            self._why_down = unreadable("the NVML worker is starting again")
             return
         if not self._killed:
             self.crashes += 1
@@ -374,7 +382,7 @@ class Worker:
         self._buffer.clear()
 
     def _end_process(self) -> None:
-        """Asks the worker to quit, then kills it; does not wait for what cannot be killed."""
+        """Ask the worker to quit, then kill it. This does not wait for a worker that cannot be killed."""
         if (process := self._process) is None:
             return
         if self._sent_at is not None or not self._send("quit\n"):
@@ -386,7 +394,7 @@ class Worker:
             self._kill_now()
             time.sleep(0.05)
         if process.poll() is None and self._released:
-            return  # in D state: still ours, so that no second one is started
+            return  # a worker in state D stays ours, so that no second one is started
         process.returncode = process.returncode if process.returncode is not None else -signal.SIGKILL
         self._forget()
 

@@ -1,7 +1,8 @@
-"""The calls that the NVML worker makes for each GPU, prepared once: what is called and where the answer goes in nvml.json.
+"""Prepares once the calls that the NVML worker makes for each GPU: which function is called, and where its answer goes in
+nvml.json.
 
-The answers of one GPU land in one piece of memory: from one second to the next most of them say the same, which one comparison
-tells. Made at every sweep is what is judged at every sweep, and what tells a GPU that answers from one that does not.
+The answers of one GPU are in one piece of memory. From one second to the next most of them stay the same, and one comparison
+shows that. Every sweep makes the calls that are judged in every sweep, and those that show whether a GPU answers at all.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from fairlead.host.nvml_links import FATAL, FUNCTION_NOT_FOUND, NOT_SUPPORTED, B
 PROBE_AGAIN_SECONDS = 600.0
 _FORGET = (NOT_SUPPORTED, FUNCTION_NOT_FOUND)
 _ROOM_BYTES = 2048
-_NEW = -1  # no code of NVML's
+_NEW = -1  # NVML has no such code
 
 
 class Call:
-    """One prepared call: its name, the function with its arguments, and what to do with the answer."""
+    """Holds one prepared call: its name, the function with its arguments, and what to do with the answer."""
 
     __slots__ = ("args", "code", "fn", "key", "merge", "name", "not_before", "part", "span", "store")
 
@@ -33,14 +34,15 @@ class Call:
         self.part, self.key = where
         self.args = args
         self.store = store
-        self.span = span  # of the answer in the room
+        self.span = span  # where the answer is in the room
         self.not_before = 0.0
-        self.code = _NEW  # of the last answer
+        self.code = _NEW  # the code of the last answer
         self.merge = self.part == "remap"  # two calls make this part
 
 
 class Calls:
-    """Calls of one GPU that are made together, by names and places in nvml.json, and the room for their answers."""
+    """Holds the calls of one GPU that are made together, each with its name and its place in nvml.json, and the room for their
+    answers."""
 
     def __init__(self, lib: Any, pci: bytes, beat: Beat) -> None:
         self.all: list[Call] = []
@@ -49,18 +51,21 @@ class Calls:
         self._beat = beat
         self._room = bytearray(_ROOM_BYTES)
         self._used = self._taken = 0
-        self._said = b""  # the room, as it was when the parts were made
+        self._said = b""  # a copy of the room from when the parts were made
 
     def forget(self) -> None:
-        """All is asked and said again."""
+        """Make all calls again and report all answers again."""
         self._said = b""
         for call in self.all:
             call.not_before, call.code = 0.0, _NEW
 
     def run(self, handle: Any, now: float, values: Json, news: Json, *, report_values: bool = True) -> int:
-        """Makes them, and puts those parts of ``values`` that say something new into ``news``. 0, or the code that says it is no
-        use to ask this GPU more. A call that says twice that it is not supported is not made again for ``PROBE_AGAIN_SECONDS``.
-        told False: what they say can wait, whether they answer cannot."""
+        """Make the calls, and put those parts of ``values`` that have changed into ``news``. Return 0, or the code that says
+        that it is no use to ask this GPU more.
+
+        A call that answers twice that it is not supported is not made again for ``PROBE_AGAIN_SECONDS``. ``report_values``
+        False: the calls are made, but changed values wait for a later run; only changed return codes are reported.
+        """
         parts: set[str] = set()
         beat, pci = self._beat, self._pci
         for call in self.all:
@@ -85,11 +90,11 @@ class Calls:
         return 0
 
     def has(self, name: str) -> bool:
-        """Whether the library knows a call."""
+        """Say whether the library has a call of this name."""
         return hasattr(self._lib, name)
 
     def new(self, value: Any) -> Any:
-        """Room for an answer of the next call: a ctypes value like this one."""
+        """Make room for an answer of the next call, and return it: a ctypes value like this one."""
         made = type(value).from_buffer(self._room, self._used)
         size = ctypes.sizeof(value)
         ctypes.memmove(ctypes.byref(made), ctypes.byref(value), size)
@@ -97,24 +102,25 @@ class Calls:
         return made
 
     def add(self, name: str, part: str, key: str | None, store: Callable[[], Any], *args: Any) -> None:
-        """A call of the GPU's handle and ``args``, which answers where room was made since the call before."""
+        """Add a call with the GPU's handle and ``args``. It answers into the room that was made since the call before."""
         span = slice(self._taken, self._used)
         self._taken = self._used
         self.all.append(Call(entry(self._lib, name), name, (part, key), args, store, span))
 
     def uint(self, name: str, part: str, key: str | None = None, *before: Any, scale: int = 1) -> None:
-        """A call that answers with an unsigned int."""
+        """Add a call that answers with an unsigned int."""
         value = self.new(ctypes.c_uint())
         self.add(name, part, key, lambda: value.value * scale, *before, ctypes.byref(value))
 
     def pair(self, name: str, part: str) -> None:
-        """A call that answers with what is now and what is pending."""
+        """Add a call that answers with the current and the pending state."""
         now, pending = self.new(ctypes.c_uint()), self.new(ctypes.c_uint())
         said = (ctypes.byref(now), ctypes.byref(pending))
         self.add(name, part, None, lambda: {"current": now.value, "pending": pending.value}, *said)
 
     def struct(self, name: str, part: str, value: Any, **keys: str) -> None:
-        """A call that fills in a structure like ``value``, of which these fields are told."""
+        """Add a call that fills in a structure like ``value``. ``keys``: the fields of it that are reported, by their names in
+        nvml.json."""
         said = self.new(value)
         self.add(name, part, None, lambda: {k: getattr(said, f) for k, f in keys.items()}, ctypes.byref(said))
 
@@ -131,7 +137,7 @@ def _put(call: Call, values: Json, news: Json) -> None:
 
 
 def fast_calls(calls: Calls, structs: Any) -> Calls:
-    """What the checks judge at every sweep, and what the sums over sweeps are made of."""
+    """Add the calls that the checks judge in every sweep, and those that the sums over sweeps are made of."""
     uint = ctypes.c_uint
     calls.pair("nvmlDeviceGetMigMode", "mig_mode")
     calls.pair("nvmlDeviceGetEccMode", "ecc_mode")
@@ -166,7 +172,8 @@ def fast_calls(calls: Calls, structs: Any) -> Calls:
 
 
 def vital_calls(calls: Calls, structs: Any) -> Calls:
-    """Made at every sweep too: a GPU that does not answer these is mute. What they say is told when it is looked at closely."""
+    """Add the calls that are made in every sweep because a GPU that does not answer them is mute. Their values are reported
+    only in a sweep with ``closely``."""
     memory = structs.c_nvmlMemory_v2_t(version=0x02000028)
     calls.struct(
         "nvmlDeviceGetMemoryInfo_v2", "memory", memory, total_bytes="total", reserved_bytes="reserved", used_bytes="used"
@@ -178,7 +185,8 @@ def vital_calls(calls: Calls, structs: Any) -> Calls:
 
 
 def near_calls(calls: Calls) -> Calls:
-    """Made when it is looked at closely: what a check confirms over several thorough looks is read anew for each."""
+    """Add the calls that are made only in a sweep with ``closely`` (``Device.sweep``). What a check confirms over several
+    thorough sweeps is read again for each."""
     calls.uint("nvmlDeviceGetPersistenceMode", "persistence_mode")
     calls.uint("nvmlDeviceGetCurrPcieLinkGeneration", "pcie", "gen_current")
     calls.uint("nvmlDeviceGetCurrPcieLinkWidth", "pcie", "width_current")
@@ -189,7 +197,7 @@ def near_calls(calls: Calls) -> Calls:
 
 
 def slow_calls(calls: Calls, structs: Any) -> Calls:
-    """Made once a minute."""
+    """Add the calls that are made once a minute."""
     one = ctypes.c_uint
     calls.struct(
         "nvmlDeviceGetBAR1MemoryInfo", "bar1", structs.c_nvmlBAR1Memory_t(), total_bytes="bar1Total", used_bytes="bar1Used"
@@ -222,7 +230,8 @@ def slow_calls(calls: Calls, structs: Any) -> Calls:
 
 
 def rare_calls(calls: Calls) -> Calls:
-    """Made once an hour: what reads flash. nvmlDeviceValidateInforom gives nothing but its return code."""
+    """Add the calls that are made once an hour, because they read flash. nvmlDeviceValidateInforom answers only by its return
+    code."""
     calls.add("nvmlDeviceValidateInforom", "inforom_valid", None, lambda: 1)
     return calls
 
@@ -234,7 +243,7 @@ def _application_clocks(calls: Calls, which: str, prefix: str) -> None:
 
 
 def _reasons(calls: Calls) -> None:
-    """Renamed in r535; r470 has only the old name."""
+    """Add the call for the throttle reasons. It was renamed in r535; r470 has only the old name."""
     mask = calls.new(ctypes.c_ulonglong())
     names = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
     name = names[0] if calls.has(names[0]) else names[1]
@@ -242,7 +251,7 @@ def _reasons(calls: Calls) -> None:
 
 
 def lowest_bit(words: Any) -> int | Json:
-    """The lowest number in a set of 64 bit words."""
+    """Return the lowest number in a set of 64 bit words."""
     for i, word in enumerate(words):
         if word:
             return int(64 * i + (word & -word).bit_length() - 1)
@@ -250,7 +259,7 @@ def lowest_bit(words: Any) -> int | Json:
 
 
 def cpu_list(words: Any) -> str:
-    """A CPU set of 64 bit words as "0-55"."""
+    """Return a CPU set of 64 bit words as a list such as "0-55"."""
     mask = 0
     for i, word in enumerate(words):
         mask |= word << (64 * i)

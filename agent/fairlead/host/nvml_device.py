@@ -1,7 +1,7 @@
-"""One GPU as the NVML worker reads it: what is read how often, and how an answer becomes nvml.json.
+"""Reads one GPU inside the NVML worker: it says what is read how often, and how an answer becomes nvml.json.
 
-Runs inside the worker process only. Every call is announced by ``beat`` before it is made; a call that answers
-NOT_SUPPORTED or FUNCTION_NOT_FOUND twice in a row is not made again for ten minutes.
+It runs inside the worker process only. ``beat`` announces every call before it is made. A call that answers NOT_SUPPORTED or
+FUNCTION_NOT_FOUND twice in a row is not made again for ten minutes.
 """
 
 from __future__ import annotations
@@ -28,12 +28,15 @@ SLOW_SECONDS = 60.0
 RARE_SECONDS = 3600.0
 _FORGET = (NOT_SUPPORTED, FUNCTION_NOT_FOUND)
 _VALUE_NOT_AVAILABLE = 2**64 - 1
-_LINKS = 2  # the batch of these
+_LINKS = 2  # the number of the links' batch
 
 
 class Device:
-    """A GPU with its handle. ``values`` is its entry of nvml.json; ``identity`` outlives the GPU's being lost. What was given as
-    ``values`` is not changed any more: when something is new there is another dict, with the same parts but for that."""
+    """Holds a GPU with its handle. ``values`` is its entry of nvml.json. ``identity`` stays when the GPU is lost.
+
+    A dict that was returned as ``values`` is never changed. When something is new, ``values`` becomes another dict that shares
+    all parts that have not changed.
+    """
 
     def __init__(self, lib: Any, structs: Any, handle: Any, identity: Json, beat: Beat) -> None:
         self.identity = identity
@@ -63,15 +66,15 @@ class Device:
         return Calls(self._lib, self.pci, self._beat)
 
     def found(self, handle: Any, index: int) -> None:
-        """It was listed anew."""
+        """Record that NVML has listed this GPU again."""
         self.handle = handle
         self.identity["index"] = index
         if self.values.get("index") != index:
             self.values = {**self.values, "index": index}
 
     def sweep(self, now: float, *, closely: bool) -> int:
-        """Refreshes ``values``: of what is not judged at every sweep those that are due, and all that is for a close look; 0 or
-        the code that ended this GPU's sweep."""
+        """Refresh ``values``: what is judged in every sweep, what is due of the rest, and with ``closely`` all that thorough
+        sweeps and metrics show. Return 0, or the code that ended this GPU's sweep."""
         if self.failed:
             self.failed = False
             self.values = dict(self.identity)
@@ -93,7 +96,7 @@ class Device:
             self.fail(code)
             return code
         self._slow_due = now + SLOW_SECONDS if slow else self._slow_due
-        if rare:  # flash that could not be read is asked again with the slow values
+        if rare:  # flash that could not be read is read again with the slow values
             mute = any(call.code and call.code not in (*_FORGET, *_ANSWERS) for call in self._rare.all)
             self._rare_due = now + (SLOW_SECONDS if mute else RARE_SECONDS)
         self._near_due = False
@@ -103,11 +106,11 @@ class Device:
         return 0
 
     def read_all_next(self) -> None:
-        """The next sweep reads this GPU's slow values too: one of them was set."""
+        """Make the next sweep read this GPU's slow values too, because one of them was set."""
         self._slow_due = 0.0
 
     def fail(self, code: int) -> None:
-        """Every value but the identity becomes this error; all is read again when the GPU comes back."""
+        """Set every value but the identity to this error. All is read again when the GPU comes back."""
         self.failed = self._near_due = True
         self._slow_due = self._rare_due = self._batch_due = 0.0
         self._links.forget()
@@ -164,7 +167,7 @@ class Device:
         return 0
 
     def _put(self, part: str, key: str, answer: Any) -> None:
-        """A part that is an error as a whole stays so."""
+        """Put one value into a part. A part that is an error as a whole stays an error."""
         group: Json = self._news.get(part) or self.values.get(part) or {}
         if "error" not in group:
             self._news[part] = {**group, key: answer}
@@ -175,7 +178,7 @@ class Device:
         return code
 
     def _last(self, part: str, key: str | None) -> Any:
-        """What was said here last: an answer that says "never" counts once it is given twice."""
+        """Return the last value here: NOT_SUPPORTED counts once it was answered twice."""
         value = self.values.get(part)
         return value if key is None or value is None else value.get(key, value)
 
@@ -195,7 +198,7 @@ class Device:
         for _ in range(3):
             count = ctypes.c_uint(len(self._processes))
             code = fn(self.handle, ctypes.byref(count), self._processes)
-            if code != 7:  # INSUFFICIENT_SIZE: count says how many there are
+            if code != 7:  # INSUFFICIENT_SIZE; count then says how many there are
                 break
             self._processes = (self._structs.c_nvmlProcessInfo_v2_t * (count.value * 2 + 5))()
         if code:

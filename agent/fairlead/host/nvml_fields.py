@@ -1,6 +1,6 @@
-"""Field values: one nvmlDeviceGetFieldValues call for many values of a GPU, each with its own return code.
+"""Reads field values: one nvmlDeviceGetFieldValues call for many values of a GPU, each with its own return code.
 
-Field ids are our own table: nvml.h renumbered 199, 200 and everything from 251 up between driver branches.
+The field ids are in a table of our own, because nvml.h renumbered 199, 200 and all from 251 on between driver branches.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from fairlead.host.nvml_links import FUNCTION_NOT_FOUND, Json
 
-ValuePath = tuple[str, str | None]  # in a GPU's entry of nvml.json
+ValuePath = tuple[str, str | None]  # part and key in a GPU's entry of nvml.json
 
 # nvml.h, NVML_FI_*: id -> place in nvml.json
 FAST_FIELDS: dict[int, ValuePath] = {  # judged at every sweep
@@ -24,7 +24,7 @@ FAST_FIELDS: dict[int, ValuePath] = {  # judged at every sweep
     31: ("retired_pages", "pending"),
     230: ("recovery_action", None),
 }
-NEAR_FIELDS: dict[int, ValuePath] = {  # read when a GPU is looked at closely
+NEAR_FIELDS: dict[int, ValuePath] = {  # read only in a sweep with ``closely``
     82: ("temperature", "memory_celsius"),
     83: ("power", "energy_millijoules"),
     94: ("pcie", "replays"),
@@ -34,13 +34,13 @@ NEAR_FIELDS: dict[int, ValuePath] = {  # read when a GPU is looked at closely
 FIELDS = FAST_FIELDS | NEAR_FIELDS
 # nvmlFieldValue_t: fieldId, scopeId, timestamp, latencyUsec, valueType, nvmlReturn, value
 _FIELD = struct.Struct("<IIqqIIQ")
-_ANSWER = struct.Struct("<II16xIIQ")  # all of it but when it was read, which is new each time
+_ANSWER = struct.Struct("<II16xIIQ")  # all of it but the time of the reading, which is new each time
 _MASK = {1: 0xFFFFFFFF, 2: 2**64 - 1, 3: 2**64 - 1, 6: 0xFFFF}  # unsigned int, long, long long, short
 _SIGNED = {4: 64, 5: 32}
 
 
 class Batch:
-    """One nvmlDeviceGetFieldValues call over ids with a scope each. Every entry has its own return code."""
+    """Makes one nvmlDeviceGetFieldValues call over field ids with a scope each. Every entry has its own return code."""
 
     def __init__(self, lib: Any, handle: Any, wanted: list[tuple[int, int]]) -> None:
         self._fn = getattr(lib, "nvmlDeviceGetFieldValues", None)
@@ -50,11 +50,11 @@ class Batch:
         self._buffer = (ctypes.c_char * len(self._template)).from_buffer_copy(self._template)
         self._count = ctypes.c_int(len(wanted))
         self._said: list[tuple[int, ...]] = []
-        self._again = 0  # how often that was said since
+        self._again = 0  # how often the same was answered since
 
     def read(self) -> int | list[tuple[int, int, int | Json]]:
-        """(id, scope, value or error) of each, nothing where all have said the same twice, or the return code of the call as a
-        whole."""
+        """Return (id, scope, value or error) of each entry, or nothing when all entries have said the same twice, or the
+        return code of the call as a whole."""
         if self._fn is None:
             return FUNCTION_NOT_FOUND
         ctypes.memmove(self._buffer, self._template, len(self._template))
@@ -71,7 +71,7 @@ class Batch:
 
 
 def field_value(kind: int, raw: int) -> int:
-    """The union nvmlValue_t by its nvmlValueType_t."""
+    """Return the value of the union nvmlValue_t by its nvmlValueType_t."""
     if kind in _MASK:
         return raw & _MASK[kind]
     if kind in _SIGNED:

@@ -1,4 +1,4 @@
-"""What the NVML worker and its parent agree on: the shared page, the frames, and what need not be said twice."""
+"""Defines what the NVML worker and its parent exchange: the shared page, the frames, and what need not be sent twice."""
 
 from __future__ import annotations
 
@@ -7,24 +7,26 @@ from typing import Any
 
 Json = dict[str, Any]
 
-# number, CLOCK_MONOTONIC seconds, call, PCI address. An empty call: nothing is being called.
+# number, CLOCK_MONOTONIC seconds, call, PCI address. An empty call means that no call is being made.
 BEAT = struct.Struct("<Qd48s24s")
-# length of the payload, kind: S snapshot, D what differs from the one before (``Told``), R result of ``set``
+# length of the payload, kind: S snapshot, D what differs from the one before (``SentParts``), R result of ``set``
 FRAME = struct.Struct("<IB")
 FRAME_MAX_BYTES = 8 << 20
 
 
 class SentParts:
-    """What the parent has been told. Of a GPU with some forty parts a few say something new from one second to the next. What
-    it is given is not changed afterwards: what is the same object says the same."""
+    """Remembers what the parent has been sent. A GPU has some forty parts, and only a few change from one second to the next.
+
+    A snapshot must not be changed after it was sent: the same object counts as the same value.
+    """
 
     def __init__(self) -> None:
         self._rest: Json = {}
         self._gpus: list[Json] = []
 
     def frame(self, snapshot: Json) -> tuple[bytes, Json]:
-        """Kind and payload of the frame for a snapshot: S, all of it, where other GPUs are listed or other things are said of
-        them; else D, ``{"gpus": {POSITION: {PART: VALUE}}}`` of what has changed."""
+        """Return kind and payload of the frame for a snapshot. Kind S has all of it, when other GPUs are listed or other parts
+        of them are reported. Else kind D has what has changed: ``{"gpus": {POSITION: {PART: VALUE}}}``."""
         rest = {key: value for key, value in snapshot.items() if key != "gpus"}
         entries = snapshot.get("gpus", [])
         before, self._gpus = self._gpus, entries
@@ -45,9 +47,9 @@ class SentParts:
 
 
 def after(last: Json, news: Json) -> Json:
-    """The snapshot that frame D means after the snapshot ``told``; what has not changed are the very same objects.
+    """Return the snapshot that frame D means after the snapshot ``last``. What has not changed is the very same object.
 
-    Raises LookupError, TypeError, ValueError, AttributeError for what no worker says after that snapshot.
+    Raises LookupError, TypeError, ValueError or AttributeError for a frame that no worker sends after that snapshot.
     """
     gpus = list(last["gpus"])
     for position, parts in news["gpus"].items():

@@ -1,4 +1,4 @@
-"""The NVLinks of one GPU, read inside the NVML worker."""
+"""Reads the NVLinks of one GPU, inside the NVML worker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FATAL = (1, 9, 15)  # UNINITIALIZED, DRIVER_NOT_LOADED, GPU_IS_LOST: no use in a
 LINKS_MAX = 18  # NVML_NVLINK_MAX_LINKS
 # NVML_FI_DEV_NVLINK_ERROR_DL_*, scopeId: the link
 LINK_FIELDS = {161: "replay_errors", 162: "recovery_errors", 163: "crc_errors"}
-# NVLink 5 counts otherwise (NVML_FI_DEV_NVLINK_COUNT_*); a GPU that does not know these, or those above, is not asked again
+# NVLink 5 has other counters (NVML_FI_DEV_NVLINK_COUNT_*). A GPU that does not know these, or those above, is not asked again.
 LINK_FIELDS |= {
     206: "malformed_packets",
     208: "receive_errors",
@@ -26,7 +26,8 @@ LINK_COUNTERS = {0: "replay_errors", 1: "recovery_errors", 2: "crc_errors"}  # n
 
 
 def entry(lib: Any, name: str) -> Any:
-    """A function of the library; where it has none of that name (another driver branch), one that says so, as NVML does."""
+    """Return a function of the library. When it has none of that name (another driver branch), return one that answers so, as
+    NVML does."""
     return getattr(lib, name, _not_found)
 
 
@@ -35,11 +36,11 @@ def _not_found(*_: object) -> int:
 
 
 class Links:
-    """``found``: one entry of nvml.json per link that the GPU has."""
+    """Reads the NVLinks of one GPU. ``found``: one entry of nvml.json per link that the GPU has."""
 
     def __init__(self, lib: Any, structs: Any, pci: bytes, beat: Beat) -> None:
         self.found: list[Json] = []
-        self.fewer = False  # than were found before
+        self.fewer = False  # True when fewer links were found than before
         self.errors_by_call = False
         self.pci = pci
         self._lib = lib
@@ -52,7 +53,7 @@ class Links:
         self.found = []
 
     def find(self, handle: Any) -> int:
-        """How many NVLinks there are, and what is at their far ends."""
+        """Find out how many NVLinks there are and what is at their far ends. Return 0, or the code that ended this."""
         lib, s = self._lib, self._structs
         old_links = self.found
         found: list[Json] = []
@@ -73,7 +74,7 @@ class Links:
             kind = ctypes.c_uint()
             self._beat(b"nvmlDeviceGetNvLinkRemoteDeviceType", self.pci)
             code = entry(lib, "nvmlDeviceGetNvLinkRemoteDeviceType")(handle, i, ctypes.byref(kind))
-            if code:  # the address below is still tried; it may be that of a switch, which cannot be told then
+            if code:  # the address is read all the same; whether it is a switch's is then not known
                 link["version"] = {"error": code}
             if code == 0 and kind.value == 2:  # NVML_NVLINK_DEVICE_TYPE_SWITCH
                 link["remote"] = "switch"
@@ -89,7 +90,7 @@ class Links:
         return 0
 
     def read(self, handle: Any) -> int:
-        """States."""
+        """Read the states of the links. Return 0, or the code that ended this."""
         fn, state = entry(self._lib, "nvmlDeviceGetNvLinkState"), self._state
         where = ctypes.byref(state)
         if self.found:
@@ -102,7 +103,7 @@ class Links:
         return 0
 
     def read_errors(self, handle: Any) -> int:
-        """Error counters where the fields do not give them."""
+        """Read the error counters where the fields do not give them. Return 0, or the code that ended this."""
         if self.errors_by_call and self.found:
             value = ctypes.c_ulonglong()
             fn = entry(self._lib, "nvmlDeviceGetNvLinkErrorCounter")
@@ -117,8 +118,8 @@ class Links:
 
 
 def bus_id(info: Any) -> str:
-    """nvmlPciInfo_t.busId "00000000:1B:00.0" as "0000:1b:00.0"."""
-    text = info.busId  # the binding's structures give str, its older releases bytes
+    """Return nvmlPciInfo_t.busId "00000000:1B:00.0" as "0000:1b:00.0"."""
+    text = info.busId  # the binding's structures have str, in its older releases bytes
     text = text.decode("ascii", "replace") if isinstance(text, bytes) else text
     domain, _, rest = text.lower().partition(":")
     return f"{domain.lstrip('0').rjust(4, '0')}:{rest}"

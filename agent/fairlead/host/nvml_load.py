@@ -1,8 +1,8 @@
-"""What the NVML worker reads of a GPU's clocks, temperatures and fabric, beside what it always did.
+"""Reads a GPU's clocks, temperatures and fabric for the NVML worker, beside the calls of ``nvml_calls``.
 
-Clock event counters (nvml.h, all in nanoseconds): ids 74 to 79 never moved; those of the slowdowns came with r575 as 252 and
-253 and are 270 and 271 since r590, where 251 to 268 mean power smoothing (compared in the binding's releases 12.575 to
-13.615, and in k8s-test-infra's pkg/gpu/mocknvml for r580). So ids are chosen by the driver's branch.
+The clock event counters are in nanoseconds (nvml.h). The field ids 74 to 79 never changed. Those of the slowdowns came with
+r575 as 252 and 253. Since r590 they are 270 and 271, and 251 to 268 mean power smoothing. (This was compared in the binding's
+releases 12.575 to 13.615, and in k8s-test-infra's pkg/gpu/mocknvml for r580.) So the ids are chosen by the driver's branch.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _MEM_MAX = 2  # NVML_TEMPERATURE_THRESHOLD_MEM_MAX
 
 
 def event_fields(branch: int) -> dict[int, str]:
-    """Field id -> name of the counters that a driver of this branch has."""
+    """Return by field id the names of the counters that a driver of this branch has."""
     first = 270 if branch >= 590 else 252 if branch >= 575 else None
     return _EVENTS if first is None else {**_EVENTS, **{first + i: name for i, name in enumerate(_SLOWDOWNS)}}
 
 
 def branch_of(version: object) -> int:
-    """570 of "570.172.08"; 0 of what is no version."""
+    """Return 570 for "570.172.08", and 0 for what is no version."""
     head = version.partition(".")[0] if isinstance(version, str) else ""
     return int(head) if head.isascii() and head.isdigit() else 0
 
 
 def near_calls(calls: Calls, structs: Any) -> Calls:
-    """Made when a GPU is looked at closely."""
+    """Add the calls that are made only in a sweep with ``closely`` (``Device.sweep``)."""
     margin = calls.new(structs.c_nvmlMarginTemperature_v1_t(version=structs.nvmlMarginTemperature_v1))
     said = partial(getattr, margin, "marginTemperature")
     calls.add("nvmlDeviceGetMarginTemperature", "temperature", "margin_celsius", said, ctypes.byref(margin))
@@ -43,13 +43,14 @@ def near_calls(calls: Calls, structs: Any) -> Calls:
 
 
 def slow_calls(calls: Calls) -> Calls:
-    """Made once a minute."""
+    """Add the calls that are made once a minute."""
     calls.uint("nvmlDeviceGetTemperatureThreshold", "temperature", "memory_max_celsius", ctypes.c_uint(_MEM_MAX))
     return calls
 
 
 def _fabric(calls: Calls, structs: Any) -> None:
-    """nvmlDeviceGetGpuFabricInfoV (r550 and later) tells the health too; r535 has only the older call."""
+    """Add the call for the fabric's state. nvmlDeviceGetGpuFabricInfoV (r550 and later) reports the health too; r535 has only
+    the older call."""
     kind, name = structs.c_nvmlGpuFabricInfo_t, "nvmlDeviceGetGpuFabricInfo"
     if calls.has("nvmlDeviceGetGpuFabricInfoV"):
         kind, name = structs.c_nvmlGpuFabricInfo_v2_t, "nvmlDeviceGetGpuFabricInfoV"
@@ -64,7 +65,7 @@ def _fabric_entry(info: Any) -> Json:
 
 
 class ClockEvents:
-    """The counters of one GPU, for ``values[PART]``: judged as shares of minutes."""
+    """Reads the clock event counters of one GPU into ``values[PART]``. They are judged over minutes."""
 
     def __init__(self, lib: Any, pci: bytes, beat: Beat) -> None:
         self._lib = lib
@@ -79,7 +80,8 @@ class ClockEvents:
         self._probe_due = 0.0
 
     def read(self, handle: Any, values: Json, news: Json, now: float) -> int:
-        """0, or the code that says it is no use to ask this GPU more. What ``values`` do not say yet goes into ``news``."""
+        """Read the counters, and put what ``values`` do not have yet into ``news``. Return 0, or the code that says that it is
+        no use to ask this GPU more."""
         if now >= self._probe_due:
             self._names = event_fields(branch_of(self._version()))
             self._batch = Batch(self._lib, handle, [(field, 0) for field in self._names])

@@ -1,7 +1,7 @@
-"""MIG instances of one GPU, read and made: inside the NVML worker only. ``beat`` announces each call.
+"""Reads and makes the MIG instances of one GPU, inside the NVML worker only. ``beat`` announces each call.
 
-Source: NVML API reference, "Multi Instance GPU Management"; NVIDIA Multi-Instance GPU user guide. Profiles are told only
-while MIG is on; a GPU instance is of use once it holds a compute instance, and ours hold one that spans them.
+Source: NVML API reference, "Multi Instance GPU Management"; NVIDIA Multi-Instance GPU user guide. NVML reports profiles only
+while MIG is on. A GPU instance is of use once it has a compute instance; ours have one that spans them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from fairlead.host.nvml_links import FUNCTION_NOT_FOUND, NOT_SUPPORTED, Json, en
 
 INVALID_ARGUMENT, INSUFFICIENT_RESOURCES, IN_USE = 2, 23, 19
 _PROFILES, _COMPUTE_PROFILES, _INSTANCES_MAX = 18, 9, 8  # NVML_GPU_INSTANCE_PROFILE_COUNT, ..._COMPUTE_..., slices of memory
-Ask = Callable[..., int]  # name, arguments -> nvmlReturn_t
+Ask = Callable[..., int]  # takes a name and arguments, returns an nvmlReturn_t
 
 
 class Mig:
-    """One GPU's instances. ``structs``: the ctypes declarations of nvidia-ml-py."""
+    """Holds what is needed to read and make one GPU's instances. ``structs``: the ctypes declarations of nvidia-ml-py."""
 
     def __init__(self, lib: Any, structs: Any, handle: Any, beat: Callable[[bytes, bytes], None], pci: bytes) -> None:
         self._lib = lib
@@ -33,14 +33,14 @@ class Mig:
         return int(entry(self._lib, name)(*arguments))
 
     def again(self) -> int:
-        """Takes the handle anew: a change of the MIG mode may reset the device."""
+        """Take the handle again, because a change of the MIG mode may reset the device."""
         handle = ctypes.c_void_p()
         code = self.ask("nvmlDeviceGetHandleByPciBusId_v2", self._pci, ctypes.byref(handle))
         self._handle = self._handle if code else handle
         return code
 
     def read(self) -> Json:
-        """``{"instances": [...], "profiles": [...]}``, or ``{"error": code}``."""
+        """Return ``{"instances": [...], "profiles": [...]}``, or ``{"error": code}``."""
         current, pending = ctypes.c_uint(), ctypes.c_uint()
         code = self.ask("nvmlDeviceGetMigMode", self._handle, ctypes.byref(current), ctypes.byref(pending))
         if code:
@@ -60,7 +60,7 @@ class Mig:
         return {"instances": found, "profiles": sorted(names.values())}
 
     def profiles(self) -> dict[str, Any] | int:
-        """Profile by name, without the word "MIG" before it; or the code of the call that failed."""
+        """Return the profiles by name, without the word "MIG" before it, or the code of the call that failed."""
         found: dict[str, Any] = {}
         for number in range(_PROFILES):
             info = self._structs.c_nvmlGpuInstanceProfileInfo_v2_t()
@@ -76,8 +76,12 @@ class Mig:
         return found
 
     def make(self, wanted: tuple[str, ...]) -> int:
-        """Exactly these instances, each with one compute instance that spans it; what is there goes first. No process may be on
-        the GPU (IN_USE). A profile that it does not have is INVALID_ARGUMENT, before anything is touched."""
+        """Make exactly these instances, each with one compute instance that spans it. Instances that exist are destroyed
+        first.
+
+        Returns IN_USE when a process is on the GPU. For a profile that the GPU does not have, returns INVALID_ARGUMENT before
+        anything is changed.
+        """
         if busy := self._busy():
             return busy
         profiles = self.profiles()
@@ -93,7 +97,8 @@ class Mig:
                     return code
             if code := self.ask("nvmlGpuInstanceDestroy", instance):
                 return code
-        for name in sorted(wanted, key=lambda n: -profiles[n].memorySizeMB):  # the large ones first: they fit in fewer places
+        # the large ones go first, because they fit in fewer positions
+        for name in sorted(wanted, key=lambda n: -profiles[n].memorySizeMB):
             instance = ctypes.c_void_p()
             profile = ctypes.c_uint(profiles[name].id)
             if code := self.ask("nvmlDeviceCreateGpuInstance", self._handle, profile, ctypes.byref(instance)):
@@ -108,7 +113,7 @@ class Mig:
         return IN_USE if count.value or code not in (0, 7, NOT_SUPPORTED, FUNCTION_NOT_FOUND) else 0
 
     def _span(self, instance: Any, slices: int) -> int:
-        """A compute instance over all slices of a GPU instance."""
+        """Make a compute instance over all slices of a GPU instance."""
         call = "nvmlGpuInstanceGetComputeInstanceProfileInfo"
         for number in range(_COMPUTE_PROFILES):
             info = self._structs.c_nvmlComputeInstanceProfileInfo_t()

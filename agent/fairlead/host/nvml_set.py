@@ -1,4 +1,4 @@
-"""What can be set of a GPU by NVML, inside the worker. Values are words: a number, or what ``model.change.Nvml`` says.
+"""Sets what NVML can set of a GPU, inside the worker. Values are words: a number, or a word of ``model.change.Nvml``.
 
 Source: NVML API reference, "Device Commands" and "Multi Instance GPU Management".
 """
@@ -12,14 +12,14 @@ from fairlead.host.nvml_links import FUNCTION_NOT_FOUND
 from fairlead.host.nvml_mig import INVALID_ARGUMENT, Mig
 
 OFF = "off"
-#: Calls of a handle and an unsigned int.
+#: These calls take a handle and an unsigned int.
 _NUMBERS = {
     "persistence": "nvmlDeviceSetPersistenceMode",
     "compute_mode": "nvmlDeviceSetComputeMode",
     "power_limit_milliwatts": "nvmlDeviceSetPowerManagementLimit",
     "ecc_mode": "nvmlDeviceSetEccMode",
 }
-#: Calls of two clocks in MHz ("1200-1500", or memory and graphics "2619,1980"), and the one that takes them back ("off").
+#: The first call sets two clocks in MHz ("1200-1500", or memory and graphics "2619,1980"). The second takes them back ("off").
 _CLOCKS = {
     "locked_clocks": ("nvmlDeviceSetGpuLockedClocks", "nvmlDeviceResetGpuLockedClocks"),
     "locked_memory_clocks": ("nvmlDeviceSetMemoryLockedClocks", "nvmlDeviceResetMemoryLockedClocks"),
@@ -28,7 +28,7 @@ _CLOCKS = {
 
 
 def make(mig: Mig, handle: Any, what: str, value: str) -> int:
-    """Sets ``what`` of one GPU; returns NVML's code, FUNCTION_NOT_FOUND for what is not known."""
+    """Set ``what`` of one GPU. Return NVML's code, or FUNCTION_NOT_FOUND for an unknown ``what``."""
     try:
         if what in _NUMBERS:
             return mig.ask(_NUMBERS[what], handle, _number(value))
@@ -48,8 +48,8 @@ def _number(word: str) -> ctypes.c_uint:
 
 
 def _mig(mig: Mig, handle: Any, value: str) -> int:
-    """MIG off, or on with these instances. A mode that the driver could not switch at once is the activation's own code:
-    IN_USE while a program holds the GPU, RESET_REQUIRED on GPUs that need a reset for it."""
+    """Turn MIG off, or on with these instances. When the driver cannot switch the mode at once, return the activation's own
+    code: IN_USE while a program has the GPU open, RESET_REQUIRED on GPUs that need a reset for it."""
     current, pending, activation = ctypes.c_uint(), ctypes.c_uint(), ctypes.c_uint()
     code = mig.ask("nvmlDeviceGetMigMode", handle, ctypes.byref(current), ctypes.byref(pending))
     if code:

@@ -1,13 +1,13 @@
-"""The NVML worker: a process of its own, the only one that loads NVML. A call that hangs hangs here.
+"""Runs the NVML worker: a separate process, and the only one that loads NVML, so that a call that hangs blocks nothing else.
 
-The parent (host.nvml) gives it two things: commands by lines on stdin, and a page of shared memory (``BEAT``) into
-which the worker writes the name of each call before it makes it. Answers go to stdout as frames: length (32 bit, little
-endian), kind (one byte: S snapshot, R result of ``set``), JSON. It ends when its stdin does.
+The parent (host.nvml) gives it commands, as lines on stdin, and a page of shared memory (``BEAT``). The worker writes the name
+of each call into that page before it makes the call. Answers go to stdout as frames: length (32 bit, little endian), kind (one
+byte: S snapshot, D difference, R result of ``set``), JSON. The worker ends when its stdin does.
 
-    sweep [closely]       -> S: a snapshot in nvml.json form, or D: what differs from the one before; closely: all that thorough
-                             looks and metrics show, anew
+    sweep [closely]       -> S: a snapshot in nvml.json form, or D: what differs from the one before; closely: also read
+                             again all that thorough sweeps and metrics show
     set PCI WHAT VALUE    -> R: {"code": 0}
-    reattach              lets go of NVML and takes hold of it again at the next sweep
+    reattach              releases NVML and attaches to it again in the next sweep
     quit
 """
 
@@ -32,8 +32,8 @@ from fairlead.host.nvml_mig import Mig
 
 
 def _pynvml() -> Any:
-    """pynvml, without ``ctypes.util``: it imports that and on Linux never calls it. With re, subprocess and tempfile that is a
-    quarter of what a worker costs to start."""
+    """Import pynvml without ``ctypes.util``, which pynvml imports and on Linux never calls. With re, subprocess and tempfile
+    that module takes a quarter of what a worker needs to start."""
 
     def find_library(name: str) -> str | None:
         from ctypes.util import find_library as find
@@ -57,7 +57,7 @@ _RETRY_SECONDS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 
 
 class Session:
-    """Holds NVML open from one sweep to the next, and takes hold of it again after a driver reload."""
+    """Keeps NVML open from one sweep to the next, and attaches to it again after a driver reload."""
 
     def __init__(self, beat: Beat) -> None:
         self._beat = beat
@@ -67,13 +67,13 @@ class Session:
         self._next_try = 0.0
         self._count = 0
         self._devices: list[Device] = []
-        self._lost: list[Json] = []  # GPUs without a handle: identity and errors
-        self._identities: dict[int, Json] = {}  # by NVML index, of earlier attachments too
+        self._lost: list[Json] = []  # identity and errors of GPUs without a handle
+        self._identities: dict[int, Json] = {}  # by NVML index, also those of earlier attachments
         self._system: Json = {}
-        self.outdated = False  # the library in memory is not that of the loaded driver: only a new process helps
+        self.outdated = False  # True when the library in memory is not the loaded driver's: only a new process helps
 
     def sweep(self, *, closely: bool = False) -> Json:
-        """A snapshot of all GPUs in nvml.json form; ``{"error": code, "call": name}`` when NVML as a whole fails."""
+        """Return a snapshot of all GPUs in nvml.json form, or ``{"error": code, "call": name}`` when NVML as a whole fails."""
         now = time.monotonic()
         if self._lib is None and not self._attach(now):
             return {"schema": 1, **self._error}
@@ -92,7 +92,7 @@ class Session:
         return {"schema": 1, **self._system, "gpus": sorted(entries, key=lambda e: e["index"])}
 
     def set(self, pci: str, what: str, value: str) -> int:
-        """Changes one setting of one GPU (``nvml_set``); returns NVML's code. All of that GPU is read at the next sweep."""
+        """Change one setting of one GPU (``nvml_set``) and return NVML's code. The next sweep reads all of that GPU."""
         if self._lib is None and not self._attach(time.monotonic()):
             return int(self._error["error"])
         handle = ctypes.c_void_p()
@@ -106,7 +106,7 @@ class Session:
         return nvml_set.make(Mig(self._lib, pynvml, handle, self._beat, pci.encode()), handle, what, value)
 
     def release(self) -> None:
-        """Lets go of NVML."""
+        """Release NVML."""
         if self._lib is not None:
             self._beat(b"nvmlShutdown", b"")
             self._lib.nvmlShutdown()
@@ -154,7 +154,7 @@ class Session:
         return {"schema": 1, **self._error}
 
     def _enumerate(self, count: int) -> None:
-        """Handles by index are not identities: what is known of a GPU is keyed by its PCI address."""
+        """List the GPUs again. Handles by index are no identities, so what is known of a GPU is kept under its PCI address."""
         known = {d.identity["pci"]: d for d in self._devices}
         self._count = count
         self._devices = []
@@ -185,7 +185,7 @@ class Session:
             self._devices.append(device)
 
     def _identify(self, handle: Any, index: int, pci: str) -> Json:
-        """What does not change while a GPU is in its slot."""
+        """Return what does not change while a GPU is in its slot."""
         lib = self._lib
         where = pci.encode()
 
@@ -241,21 +241,21 @@ def _write(kind: bytes, data: bytes) -> None:
 
 
 def _plain(payload: Any) -> bytes:
-    import json  # not before there is something to say: most workers of a driver that hangs have nothing
+    import json  # imported with the first answer: most workers of a driver that hangs have none
 
     return json.dumps(payload).encode()
 
 
 def _quick() -> Callable[[Any], bytes]:
-    import msgspec  # a third of what a worker would cost to start; a tenth of json's time at each answer
+    import msgspec  # its import takes a third of a worker's start; each answer takes a tenth of json's time
 
     return msgspec.json.encode
 
 
 def main(beat_fd: int) -> None:
-    """Serves commands until stdin ends. ``beat_fd``: the shared page."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: also while a call hangs
+    """Serve commands until stdin ends. ``beat_fd``: the shared page."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG works also while a call hangs
     page = mmap.mmap(beat_fd, mmap.PAGESIZE)
     number = 0
 
@@ -272,7 +272,7 @@ def main(beat_fd: int) -> None:
         beat(b"", b"")
         _write(kind, encode(payload))
         answers += 1
-        if answers == 2:  # the agent's: `fairlead apply` and `check` ask once, or once before and once after
+        if answers == 2:  # only the agent asks so often: `fairlead apply` and `check` ask once or twice
             encode = _quick()
 
     session, sent = Session(beat), SentParts()
@@ -288,7 +288,7 @@ def main(beat_fd: int) -> None:
                 if not frozen:
                     frozen = True
                     gc.freeze()
-                    gc.set_threshold(100_000)  # a sweep makes no cycles: what it makes goes by its reference counts
+                    gc.set_threshold(100_000)  # a sweep makes no cycles: reference counts free what it makes
                 if session.outdated:
                     return
             elif words[:1] == ["set"] and len(words) == 4:

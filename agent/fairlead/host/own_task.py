@@ -1,6 +1,7 @@
-"""What this process may use, and choosing less of it: CPU affinity, the cpuset it lives in, the memory policy.
+"""Reads and narrows what this process may use: CPU affinity, the cpuset that it is in, the memory policy.
 
-Sources: sched_setaffinity(2), cpuset(7) and cgroups(7), set_mempolicy(2) and get_mempolicy(2). All of it goes on over exec.
+Sources: sched_setaffinity(2), cpuset(7) and cgroups(7), set_mempolicy(2) and get_mempolicy(2). All of it stays in force over
+exec.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ MPOL_DEFAULT = 0
 MPOL_PREFERRED = 1
 NODES_MAX = 1024  # MAX_NUMNODES is at most that (CONFIG_NODES_SHIFT of 10)
 
-#: (set_mempolicy, get_mempolicy) by machine: the C library has no wrapper. arch/*/kernel/syscalls/syscall*.tbl of Linux.
+#: (set_mempolicy, get_mempolicy) by machine, as the C library has no wrapper. Source: arch/*/kernel/syscalls/syscall*.tbl of
+#: Linux.
 _CALLS = {"x86_64": (238, 239), "aarch64": (237, 236), "ppc64le": (261, 260)}
 
 
 def text(path: str, limit: int = 1 << 20) -> str:
-    """The first ``limit`` bytes of a file. Raises OSError."""
+    """Return the first ``limit`` bytes of a file. Raises OSError."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         parts = []
@@ -32,12 +34,13 @@ def text(path: str, limit: int = 1 << 20) -> str:
 
 
 def affinity() -> int:
-    """The CPUs that this process may run on, as a set."""
+    """Return the CPUs that this process may run on, as a bit set."""
     return sum(1 << cpu for cpu in os.sched_getaffinity(0))
 
 
 def set_affinity(cpus: int) -> None:
-    """Run on these CPUs only, read back; what the kernel does not take as it stands is undone and raises Doubt."""
+    """Run on these CPUs only, and read that back. Raises Doubt when the kernel does not take exactly these CPUs; the affinity
+    is then as before."""
     before = os.sched_getaffinity(0)
     wanted = set(cpus_in(cpus))
     try:
@@ -46,11 +49,12 @@ def set_affinity(cpus: int) -> None:
         raise Doubt(f"the kernel refuses these CPUs: {e.strerror}") from None
     if os.sched_getaffinity(0) != wanted:
         os.sched_setaffinity(0, before)
-        raise Doubt("the kernel gives other CPUs")
+        raise Doubt("the kernel has set other CPUs")
 
 
 def cpuset(fs: str = "/sys/fs/cgroup") -> int:
-    """The CPUs of the cgroup (v1 or v2) that this process is in; without any cpuset those online. Raises Doubt, OSError."""
+    """Return the CPUs of the cgroup (v1 or v2) that this process is in, or the CPUs online without any cpuset. Raises Doubt,
+    OSError."""
     unified = None
     for line in text("/proc/self/cgroup").splitlines():
         number, controllers, path = line.split(":", 2)
@@ -70,7 +74,7 @@ def cpuset(fs: str = "/sys/fs/cgroup") -> int:
 
 
 def memory_policy() -> int:
-    """The mode of this thread's memory policy (MPOL_DEFAULT, ...). Raises Doubt where the kernel does not say."""
+    """Return the mode of this thread's memory policy (MPOL_DEFAULT, ...). Raises Doubt when the kernel does not say it."""
     import ctypes
 
     mode = ctypes.c_int(-1)
@@ -79,14 +83,14 @@ def memory_policy() -> int:
 
 
 def prefer_memory(node: int) -> None:
-    """Memory from NUMA node ``node`` while it has some, else from elsewhere. Raises Doubt; then nothing is changed.
+    """Take memory from NUMA node ``node`` while it has some, else from other nodes. Raises Doubt, and then changes nothing.
 
     The kernel takes only nodes with memory that the cpuset allows (set_mempolicy(2), EINVAL).
     """
     import ctypes
 
     if not 0 <= node < NODES_MAX:
-        raise Doubt(f"NUMA node {node} is none")
+        raise Doubt(f"there is no NUMA node {node}")
     bits = ctypes.sizeof(ctypes.c_ulong) * 8
     mask = (ctypes.c_ulong * (NODES_MAX // bits))()
     mask[node // bits] = 1 << node % bits

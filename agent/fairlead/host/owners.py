@@ -1,9 +1,10 @@
-"""Whose the processes on the GPUs are, by their control groups. No name and no argument of a process is read.
+"""Finds the owners of the processes on the GPUs by their control groups. No name and no argument of a process is read.
 
 proc_pid_cgroup(5): one line per hierarchy, ``ID:CONTROLLERS:PATH``. Slurm's paths (slurm src/plugins/cgroup): v2
-``/system.slice/[NODE_]slurmstepd.scope/JOB/step_S/...``, v1 ``/slurm[_NODE]/uid_U/job_N/step_S/...``. JOB is ``job_N``; from
-26.05 on it is the job's SLUID unless cgroup.conf says CgroupJobIdPaths=yes. Which job a SLUID is, the prolog's record says. Users
-may make groups of their own below theirs, so a path counts from its root on: only root makes groups in a scope of slurmstepd's.
+``/system.slice/[NODE_]slurmstepd.scope/JOB/step_S/...``, v1 ``/slurm[_NODE]/uid_U/job_N/step_S/...``. JOB is ``job_N``. From
+26.05 on it is the job's SLUID unless cgroup.conf says CgroupJobIdPaths=yes, and the prolog's record says which job a SLUID is.
+Users may make groups of their own below theirs. So a path is matched from its root on: only root makes groups in a scope of
+slurmstepd's.
 """
 
 from __future__ import annotations
@@ -32,14 +33,15 @@ _UNIT_CHARACTERS = 60
 
 
 class JobStep(NamedTuple):
-    """A step of Slurm's. job: 0 where its group has a SLUID that no record of the prolog's names."""
+    """Names a job step of Slurm. job: 0 when its group has a SLUID that no record of the prolog has."""
 
     job: int
     step: str
 
 
 def step_of(text: str, jobs: Callable[[], Mapping[str, int]]) -> JobStep | None:
-    """The step that the content of /proc/PID/cgroup names. jobs: the jobs by SLUID, asked only where one is to be named."""
+    """Return the step that the content of /proc/PID/cgroup names, or None. jobs: returns jobs by SLUID; it is called only when
+    a SLUID is found."""
     for path in _paths(text):
         if found := _STEP.match(path):
             number = found["v2"] or found["v1"]
@@ -52,12 +54,13 @@ def _paths(text: str) -> list[str]:
 
 
 def jobs_of(root: Root) -> Callable[[], Mapping[str, int]]:
-    """The running jobs by SLUID, by the records on ``root``: read once, at the first question."""
+    """Return a function that returns the running jobs by SLUID from the records on ``root``. It reads them once, at its first
+    call."""
     return cache(lambda: job_records.by_sluid(root.join(job_records.FOLDER)))
 
 
 def owner_of(text: str, jobs: Callable[[], Mapping[str, int]] = dict) -> ProcessOwner:
-    """The owner that the content of /proc/PID/cgroup names."""
+    """Return the owner that the content of /proc/PID/cgroup names."""
     if step := step_of(text, jobs):
         return ProcessOwner(job=step.job)
     paths = _paths(text)
@@ -70,7 +73,7 @@ def owner_of(text: str, jobs: Callable[[], Mapping[str, int]] = dict) -> Process
 
 
 class Owners:
-    """Remembers the owner of each process while NVML goes on listing it; ``attribute(..., again=True)`` looks anew."""
+    """Remembers the owner of each process while NVML lists it. ``attribute(..., again=True)`` reads the owners again."""
 
     def __init__(self, root: Root) -> None:
         self._root = root
@@ -78,7 +81,7 @@ class Owners:
         self._jobs = jobs_of(root)
 
     def attribute(self, gpus: tuple[Gpu, ...], *, again: bool) -> tuple[Gpu, ...]:
-        """The GPUs with the owners of their processes."""
+        """Return the GPUs with the owners of their processes."""
         if not any(isinstance(g.processes, tuple) and g.processes for g in gpus):
             self._known.clear()
             return gpus

@@ -1,7 +1,8 @@
-"""PCI functions from /sys/bus/pci/devices: place in the tree, link, driver, bridge role, ACS.
+"""Reads PCI functions from /sys/bus/pci/devices: position in the tree, link, driver, bridge role, ACS.
 
-What cannot change while a device is there (ids, place, offset of its ACS capability) is read once; on every thorough look
-the links that are judged, ACS control words, and whether vfio-pci has taken a device (of other drivers the first is told).
+What cannot change while a device is there (ids, position, offset of its ACS capability) is read once. Every thorough sweep
+reads the links that are judged, the ACS control words, and whether vfio-pci has taken a device. Of other drivers only the one at
+the first reading is reported.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ DEVICES = "/sys/bus/pci/devices"
 ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _HOST_BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 _GENERATIONS = {"2.5": 1, "5": 2, "5.0": 2, "8": 3, "8.0": 3, "16": 4, "16.0": 4, "32": 5, "32.0": 5, "64": 6, "64.0": 6}
-_BROADCOM, _BRIDGE = 0x1000, 0x0604  # its switches tell their level by the subsystem id (topology.tree)
+_BROADCOM, _BRIDGE = 0x1000, 0x0604  # Broadcom's switches have their level in the subsystem id (topology.tree)
 _VFIO = "vfio-pci"
 _NVIDIA, _NVIDIA_GPUS = 0x10DE, "/proc/driver/nvidia/gpus"
 _THREE_D = 0x030200  # 3D controller (PCI Code and ID Assignment)
-_JUDGED = (0x02, 0x03, 0x12)  # network, display, accelerator: with switches, whose links change and are judged
+_JUDGED = (0x02, 0x03, 0x12)  # network, display, accelerator: their links, and those of switches, change and are judged
 _CONTROLLED = (0x0300, 0x0302, 0x0200, 0x0207, 0x0108)  # GPUs, Ethernet, InfiniBand, NVMe (PCI Code and ID Assignment)
 _WIDTH_UNKNOWN = 255  # PCIE_LNK_WIDTH_UNKNOWN
 
 
-@lru_cache(maxsize=1024)  # the same few addresses at every sweep
+@lru_cache(maxsize=1024)  # every sweep asks for the same few addresses
 def normal_address(text: str) -> str:
-    """A PCI address as fairlead writes it, "0000:1b:00.0", from NVML's "00000000:1B:00.0" and the like.
+    """Return a PCI address as fairlead writes it, "0000:1b:00.0", for NVML's "00000000:1B:00.0" and the like.
 
-    Raises ValueError for what is none.
+    Raises ValueError for a text that is no PCI address.
     """
     low = text.strip().lower()
     if low.count(":") == 1:
@@ -50,7 +51,7 @@ def normal_address(text: str) -> str:
 
 
 class Tour:
-    """Reads all PCI functions, again and again, cheaply."""
+    """Reads all PCI functions again and again, at low cost."""
 
     def __init__(self, root: Root) -> None:
         self._root = root
@@ -58,13 +59,14 @@ class Tour:
         self._names: tuple[str, ...] = ()
         self._said_last: tuple[PciDevice, ...] = ()
         self._said: dict[str, tuple[bytes | Missing | None, ...]] = {}  # speed and width as last read
-        self._inodes: dict[str, int] = {}  # a device that went and came back has another: nothing known of it holds
-        self._now: dict[str, int] = {}  # the same, as just listed
-        self._passed_through: frozenset[str] = frozenset()  # to virtual machines, as the driver for that says
-        self._of_nvidia: frozenset[str] = frozenset()  # GPUs that NVIDIA's driver names
+        self._inodes: dict[str, int] = {}  # a device that went and came back has another inode, and all of it is read again
+        self._now: dict[str, int] = {}  # the inodes in the last listing
+        self._passed_through: frozenset[str] = frozenset()  # addresses that vfio-pci has, for virtual machines
+        self._of_nvidia: frozenset[str] = frozenset()  # addresses of the GPUs that NVIDIA's driver names
 
     def devices(self, *, thorough: bool = True) -> tuple[PciDevice, ...]:
-        """Every function by address. ``thorough`` False: of devices seen before, only presence."""
+        """Return every function by address. With ``thorough`` False, devices that were seen before are only checked for
+        presence."""
         names = self._root.names(DEVICES)
         if not thorough and names == self._names:
             return self._said_last
@@ -99,7 +101,7 @@ class Tour:
         folder = f"{DEVICES}/{address}"
         self._inodes[address] = self._now.get(address, 0)
         vendor, class_code = self._hex(f"{folder}/vendor"), self._hex(f"{folder}/class", CLASS_UNREADABLE)
-        if address in self._of_nvidia:  # the driver knows its own where sysfs says nothing
+        if address in self._of_nvidia:  # the driver knows its own GPUs where sysfs says nothing
             vendor = vendor or _NVIDIA
             class_code = _THREE_D if class_code == CLASS_UNREADABLE else class_code
         numa = _numa(self._root, folder)
@@ -120,7 +122,7 @@ class Tour:
         return self._with_capabilities(self._with_link(device, folder), folder)
 
     def _hex(self, path: str, unread: int = 0) -> int:
-        """Vendor, device or class; ``unread``: what stands for one that cannot be read, no id that exists."""
+        """Return a vendor, device or class. ``unread``: returned for one that cannot be read; no such id exists."""
         value = self._root.number(path, 16)
         return unread if isinstance(value, Missing) or not 0 <= value <= 0xFFFFFF else value
 
@@ -133,7 +135,7 @@ class Tour:
         said = self._root.read_bytes(paths[0]), self._root.read_bytes(paths[1])
         old = device.link
         if said == self._said.get(device.address) and not isinstance(old, Missing):
-            return device  # what it can do was read with the first answer
+            return device  # the maximum was read with the first answer
         self._said[device.address] = said
         speed, width = value_of(paths[0], said[0]), value_of(paths[1], said[1])
         if isinstance(old, Missing):
@@ -199,7 +201,7 @@ class Tour:
 
 
 class _Config:
-    """Config space a few bytes at a time: each dword of a real device is a transaction on the bus."""
+    """Reads config space a few bytes at a time, because each dword of a real device is a transaction on the bus."""
 
     def __init__(self, root: Root, path: str) -> None:
         self.failure: Missing | None = None
@@ -226,7 +228,7 @@ class _Config:
 
 
 def generation(speed: str | Missing) -> int | Missing:
-    """PCIe generation of sysfs' "32.0 GT/s PCIe" (drivers/pci/probe.c, pci_speed_string)."""
+    """Return the PCIe generation for sysfs' "32.0 GT/s PCIe" (drivers/pci/probe.c, pci_speed_string)."""
     if isinstance(speed, Missing):
         return speed
     number, _, unit = speed.partition(" ")
@@ -236,7 +238,7 @@ def generation(speed: str | Missing) -> int | Missing:
 
 
 def lanes(width: str | Missing) -> int | Missing:
-    """Lanes of sysfs' "16" or older "x16"; 0 is a link that is down, 255 is the kernel's unknown."""
+    """Return the lanes for sysfs' "16" or the older "x16". 0 is a link that is down; 255 is the kernel's "unknown"."""
     if isinstance(width, Missing):
         return width
     text = width.removeprefix("x")
@@ -246,7 +248,7 @@ def lanes(width: str | Missing) -> int | Missing:
 
 
 def _numa(root: Root, folder: str) -> int | Missing:
-    """The NUMA node; -1 is the kernel's "not known" and stays Missing, never node 0."""
+    """Return the NUMA node. -1 is the kernel's "not known" and stays Missing, never node 0."""
     value = root.number(f"{folder}/numa_node")
     if isinstance(value, int) and value < 0:
         return unreadable(f"{folder}/numa_node is {value}")
@@ -254,7 +256,8 @@ def _numa(root: Root, folder: str) -> int | Missing:
 
 
 def _local_cpus(root: Root, folder: str) -> tuple[int, ...]:
-    """The CPUs that the kernel calls local (Documentation/ABI/testing/sysfs-bus-pci), () for none or what is no list."""
+    """Return the CPUs that the kernel calls local (Documentation/ABI/testing/sysfs-bus-pci), or () for none and for what is no
+    list."""
     for name, parse in (("local_cpulist", parse_cpulist), ("local_cpus", parse_cpumask)):
         text = root.read_line(f"{folder}/{name}")
         if isinstance(text, str):

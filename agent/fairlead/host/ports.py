@@ -1,4 +1,4 @@
-"""Error counters and width of RDMA ports, and how often their interfaces lost carrier.
+"""Reads error counters and width of RDMA ports, and how often their interfaces lost carrier.
 
 Attributes: Documentation/ABI/stable/sysfs-class-infiniband (counters, hw_counters), Documentation/ABI/testing/sysfs-class-net
 (carrier_down_count, since Linux 4.16).
@@ -20,7 +20,7 @@ MLX5_COUNTERS = ("local_ack_timeout_err", "packet_seq_err", "rx_icrc_encapsulate
 
 
 def ports(root: Root, nics: tuple[Nic, ...]) -> tuple[RdmaPort, ...] | Missing:
-    """Every RDMA port of ``nics``; of virtual functions none: they have no link of their own."""
+    """Return every RDMA port of ``nics`` but those of virtual functions, which have no link of their own."""
     listed = root.list(_IB)
     if isinstance(listed, Missing):
         return listed

@@ -1,9 +1,9 @@
-"""Questions that may never be answered, each asked by a process of its own: statfs of a mount, systemd's list of units.
+"""Asks questions that may never be answered, each in a process of its own: statfs of a mount, systemd's list of units.
 
-The process is exec'd, inherits no descriptor of ours, and writes into memory: it blocks nobody, whatever becomes of it. One
-that hangs (state D on a dead server cannot even be killed) is waited for across looks and never doubled. A mount is asked for
-by ``stat -f``, which is statfs(2) and nothing else, in PID 1's view of the file system: the agent's own has no /home
-(ProtectHome in its unit). systemd is asked by ``systemctl list-units``: one call for all units.
+The process is exec'd, inherits none of our descriptors, and writes into memory, so it blocks nobody if it hangs. A process
+that hangs (in state D on a dead server it cannot even be killed) is waited for over several sweeps, and never started a second
+time. A mount is asked for by ``stat -f``, which is statfs(2) and nothing else, in PID 1's view of the file system: the agent's
+own view has no /home (ProtectHome in its unit). systemd is asked by ``systemctl list-units``: one call for all units.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _INIT = "/proc/1/root"
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _OUTPUT_MAX_BYTES = 1 << 20
 _END_SECONDS = 0.2
-_STALE_SECONDS = 60.0  # systemctl itself gives up after 25 s (sd_bus_set_method_call_timeout(3)); an older answer is none
+_STALE_SECONDS = 60.0  # an older answer does not count; systemctl itself gives up after 25 s (sd_bus_set_method_call_timeout(3))
 
 
 class Question:
-    """One command line that is asked again and again. ``answer``: of the last one that ended; None before that."""
+    """Asks one command line again and again. ``answer``: that of the last question that ended, or None before that."""
 
     def __init__(self, command: tuple[str, ...]) -> None:
         self._command = command
@@ -38,7 +38,7 @@ class Question:
         self.answer: str | Missing | None = None
 
     def ask(self) -> None:
-        """Ask, unless the last one still waits for its answer."""
+        """Ask, unless the last question still waits for its answer."""
         if self._process is not None:
             return
         self._asked = time.monotonic()
@@ -57,7 +57,7 @@ class Question:
             self.answer = unreadable(f"{self._command[0]}: {e.strerror or e}")
 
     def waiting_seconds(self) -> float:
-        """Take the answer if it is there; for how long it has not been, else 0."""
+        """Take the answer if there is one. Return for how many seconds the question has waited, or 0 when it does not wait."""
         if self._process is None:
             return 0.0
         code = self._process.poll()
@@ -75,7 +75,8 @@ class Question:
         self._output, self._process = -1, None
 
     def end(self) -> None:
-        """Give up: kill it and wait for a moment; what is in state D stays until it wakes, and is nobody's then."""
+        """Kill the process and wait for it for a moment. A process in state D stays until it wakes, and nobody waits for it
+        any more."""
         if self._process is not None:
             with suppress(ProcessLookupError):
                 self._process.kill()
@@ -85,7 +86,8 @@ class Question:
 
 
 class Probes:
-    """All questions of one machine. ``first_wait_seconds``: the first answers are waited for so long, later ones not at all."""
+    """Holds all questions of one machine. ``first_wait_seconds``: how long the first answers are waited for. Later ones are
+    not waited for at all."""
 
     def __init__(self, mounts: tuple[str, ...], *, units: bool, first_wait_seconds: float) -> None:
         inside = _INIT if os.access(_INIT + "/", os.X_OK) else ""
@@ -103,14 +105,14 @@ class Probes:
             question.ask()
 
     def wait_once(self) -> None:
-        """Wait for what has never been answered, within the bound; once."""
+        """Wait once, and within the bound, for the questions that were never answered."""
         until = time.monotonic() + self._wait_seconds
         self._wait_seconds = 0.0
         while any(q.waiting_seconds() and q.answer is None for q in self._questions) and time.monotonic() < until:
             time.sleep(0.005)
 
     def spaces(self) -> tuple[Space, ...]:
-        """The last answer for each mount, and for how long the next one has been waited for."""
+        """Return the last answer for each mount, and for how long the next one has been waited for."""
         return tuple(_space(path, q) for path, q in self._mounts.items())
 
     def units(self) -> tuple[UnitState, ...] | Missing:
@@ -149,13 +151,13 @@ def _space(path: str, question: Question) -> Space:
 
 
 def unanswered(path: str, why: Missing, waited_seconds: float = 0.0) -> Space:
-    """What is known of a mount that has never answered."""
+    """Return what is known of a mount that has never answered."""
     return Space(
         path=path, total_bytes=why, available_bytes=why, total_inodes=why, free_inodes=why, waiting_seconds=waited_seconds
     )
 
 
 def parse_units(text: str) -> tuple[UnitState, ...]:
-    """UNIT LOAD ACTIVE SUB of each line; descriptions are not read."""
+    """Return UNIT, LOAD, ACTIVE and SUB of each line. Descriptions are not read."""
     lines = (line.split(None, 4) for line in text.splitlines())
     return tuple(UnitState(name=w[0], load=w[1], active=w[2], sub=w[3]) for w in lines if len(w) >= 4)

@@ -1,12 +1,12 @@
-"""Daemons of the system and job steps, told apart from a user's processes of the same name.
+"""Finds the system's daemons and job steps, and tells them from a user's processes of the same name.
 
 A process chooses its own name (prctl(2), PR_SET_NAME) and its own command line. A set-user-ID program that a user starts
-through a link of another name even runs as root under that name. So a process counts only by what a user cannot choose: its
-real user id is 0 (proc_pid_status(5)), and either it is in the control group of its unit, or the program that it executes has
-the daemon's name (/proc/PID/exe). The second holds for a daemon that root started by hand or in a container too.
+through a link of another name even runs as root under that name. So a process counts only by what a user cannot choose. Its
+real user id must be 0 (proc_pid_status(5)). Besides, it must be in the control group of its unit, or execute a program with
+the daemon's name (/proc/PID/exe). The latter is also true for a daemon that root started by hand or in a container.
 
-Nothing is read from the memory of a process before that is certain: a user can put a command line (/proc/PID/cmdline) on a
-page that never comes, and whoever reads it waits for ever.
+Before that is certain, nothing is read from the memory of a process. A user can put a command line (/proc/PID/cmdline) on a
+page that never comes, and a process that reads it waits for ever.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from fairlead.host.root import Root
 from fairlead.model.facts import Missing, unreadable
 
 PROC = "/proc"
-_NAME_BYTES = 15  # of a name, /proc/PID/comm keeps so many (proc_pid_comm(5))
-#: The unit of a daemon, where no user's process can be in its control group. slurmd is not here: where proctrack is not
+_NAME_BYTES = 15  # /proc/PID/comm keeps so many bytes of a name (proc_pid_comm(5))
+#: The unit of a daemon, if no user's process can be in its control group. slurmd is not here: if proctrack is not
 #: proctrack/cgroup, and on cgroup v1, systemd counts the processes of jobs to slurmd.service.
 _UNITS = {
     "nv-fabricmanage": "nvidia-fabricmanager.service",
@@ -31,8 +31,8 @@ _UNITS = {
 
 
 def daemons(*names: str, proc: str = PROC) -> Iterator[tuple[str, int | Missing]]:
-    """The system's processes with one of these names (at most 15 characters), by process id. Missing in place of the process
-    id: this reader may not see which program a process of root's executes."""
+    """Yield the system's processes with one of these names (at most 15 characters), by process id. Missing stands in place of
+    the process id when this reader may not see which program a process of root's executes."""
     comms = {f"{name}\n".encode(): name for name in names}
     for pid in sorted(int(n) for n in os.listdir(proc) if n.isascii() and n.isdecimal()):
         name = comms.get(_head(f"{proc}/{pid}/comm"))
@@ -51,15 +51,15 @@ def _is_systems(proc: str, pid: int, name: str) -> bool | Missing:
     except PermissionError:
         return unreadable(f"/proc/{pid}/exe: only root may see whether this process called {name} is the system's")
     except OSError:
-        return False  # it has ended
-    if program.startswith(".nfs"):  # what an upgrade took away on an NFS server while it ran
+        return False  # the process has ended
+    if program.startswith(".nfs"):  # an upgrade has removed the program from an NFS server while it ran
         return True
-    return program[:_NAME_BYTES] == name or program.startswith(f"{name}-")  # slurmd-wlm on Debian
+    return program[:_NAME_BYTES] == name or program.startswith(f"{name}-")  # Debian calls it slurmd-wlm
 
 
 def real_uid(pid: int, proc: str = PROC) -> int | None:
-    """The real user id of a process, None where it has ended. The owner of /proc/PID does not tell: of a process that may not
-    be dumped that is root, whoever started it (proc(5))."""
+    """Return the real user id of a process, or None when the process has ended. The owner of /proc/PID does not show it: for a
+    process that may not be dumped the owner is root, no matter who started it (proc(5))."""
     for line in _head(f"{proc}/{pid}/status").splitlines():
         if line.startswith(b"Uid:"):  # a name in the first line cannot hold a line feed: the kernel escapes it
             first = line.split()[1:2]
@@ -68,8 +68,9 @@ def real_uid(pid: int, proc: str = PROC) -> int | None:
 
 
 def _units_of(proc: str, pid: int) -> set[str]:
-    """The unit in system.slice that the process belongs to, in a hierarchy that systemd keeps and no user writes: its own (cgroup
-    v1, hybrid) and the unified one (v2, hybrid). Where systemd uses one of the two, the other may say nothing."""
+    """Return the units in system.slice that the process belongs to, by the hierarchies that systemd keeps and no user writes:
+    systemd's own (cgroup v1, hybrid) and the unified one (v2, hybrid). Where systemd uses one of the two, the other may say
+    nothing."""
     found = set()
     for line in _head(f"{proc}/{pid}/cgroup", 65536).splitlines():
         _, _, rest = line.partition(b":")
@@ -89,7 +90,8 @@ def _head(path: str, limit: int = 4096) -> bytes:
 
 
 def find(name: str, proc: str = PROC) -> int | Missing | None:
-    """The lowest process id of the system's daemon ``name``; None when there is none; Missing when this reader cannot tell."""
+    """Return the lowest process id of the system's daemon ``name``, None when there is none, or Missing when this reader
+    cannot see it."""
     doubt = None
     for _, pid in daemons(name, proc=proc):
         if isinstance(pid, int):
@@ -99,15 +101,16 @@ def find(name: str, proc: str = PROC) -> int | Missing | None:
 
 
 class Found:
-    """Daemons by name, remembered: a walk through /proc costs what the node has in processes, a look at one does not."""
+    """Caches process ids of daemons by name: a walk through /proc takes time for every process of the node, a test of one
+    process does not."""
 
     def __init__(self, proc: str = PROC) -> None:
         self._proc = proc
         self._pids: dict[str, int | Missing | None] = {}
 
     def pid(self, name: str, *, search: bool) -> int | Missing | None:
-        """The daemon called ``name``: the one known, while it is there; else one that is searched, where ``search`` allows it or
-        a known one has just gone."""
+        """Return the process id of the daemon ``name``: the known one while it runs. Else /proc is searched, if ``search``
+        allows it or a known daemon has just gone."""
         known = self._pids.get(name)
         if isinstance(known, int):
             there = _head(f"{self._proc}/{known}/comm") == f"{name}\n".encode()
@@ -119,11 +122,12 @@ class Found:
 
 
 def read_text(root: Root, path: str, found: Found | None = None, *, search: bool = True) -> str | Missing | None:
-    """The text of a file. ``/proc/@NAME/FILE`` is that file of the system's daemon called NAME, None when none runs.
+    """Return the text of a file. ``/proc/@NAME/FILE`` is FILE of the system's daemon NAME, and None when no such daemon runs.
 
-    A machine tree has it under that very name; a live machine is searched (see ``Found`` for looking again and again).
-    ``/@modinfo/NAME``: the parameters of a kernel module (``modinfo``). ``/@packages``, ``/@kernels``: see ``packages``.
-    ``/@unit/NAME``: a systemd unit (``unit_state``). /proc/mounts comes without the FUSE mounts of users (``mount_table``).
+    A machine tree has a file of that very name; a live machine is searched (``found`` keeps the process ids from call to
+    call). ``/@modinfo/NAME``: the parameters of a kernel module (``modinfo``). ``/@packages``, ``/@kernels``: see
+    ``installed_packages``. ``/@unit/NAME``: a systemd unit (``unit_state``). /proc/mounts comes without the FUSE mounts of
+    users (``mount_table``).
     """
     if path.startswith(modinfo.PREFIX):
         return modinfo.text(root, path)
@@ -141,18 +145,19 @@ def read_text(root: Root, path: str, found: Found | None = None, *, search: bool
 
 
 def jobs_running(proc: str = PROC) -> bool:
-    """Whether a Slurm job step runs here: a process titled ``slurmstepd: [JOB.STEP]`` (not the idle ``slurmstepd infinity``
-    that newer Slurm keeps for its cgroup scope). True as well where this reader cannot tell."""
+    """Say whether a Slurm job step runs here: a process titled ``slurmstepd: [JOB.STEP]`` (not the idle ``slurmstepd
+    infinity`` that newer Slurm keeps for its cgroup scope). Return True as well when this reader cannot see it."""
     return any(isinstance(pid, Missing) or b"infinity" not in command(pid, proc) for _, pid in daemons("slurmstepd", proc=proc))
 
 
 def command(pid: int, proc: str = PROC) -> bytes:
-    """The command line of a process that is the system's, with a zero byte after each word; empty when it has ended."""
+    """Return the command line of a process that is the system's, with a zero byte after each word. It is empty when the
+    process has ended."""
     return _head(f"{proc}/{pid}/cmdline", 65536)
 
 
 def slurmd_names(proc: str = PROC) -> list[str]:
-    """The ``-N`` of every slurmd that runs here; "" for one without."""
+    """Return the ``-N`` of every slurmd that runs here, and "" for a slurmd without one."""
     lines = (command(pid, proc) for _, pid in daemons("slurmd", proc=proc) if isinstance(pid, int))
     return [_node_name(line.decode("utf-8", "replace").split("\0")) for line in lines if line]
 

@@ -1,5 +1,8 @@
-"""Is a recorded machine tree what it claims to be? A tree that was cut or edited badly is refused with one line; what
-recordings rightly lack (devices behind dangling links, 64 bytes of configuration space read without root) is not."""
+"""Refuses, with one line, a recorded machine tree that was cut or edited badly.
+
+What recordings rightly lack (devices behind dangling links, 64 bytes of configuration space read without root) is no
+reason to refuse one.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from fairlead.errors import DataError, InputMissing
 from fairlead.host.root import Root
 from fairlead.model.cpulist import parse_cpulist
 
-CONFIG_BYTES = (0, 64, 256, 4096)  # what the kernel gives: header, PCI, PCI Express (pci_create_attr); 0: kept empty
+CONFIG_BYTES = (0, 64, 256, 4096)  # the kernel's sizes: header, PCI, PCI Express (pci_create_attr); 0: the file was kept empty
 _LISTS = ("/sys/devices/system/cpu/online", "/sys/devices/system/node/online")
 _GLOBS = ("/sys/devices/system/node/node[0-9]*/cpulist",)
 _FOLDERS = (
@@ -24,7 +27,7 @@ _HINT = "record it again with `fairlead snapshot`"
 
 
 def refuse_broken(root: Root) -> None:
-    """Nothing for a live machine. Raises InputMissing for a tree without sys/, DataError for one that is damaged."""
+    """Check a tree; a live machine passes. Raises InputMissing for a tree without sys/, DataError for one that is damaged."""
     if root.is_live:
         return
     if not os.path.isdir(root.join("/sys")):
@@ -47,7 +50,7 @@ def refuse_broken(root: Root) -> None:
 
 
 def _size(root: Root, path: str) -> int:
-    """The size of what is at ``path``, 0 for nothing."""
+    """Return the size of what is at ``path``, or 0 for nothing."""
     try:
         return os.stat(root.join(path)).st_size
     except OSError as e:

@@ -1,4 +1,4 @@
-"""Takes out of a machine tree what names one machine, its site or its people, the same way everywhere in the tree."""
+"""Removes from a machine tree what names one machine, its site or its people, in the same way everywhere in the tree."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HARDWARE = re.compile(r"NVRM|nvidia|nvswitch|SXid|pcieport|AER|mlx5|EDAC|mce|nv
 
 
 class Redactor:
-    """Replaces each serial, UUID, MAC address, GUID by an invented one; equal ones become equal, zero stays zero."""
+    """Replaces each serial, UUID, MAC address and GUID by an invented one. Equal values stay equal, and zero stays zero."""
 
     def __init__(self, nvml: Any = None) -> None:
         self._new: dict[str, str] = {}
@@ -26,7 +26,7 @@ class Redactor:
         self._serials = sorted({s for s in serials if isinstance(s, str) and len(s) >= 6})
 
     def text(self, text: str) -> str:
-        """Any text of the tree."""
+        """Redact any text of the tree."""
         for serial in self._serials:
             if serial in text:
                 text = text.replace(serial, self._invent(serial, lambda n, old: str(10 ** (len(old) - 1) + n)))
@@ -35,11 +35,11 @@ class Redactor:
         return _GUID.sub(lambda m: self._invent(m[0], lambda n, old: _grouped(n, old, 4)), text)
 
     def route(self, text: str) -> str:
-        """/proc/net/route: addresses, of which only the default route's zero and netmasks say anything."""
+        """Redact /proc/net/route. Of its addresses only the default route's zero and the netmasks stay."""
         return _ROUTE.sub(lambda m: m[0] if set(m[0]) <= set("0F") else self._invent(m[0], lambda n, _: f"{n:06X}0A"), text)
 
     def gid(self, text: str) -> str:
-        """An entry of a GID table: which kind of address it is stays, and that equal ones are equal."""
+        """Redact an entry of a GID table. The kind of address stays, and equal addresses stay equal."""
         prefix, own = text.strip()[:20], text.strip()[20:]
         if prefix.startswith("fe80:"):
             return f"{prefix}{self._invent(own, lambda n, old: _grouped(n, old, 4))}\n"
@@ -48,11 +48,12 @@ class Redactor:
         return f"fd00:0000:0000:0000:{self._invent(text.strip(), lambda n, _: f'0000:0000:0000:{n:04x}')}\n"
 
     def mounts(self, text: str) -> str:
-        """/proc/mounts without servers and people's own mounts."""
+        """Redact /proc/mounts: servers get another name, and people's own mounts go."""
         return self.text(_SERVER.sub("server:/export", _PERSONAL_MOUNT.sub("", text)))
 
     def mountinfo(self, text: str) -> str:
-        """/proc/1/mountinfo, as ``mounts``: the path is the fifth field, the source the second after the separator."""
+        """Redact /proc/1/mountinfo in the same way. The path is the fifth field, and the source the second field after the
+        separator."""
         kept = []
         for line in text.splitlines():
             fields, _, after = line.partition(" - ")
@@ -65,18 +66,18 @@ class Redactor:
         return self.text("".join(kept))
 
     def host(self, value: Any) -> Any:
-        """host.json without the units of people's sessions."""
+        """Redact host.json. The units of people's sessions go."""
         if isinstance(value, dict) and isinstance(value.get("units"), list):
             units = [u for u in value["units"] if isinstance(u, dict) and not _PERSONAL_UNIT.match(str(u.get("name", "")))]
             value = {**value, "units": units}
         return self.value(value)
 
     def kmsg(self, text: str) -> str:
-        """Kernel records about hardware; what else the kernel says may name processes and paths of users."""
+        """Keep the kernel records about hardware. Other records may name processes and paths of users."""
         return self.text("".join(line + "\n" for line in text.splitlines() if _HARDWARE.search(line)))
 
     def value(self, value: Any) -> Any:
-        """Every string in nvml.json."""
+        """Redact every string in nvml.json."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, list):
@@ -93,7 +94,7 @@ class Redactor:
 
 
 def _grouped(number: int, old: str, digits: int) -> str:
-    """A locally administered address of the same form as ``old``."""
+    """Return a locally administered address of the same form as ``old``."""
     size = old.count(":") + 1
     text = f"{number:0{size * digits}x}"
     text = "02" + text[2:]

@@ -1,13 +1,14 @@
-"""Removes trees that belong to a user, who may change them meanwhile: with that user's rights on files, and no other's.
+"""Removes trees that belong to a user, who may change them meanwhile, with that user's rights on files and nobody else's.
 
-The process stays root's in everything else (setfsuid(2)): the user can neither stop nor trace it, and what it may delete the user
-could delete too, whatever is moved or linked where. Every step is one name in a folder that is held open; no link is followed,
-and no other file system is entered. A tree may be deeper than files can be open, and its paths longer than PATH_MAX: from a
-certain depth on, folders are moved up to the top first.
+The process stays root's in everything else (setfsuid(2)). So the user can neither stop nor trace it. What it may delete the
+user could delete too, wherever things are moved or linked to. Every step takes one name in a folder that is open. No link is
+followed, and no other file system is entered. A tree may be deeper than files can be open, and its paths longer than PATH_MAX.
+So from a certain depth on, folders are first moved up to the top.
 
-A container of the user's leaves folders whose owner is one of the user's subordinate ids (``subuids``). What is in such a folder
-goes with the rights of that id: the user could take them too (newuidmap(1)). Since nobody may move a folder from one owner's to
-another's, each change of the owner on the way down begins a top of its own, of which there may be so many and no more.
+A container of the user's leaves folders whose owner is one of the user's subordinate ids (``subuids``). What is in such a
+folder is removed with the rights of that id, which the user could take too (newuidmap(1)). Nobody may move a folder from one
+owner's folder to another's. So each change of the owner on the way down begins a top of its own, and at most TOPS of them are
+allowed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-DEPTH = 32  # folders that are open at once, below one top
+DEPTH = 32  # so many folders are open at once below one top
 TOPS = 8
 OTHERS_SHOWN = 3
 NOBODY = 65534
@@ -30,11 +31,12 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class TimeUp(Exception):
-    """The removal has taken as long as it may."""
+    """Says that the removal has taken as long as it may."""
 
 
 class FolderPosition(NamedTuple):
-    """Where the walk is. top: the folder that others are moved up to; rights: whose it is; depth: below it; tops: so far."""
+    """Says where the walk is. top: the folder that others are moved up to. rights: the user whose rights it needs. depth: the
+    levels below top. tops: how many tops there are so far."""
 
     top: int
     rights: int
@@ -44,7 +46,8 @@ class FolderPosition(NamedTuple):
 
 @contextmanager
 def file_rights_of(uid: int) -> Iterator[None]:
-    """Meanwhile files are accessed as this user, in no group of root's. Raises PermissionError where the kernel refuses that."""
+    """Access files as this user inside the ``with`` block, in no group of root's. Raises PermissionError when the kernel
+    refuses that."""
     groups = os.getgroups()
     os.setgroups([])
     _set("setfsgid", NOBODY)
@@ -58,7 +61,8 @@ def file_rights_of(uid: int) -> Iterator[None]:
 
 
 def _set(name: str, value: int) -> None:
-    """setfsuid(2) reports no error: a second call, which changes nothing, tells what is in force."""
+    """Set an id with ``name`` and check it. setfsuid(2) reports no error; a second call, which changes nothing, returns the id
+    in force."""
     function = getattr(_LIBC, name)
     function.argtypes, function.restype = [ctypes.c_uint32], ctypes.c_uint32
     function(value)
@@ -71,9 +75,12 @@ def _holds_none(uid: int) -> bool:
 
 
 class Removal:
-    """Of one user's trees, within ``file_rights_of(uid)``. ``holds``: whether a user id is one of the user's subordinate ones.
-    ``removed``: files and folders; ``stays``: why others could not be removed, in the kernel's words; ``others``: users of whom
-    there is a folder among them."""
+    """Removes one user's trees, within ``file_rights_of(uid)``. ``holds``: says whether a user id is one of the user's
+    subordinate ids.
+
+    ``removed``: the number of files and folders. ``stays``: why others could not be removed, in the kernel's words.
+    ``others``: users who own a folder among those that stay.
+    """
 
     def __init__(self, uid: int, device: int, deadline: float, holds: Callable[[int], bool] = _holds_none) -> None:
         self.uid = uid
@@ -86,7 +93,7 @@ class Removal:
         self.others: set[int] = set()
 
     def tree(self, up: int, name: str) -> None:
-        """Remove what ``name`` is in the folder ``up`` of the user's. Raises TimeUp."""
+        """Remove the file or folder ``name`` from the user's folder ``up``. Raises TimeUp."""
         self.stays.clear()
         self.others.clear()
         try:
@@ -100,8 +107,8 @@ class Removal:
             self._unlink(up, name)
 
     def enter(self, up: int, name: str) -> tuple[int, int] | None:
-        """The folder ``name`` of ``up``, open, with the permissions that emptying it takes, and the user with whose rights that
-        can be done; None where it cannot be. ``up`` is of the user whose rights are in force."""
+        """Open the folder ``name`` of ``up`` with the permissions that are needed to empty it. Return it with the user whose
+        rights are needed, or None when it cannot be opened. ``up`` must be of the user whose rights are in force."""
         handle = -1
         try:
             handle = os.open(name, os.O_PATH | _FOLDER, dir_fd=up)
@@ -113,7 +120,7 @@ class Removal:
             if info.st_uid != rights and len(self.others) < OTHERS_SHOWN:
                 self.others.add(info.st_uid)
             with self._rights(rights):
-                itself = f"/proc/self/fd/{handle}"  # not by its name, which may be another folder's by now
+                itself = f"/proc/self/fd/{handle}"  # the name may be another folder's by now
                 if info.st_mode & stat.S_IRWXU != stat.S_IRWXU:
                     os.chmod(itself, stat.S_IRWXU)
                 return os.open(itself, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), rights
@@ -126,7 +133,7 @@ class Removal:
 
     @contextmanager
     def _rights(self, uid: int) -> Iterator[None]:
-        """Meanwhile those of another user; the ones before come back."""
+        """Use the rights of another user inside the ``with`` block; the rights from before come back."""
         before = _LIBC.setfsuid(0xFFFFFFFF) & 0xFFFFFFFF
         if uid == before:
             yield
@@ -138,7 +145,7 @@ class Removal:
             _set("setfsuid", before)
 
     def _folder(self, up: int, name: str, position: FolderPosition) -> None:
-        """As long as that removes anything: who still runs in there may add to it."""
+        """Empty and remove a folder, as long as that removes anything: a process that still runs in there may add to it."""
         found = self.enter(up, name)
         if found is None:
             return
@@ -184,8 +191,8 @@ class Removal:
             self.removed += 1
 
     def _move_up(self, folder: int, name: str, position: FolderPosition) -> bool:
-        """False for a folder of another owner's, which begins a top of its own."""
-        found = self.enter(folder, name)  # a folder that its owner cannot write to cannot be moved (rename(2), EACCES)
+        """Move a folder up to the top. Return False for a folder of another owner's, which begins a top of its own."""
+        found = self.enter(folder, name)  # the owner must be able to write to a folder that is moved (rename(2), EACCES)
         if found is None:
             return True
         os.close(found[0])

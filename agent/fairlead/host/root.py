@@ -1,7 +1,7 @@
-"""A machine's file system, live or recorded: the one place that joins paths for reading a machine.
+"""Reads the file system of a machine, live or recorded. Only this module joins paths for reading a machine.
 
-Paths are absolute paths *on the node* ("/sys/class/net"). A recorded tree is read as by a process that was chrooted
-into it: a symbolic link never leads out.
+Paths are absolute paths *on the node* ("/sys/class/net"). A recorded tree is read as by a process that was chrooted into it: a
+symbolic link never leads out.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ import stat
 from fairlead.model.facts import Missing, unreadable
 
 READ_MAX_BYTES = 4 << 20
-PATHS_MAX = 2000  # some hundred files are read again and again
-_LINKS_MAX = 40  # as the kernel: more is ELOOP
+PATHS_MAX = 2000  # a node has some hundred files that are read again and again
+_LINKS_MAX = 40  # the kernel has the same limit, and more is ELOOP
 ABSENT = (errno.ENOENT, errno.ENOTDIR)
 _SPACE = " \t\n\r\v\f\0"
 _MAGIC = frozenset("*?[")
-LEFT_OUT = "left-out"  # in a machine tree: files that the machine has and the tree does not, a path per line
+# a file in a machine tree with the paths, one per line, of files that the machine has and the tree does not
+LEFT_OUT = "left-out"
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
 class Root:
-    """``/`` of the machine that is read: "/" itself, or the folder of a machine tree."""
+    """Stands for ``/`` of the machine that is read: "/" itself, or the folder of a machine tree."""
 
     __slots__ = ("_aliases", "_base", "_links", "_unresolved_paths", "is_live", "left_out", "path", "reading")
 
@@ -32,10 +33,10 @@ class Root:
         self.path = os.path.abspath(path)
         self.is_live = self.path == "/"
         self._base = "" if self.is_live else os.path.realpath(self.path)
-        self.reading = ""  # the file that is being read: should it never answer, another thread can name it
+        self.reading = ""  # the file that is being read, so that another thread can name it if it never answers
         self._links: dict[str, str] = {}  # resolved directories of a recorded tree
-        self._unresolved_paths: dict[str, str] = {}  # what lies in these
-        self._aliases: dict[str, tuple[int, int, str]] = {}  # its links: inode and time of change, and where they lead
+        self._unresolved_paths: dict[str, str] = {}  # paths of files in these directories
+        self._aliases: dict[str, tuple[int, int, str]] = {}  # links of the tree: inode, time of change, and where they lead
         self.left_out: frozenset[str] = frozenset()
         said = None if self.is_live else self.read_text(f"/{LEFT_OUT}")
         self.left_out = frozenset(said.splitlines()) if isinstance(said, str) else frozenset()
@@ -44,7 +45,7 @@ class Root:
         return f"Root({self.path!r})"
 
     def join(self, path: str) -> str:
-        """The path on this machine of the node's ``path``; in a recorded tree with all links resolved inside it."""
+        """Return the path on this machine of the node's ``path``. In a recorded tree all links are resolved inside the tree."""
         if self.is_live:
             return path if path.startswith("/") else "/" + path
         candidate = self._unresolved(path)
@@ -60,7 +61,7 @@ class Root:
         return known[2]
 
     def _unresolved(self, path: str) -> str:
-        """As ``join``, but for a link in the last place: that stays one."""
+        """Return the same as ``join``, but do not follow a link at the end of the path."""
         if (known := self._unresolved_paths.get(path)) is not None:
             return known
         folder, _, name = path.strip("/").rpartition("/")
@@ -78,7 +79,7 @@ class Root:
         return unresolved
 
     def open(self, path: str) -> int:
-        """A descriptor to read ``path`` with, which a FIFO or a device does not hold up. Raises OSError."""
+        """Return a descriptor for reading ``path``. A FIFO or a device does not block it. Raises OSError."""
         if self.is_live:
             return os.open(self.join(path), _READ)
         try:
@@ -89,7 +90,7 @@ class Root:
         return os.open(self.join(path), _READ)
 
     def _resolve(self, path: str) -> str:
-        """As chroot would: ``..`` stops at the tree's root, an absolute link starts there again."""
+        """Resolve links as chroot would: ``..`` stops at the tree's root, and an absolute link starts there again."""
         done: list[str] = []
         todo = [c for c in reversed(path.split("/")) if c]
         links = 0
@@ -109,7 +110,8 @@ class Root:
                 continue
             links += 1
             if links > _LINKS_MAX:
-                done.append(name)  # opening it fails with ELOOP only if it loops; then it is unreadable, as it should be
+                # opening the path fails with ELOOP if the links loop; then it counts as unreadable, which is right
+                done.append(name)
                 done.extend(reversed(todo))
                 break
             if target.startswith("/"):
@@ -118,15 +120,16 @@ class Root:
         return "/".join([self._base, *done])
 
     def node_path(self, path: str) -> str:
-        """The inverse of ``join``: a path on this machine as the node calls it."""
+        """Return the node's name for a path on this machine: the inverse of ``join``."""
         return path if self.is_live else path.removeprefix(self._base) or "/"
 
     def real(self, path: str) -> str:
-        """``path`` on the node with every link resolved."""
+        """Return ``path`` on the node with every link resolved."""
         return os.path.realpath(path) if self.is_live else self.node_path(self._resolve(path))
 
     def read_bytes(self, path: str, limit: int = READ_MAX_BYTES, *, head: bool = False) -> bytes | Missing | None:
-        """The file's content; None when there is none; Missing when it cannot be read or is over ``limit`` bytes.
+        """Return the file's content, None when there is no such file, or Missing when it cannot be read or is over ``limit``
+        bytes.
 
         ``head``: the first ``limit`` bytes are enough.
         """
@@ -140,7 +143,8 @@ class Root:
             return None if e.errno in ABSENT else _failed(path, e)
         try:
             data = os.read(fd, min(limit, 65536))
-            if head or (len(data) < 4096 and path.startswith("/sys/")):  # an attribute is one read; proc gives pieces
+            # one read returns a whole sysfs attribute, but only a piece of a file in /proc
+            if head or (len(data) < 4096 and path.startswith("/sys/")):
                 return data
             parts = [data]
             size = len(data)
@@ -158,21 +162,22 @@ class Root:
             self.reading = ""
 
     def read_text(self, path: str, limit: int = READ_MAX_BYTES) -> str | Missing | None:
-        """The file's content as text (UTF-8, bytes that are not become U+FFFD)."""
+        """Return the file's content as text (UTF-8; other bytes become U+FFFD)."""
         data = self.read_bytes(path, limit)
         return data.decode("utf-8", "replace") if isinstance(data, bytes) else data
 
     def read_line(self, path: str) -> str | Missing | None:
-        """The file's content without surrounding white space, and zero bytes that a recording left: one sysfs attribute."""
+        """Return one sysfs attribute: the file's content without surrounding white space, and without zero bytes that a
+        recording left."""
         data = self.read_bytes(path, 65536)
         return data.decode("utf-8", "replace").strip(_SPACE) if isinstance(data, bytes) else data
 
     def value(self, path: str) -> str | Missing:
-        """One sysfs attribute that ought to be there: an absent or empty file is Missing too."""
+        """Return one sysfs attribute that ought to be there. An absent or empty file is Missing too."""
         return value_of(path, self.read_bytes(path, 65536))
 
     def number(self, path: str, base: int = 10) -> int | Missing:
-        """One sysfs attribute that is a number (base 16: with or without 0x)."""
+        """Return one sysfs attribute that is a number (base 16: with or without 0x)."""
         text = self.value(path)
         if isinstance(text, Missing):
             return text
@@ -182,16 +187,17 @@ class Root:
             return unreadable(f"{path}: not a number: {text[:40]!r}")
 
     def readlink(self, path: str) -> str | Missing | None:
-        """The target of a symbolic link as it is written; None when there is no link."""
+        """Return the target of a symbolic link as it is written, or None when there is no link."""
         try:
             return os.readlink(self.join(path.rstrip("/")) if self.is_live else self._unresolved(path))
         except OSError as e:
             return None if e.errno in (*ABSENT, errno.EINVAL) else _failed(path, e)
 
     def stamp(self, path: str) -> tuple[int, ...] | None:
-        """What changes when a file on a disk is written: inode, size and times; (0,) for no file, None for "cannot say".
+        """Return a value that changes when a file on a disk is written: inode, size and times. (0,) means no file; None means
+        not known.
 
-        Worth nothing for /proc and /sys, whose values change under the same stamp.
+        It is of no use for /proc and /sys, whose values change under the same stamp.
         """
         try:
             info = os.stat(self.join(path))
@@ -200,12 +206,12 @@ class Root:
         return (info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
 
     def exists(self, path: str) -> bool:
-        """Whether there is something at ``path`` that can be looked at."""
+        """Say whether there is something at ``path`` that this process can see."""
         return os.path.lexists(self.join(path))
 
     def inodes(self, path: str) -> dict[str, int]:
-        """The entries of a folder and their inode numbers, links' own; none for a folder that cannot be read. sysfs gives each
-        device a new one (fs/kernfs/dir.c, idr_alloc_cyclic), and so its links."""
+        """Return the entries of a folder with their inode numbers (a link's is its own), or {} for a folder that cannot be
+        read. sysfs gives each device a new number (fs/kernfs/dir.c, idr_alloc_cyclic), and so also its links."""
         try:
             with os.scandir(self.join(path) or "/") as entries:
                 return {entry.name: entry.inode() for entry in entries}
@@ -213,21 +219,22 @@ class Root:
             return {}
 
     def list(self, path: str) -> tuple[str, ...] | Missing | None:
-        """The sorted names in a folder; None when there is no such folder."""
+        """Return the sorted names in a folder, or None when there is no such folder."""
         try:
             return tuple(sorted(os.listdir(self.join(path) or "/")))
         except OSError as e:
             return None if e.errno in ABSENT else _failed(path, e)
 
     def names(self, path: str) -> tuple[str, ...]:
-        """As ``list``, with nothing for a folder that is not there or cannot be read."""
+        """Return the same as ``list``, but () for a folder that does not exist or cannot be read."""
         found = self.list(path)
         return found if isinstance(found, tuple) else ()
 
     def glob(self, pattern: str, *, dangling: bool = False) -> tuple[str, ...]:
-        """Sorted paths on the node that match ``pattern`` ("/sys/kernel/iommu_groups/*/type"); no ``**``.
+        """Return the sorted paths on the node that match ``pattern`` ("/sys/kernel/iommu_groups/*/type"). ``**`` is not
+        supported.
 
-        dangling: also links that lead nowhere.
+        dangling: also return links that lead nowhere.
         """
         found = [""]
         for part in pattern.strip("/").split("/"):
@@ -247,7 +254,7 @@ class Root:
 
 
 def value_of(path: str, data: bytes | Missing | None) -> str | Missing:
-    """What ``Root.value`` makes of what ``read_bytes`` gave for ``path``."""
+    """Return what ``Root.value`` returns when ``read_bytes`` has returned ``data`` for ``path``."""
     if isinstance(data, bytes):
         return data.decode("utf-8", "replace").strip(_SPACE) or unreadable(f"{path}: empty")
     return unreadable(f"{path}: no such file") if data is None else data

@@ -1,7 +1,7 @@
-"""The disk of users' scratch folders: whether it can be used, and what fairlead-scratch@.service has published of it.
+"""Says whether the disk of users' scratch folders can be used, and what fairlead-scratch@.service has published of it.
 
-Nothing of the agent's touches the disk, which may hang. The service does, and says in /run/fairlead/scratch, ``1 FOLDER .``, that
-jobs can have FOLDER/UID/JOB.START there.
+Nothing of the agent's touches that disk, which may hang. The service does, and publishes in /run/fairlead/scratch (``1 FOLDER
+.``) that jobs can have FOLDER/UID/JOB.START there.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from fairlead.host import mount_lines
 from fairlead.nccl import NETWORK_FILE_SYSTEMS
 
 NAME = "fairlead"  # our own folder on the disk
-_ESCAPE = re.compile(r"\\([0-7]{3})")  # of blanks and backslashes in a mount table (fs/proc_namespace.c, mangle)
+_ESCAPE = re.compile(r"\\([0-7]{3})")  # an escaped blank or backslash in a mount table (fs/proc_namespace.c, mangle)
 
 
 def fault(path: str, mounts: str = "/proc/self/mounts") -> str:
-    """Why a folder cannot hold ours, or "". It must be a real folder of root's in which no user can rename or remove what is
-    root's (others may not write, or the sticky bit is set: chmod(1)), on a file system of this machine."""
+    """Say why a folder cannot hold fairlead's folder, or "" when it can. It must be a real folder of root's on a file system
+    of this machine. No user may be able to rename or remove what is root's in it: others may not write, or the sticky bit is
+    set (chmod(1))."""
     try:
         info = os.lstat(path)
         if os.path.realpath(path) != path or not stat.S_ISDIR(info.st_mode):
@@ -37,7 +38,7 @@ def fault(path: str, mounts: str = "/proc/self/mounts") -> str:
 
 
 def published(run_dir: str, base: str) -> str:
-    """The folder below ``base`` that the service has made ready in this boot; "" where it has not."""
+    """Return the folder below ``base`` that the service has made ready in this boot, or "" when it has not."""
     try:
         with open(f"{run_dir}/scratch", encoding="ascii", errors="replace") as f:
             fields = f.read(4096).removesuffix("\n").split("\t")
@@ -48,8 +49,8 @@ def published(run_dir: str, base: str) -> str:
 
 
 def _file_system(path: str, mounts: str) -> str:
-    """The type of the file system that ``path`` is on: of the longest mount point above it, the last one mounted there. "" where
-    that cannot be told."""
+    """Return the type of the file system that ``path`` is on: that of the longest mount point above it, and of several there
+    the last one. Return "" when that cannot be read."""
     best, kind = -1, ""
     try:
         with open(mounts, "rb") as f:

@@ -1,15 +1,17 @@
-"""What fairlead-scratch@.service runs: `python -I -m fairlead.host.scratch_folders BASE`. Nothing else of root's is on the disk.
+"""Makes users' folders on a local disk and removes what jobs left. It is what fairlead-scratch@.service runs as `python -I -m
+fairlead.host.scratch_folders BASE`. These folders are on the disk, and
+root has nothing else there:
 
-BASE/fairlead                    root's: users can pass, not list, make or rename anything
-BASE/fairlead/BOOT               one for each boot: what is in the others is of jobs that have ended
-BASE/fairlead/BOOT/UID           the user's alone, made here as soon as a job of that user has a record
-BASE/fairlead/BOOT/UID/JOB.START made by the job's task prolog, as the user; START is that of the job's record
+- BASE/fairlead is root's. Users can pass it, but list, make or rename nothing in it.
+- BASE/fairlead/BOOT is made for each boot. What is in the folders of other boots is of jobs that have ended.
+- BASE/fairlead/BOOT/UID is the user's alone, and is made here as soon as a job of that user has a record.
+- BASE/fairlead/BOOT/UID/JOB.START is made by the job's task prolog, as the user. START is that of the job's record.
 
-So nobody can make a job's folder in advance but its own user. An epilog leaves /run/fairlead/ended/JOB.START, at which this
-program removes that folder; what nobody has said anything of stays as long as its user has a process here.
+So only the user of a job can make its folder in advance. An epilog leaves /run/fairlead/ended/JOB.START, and this
+program then removes that folder. A folder that no file there names stays as long as its user has a process here.
 
-A disk that hangs holds this program and nothing else: nobody waits for it. Its lock stays taken, so there is one such process and
-not one more for each job, and jobs get no folder until the disk answers.
+A disk that hangs blocks this program and nothing else, because nobody waits for it. Its lock stays taken. So there is one such
+process and not one more for each job, and jobs get no folder until the disk answers.
 """
 
 from __future__ import annotations
@@ -24,21 +26,22 @@ from fairlead.host.file_lock import locked_within
 from fairlead.host.removal import TimeUp
 from fairlead.host.scratch_sweep import RUN, UID_MAX, ScratchDisk, Sweep, ended_jobs, opened, records, say
 
-SECONDS = 3000.0  # then it goes on with the timer's next start; the unit ends it after an hour
+SECONDS = 3000.0  # the timer's next start goes on after that; the unit ends the program after an hour
 LOCK_SECONDS = 3.0
 POLL_SECONDS = 0.2
-FIRST_POLL_SECONDS = 0.01  # there is seldom much to remove
+FIRST_POLL_SECONDS = 0.01  # short, because there is seldom much to remove
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-#: What may go wrong with one user's folder alone: no room for it, made fast by an admin, an id that the disk cannot store.
+#: These go wrong with one user's folder alone: no room for it, made immutable by an admin, an id that the disk cannot store.
 _ONE_USERS = (*_FULL, errno.EPERM, errno.EACCES, errno.EINVAL, errno.EOVERFLOW, errno.EMLINK)
 
 
 class Refused(Exception):
-    """The disk cannot be used; what to do about it."""
+    """Says that the disk cannot be used, and what to do about it."""
 
 
 def lies_there(name: str, up: int) -> bool:
-    """Asked first: even a mkdir that has nothing to make waits for a disk that takes no writes."""
+    """Say whether there is something called ``name``. Ask this before a mkdir: even one that has nothing to make waits for a
+    disk that takes no writes."""
     try:
         os.stat(name, dir_fd=up, follow_symlinks=False)
     except FileNotFoundError:
@@ -47,14 +50,14 @@ def lies_there(name: str, up: int) -> bool:
 
 
 def make_own(up: int, name: str, shown: str) -> None:
-    """A folder of root's that others can only pass. Raises Refused for one that is somebody's."""
+    """Make a folder of root's that others can only pass. Raises Refused when somebody else has made it."""
     if not lies_there(name, up):
         os.mkdir(name, 0o711, dir_fd=up)
     try:
         with opened(name, up) as folder:
             info = os.fstat(folder)
             if info.st_uid != 0 or info.st_mode & 0o022 or info.st_dev != os.fstat(up).st_dev:
-                raise Refused(f"{shown} is not root's, or another file system: remove it, nobody else may have made it")
+                raise Refused(f"{shown} does not belong to root alone, or is another file system: remove it")
             if info.st_mode & 0o777 != 0o711:
                 os.chmod(folder, 0o711)  # noqa: S103
     except NotADirectoryError:
@@ -62,8 +65,11 @@ def make_own(up: int, name: str, shown: str) -> None:
 
 
 def make_for_users(here: int, jobs: job_records.Jobs, already_said: set[int]) -> None:
-    """A folder for each user who has a job here. Where these lie only root can make names. What one user cannot have is said once
-    for each (``told``) and stops nothing: removing what ended jobs left is what makes room."""
+    """Make a folder for each user who has a job here. Only root can make names in the folder ``here``.
+
+    A user whose folder cannot be made is reported once (``already_said``) and stops nothing, because removing what ended jobs
+    left makes room.
+    """
     for uid in {job.uid for job in jobs.known if job.id in jobs.running and job.uid is not None}:
         if uid > UID_MAX:
             continue
@@ -81,7 +87,7 @@ def make_for_users(here: int, jobs: job_records.Jobs, already_said: set[int]) ->
 
 
 def publish(folder: str) -> None:
-    """Tell the agent, whose tables then name the folder to the task prolog."""
+    """Publish the folder for the agent, whose tables then name it to the task prolog."""
     text = f"1\t{folder}\t.\n"
     try:
         with open(f"{RUN}/scratch", encoding="ascii") as f:
@@ -95,7 +101,7 @@ def publish(folder: str) -> None:
 
 
 def sweep_in_child(disk: ScratchDisk, top: int, deadline: float) -> int:
-    """Start it; the process's number. This one goes on making folders for users meanwhile."""
+    """Start a sweep in a child process and return its process id. Meanwhile this process goes on making folders for users."""
     pid = os.fork()
     if pid:
         return pid
@@ -117,7 +123,7 @@ def sweep_in_child(disk: ScratchDisk, top: int, deadline: float) -> int:
 
 
 def make_room(disk: ScratchDisk, top: int, deadline: float) -> None:
-    """Where the disk is so full that this boot's folder cannot be made: remove what earlier boots left, and wait for that."""
+    """Remove what earlier boots left, and wait for that, when the disk is so full that this boot's folder cannot be made."""
     try:
         os.mkdir(disk.boot, 0o711, dir_fd=top)
     except OSError as e:
@@ -127,7 +133,7 @@ def make_room(disk: ScratchDisk, top: int, deadline: float) -> None:
 
 
 def work(base: str, boot: str, deadline: float) -> None:
-    """Raises Refused, OSError."""
+    """Check the disk, make this boot's folder and serve it. Raises Refused, OSError."""
     if why := scratch.fault(base):
         raise Refused(why)
     disk = ScratchDisk(base, boot)
@@ -162,7 +168,7 @@ def serve(disk: ScratchDisk, top: int, here: int, deadline: float) -> None:
 
 
 def take_lock(base: str) -> None:
-    """Until this process and its child have ended. Raises Refused where an earlier one does not end."""
+    """Take the lock until this process and its child have ended. Raises Refused when an earlier process does not end."""
     lock = os.open(f"{RUN}/.scratch{base.replace('/', '-')}.lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     if not locked_within(lock, LOCK_SECONDS, poll_seconds=POLL_SECONDS):
         raise Refused(f"{base}: the program started before this one does not end: does the disk hang?")

@@ -1,7 +1,9 @@
-"""One pass over what jobs have left on a local disk (``scratch_folders``): which folders nobody uses any more, and their removal.
+"""Makes one pass over what jobs have left on a local disk (``scratch_folders``): it finds the folders that nobody uses any
+more, and removes them.
 
-A user may fill their own folder while this goes on, with files without end, with names without end, with what cannot be removed.
-So each user has a share of the pass, and what has not been done in it waits for the next one, which takes them in another order.
+A user may fill their own folder meanwhile, with files without end, with names without end, or with what cannot be removed. So
+each user gets a limited part of the pass. What was not done in it waits for the next pass, which takes the users in another
+order.
 """
 
 from __future__ import annotations
@@ -21,24 +23,24 @@ from fairlead.host.removal import Removal, TimeUp, file_rights_of
 from fairlead.host.subuids import SubUids
 
 RUN = "/run/fairlead"
-#: Of the names in a user's folder: listed at once; looked at in one pass, which takes 0.12 s of CPU time where all of them stay
-#: (measured; a million take 1.2 s). A user has some ten there, one for each job.
+#: So many names of a user's folder are listed at once, and so many are read in one pass. A pass takes 0.12 s of CPU time where
+#: all of them stay (measured; a million take 1.2 s). A user has some ten there, one for each job.
 NAMES_AT_ONCE, NAMES_MAX = 1000, 100_000
-#: Of a pass for one user: who goes on making files there must not keep the others' from being removed. Ten such users share a
-#: pass (``scratch_folders.SECONDS``). Measured on two shared cores under load 8 to 10, on ext4 on a slow virtual disk, from the
+#: One user gets so much of a pass: a user who goes on making files must not delay the removal of others'. Ten such users fit in
+#: a pass (``scratch_folders.SECONDS``). Measured on two shared cores under load 8 to 10, on ext4 on a slow virtual disk, from the
 #: cache and freshly mounted: 1,000 files 0.07 and 0.05 s; 10,000 files 0.5 and 0.5 s; 100,000 files 4 and 15 s; 100,000 folders 9
-#: and 92 s; a tree of 3,000 levels 0.4 and 2.4 s; on tmpfs 0.02, 0.08, 1.1, 6.4 and 0.5 s. That is two million files or
-#: 300,000 folders; what is more goes in the next passes.
+#: and 92 s; a tree of 3,000 levels 0.4 and 2.4 s; on tmpfs 0.02, 0.08, 1.1, 6.4 and 0.5 s. So this time is enough for two million
+#: files or 300,000 folders; the next passes remove the rest.
 USER_SECONDS = 300.0
 LINES_MAX, LINES_OF_A_USER_MAX = 20, 5
-UID_MAX = 0xFFFFFFFE  # the last one means "no user" (setfsuid(2), chown(2))
+UID_MAX = 0xFFFFFFFE  # the next id, the last one, means "no user" (setfsuid(2), chown(2))
 _JOB = re.compile(r"(\d{1,15})\.\d{1,15}(?:\.\d{1,15})?")
 _BOOT = re.compile(r"[0-9a-f]{8}")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class ScratchDisk(NamedTuple):
-    """The disk's folder, and the name of this boot's below it."""
+    """Names the disk's folder, and the folder of this boot below it."""
 
     base: str
     boot: str
@@ -46,7 +48,7 @@ class ScratchDisk(NamedTuple):
 
 @contextmanager
 def opened(path: str, up: int | None = None) -> Iterator[int]:
-    """A folder, of which ``path`` is no link."""
+    """Open a folder. A ``path`` that is a link raises OSError."""
     folder = os.open(path, _FOLDER, dir_fd=up)
     try:
         yield folder
@@ -67,19 +69,20 @@ def names(path: str | int) -> list[str]:
 
 
 def ended_jobs() -> frozenset[str]:
-    """What epilogs have left: JOB.START."""
+    """Return JOB.START of the jobs that epilogs have reported as ended."""
     return frozenset(filter(_JOB.fullmatch, names(f"{RUN}/ended")))
 
 
 def records() -> job_records.Jobs:
-    """What the hooks say of jobs. Raises OSError where that cannot be read: then no job is known to have ended."""
+    """Return what the hooks have recorded of jobs. Raises OSError when that cannot be read, because then no job is known to
+    have ended."""
     os.listdir(f"{RUN}/jobs")
     return job_records.scan(f"{RUN}/jobs")
 
 
 def has_process(is_theirs: Callable[[int], bool]) -> bool:
-    """Whether anything runs as a user on the node, by the ids that are theirs. Where /proc hides processes (hidepid) that is not
-    known: yes."""
+    """Say whether anything runs on the node with a user id that ``is_theirs`` accepts. Return True when /proc hides
+    processes (hidepid), because then nobody knows."""
     found = names("/proc")
     if "1" not in found:
         return True
@@ -93,7 +96,7 @@ def has_process(is_theirs: Callable[[int], bool]) -> bool:
 
 
 def over(found: list[str], jobs: job_records.Jobs, ended: frozenset[str], busy: Callable[[], bool]) -> list[str]:
-    """Those folders of a user in this boot that no job uses any more. In doubt a job does."""
+    """Return those folders of a user in this boot that no job uses any more. A doubtful folder counts as used."""
     starts = {f"{job.id}.{job.started}": job.id in jobs.running for job in jobs.known if job.started}
     unused_names = []
     for name in found:
@@ -109,7 +112,8 @@ def over(found: list[str], jobs: job_records.Jobs, ended: frozenset[str], busy: 
 
 
 class SaidOnce:
-    """What was said of a disk. The same is said once and not at every pass, which is several times a job."""
+    """Remembers what was said of a disk. The same line is written once and not in every pass, because there are several passes
+    per job."""
 
     def __init__(self, base: str) -> None:
         self._path = f"{RUN}/.scratch{base.replace('/', '-')}.told"
@@ -122,7 +126,8 @@ class SaidOnce:
         self._now: dict[str, int] = {}
 
     def say(self, uid: int, text: str) -> None:
-        """Of so many users and of each so much: one user's troubles hide no other's."""
+        """Write a line about a user. The number of lines is limited for all users and for each one, so that no user's troubles
+        hide another's."""
         of_a_user = sum(each == uid for each in self._now.values())
         if text in self._now or of_a_user >= LINES_OF_A_USER_MAX or len(self._now) >= LINES_MAX:
             return
@@ -131,7 +136,8 @@ class SaidOnce:
             say(text)
 
     def keep(self) -> None:
-        """For the next pass. What is in order again is forgotten, and said when it comes back."""
+        """Keep the lines for the next pass. A line whose trouble is over is forgotten, and written again when the trouble
+        comes back."""
         if frozenset(self._now) == self._before:
             return
         try:
@@ -139,23 +145,23 @@ class SaidOnce:
                 f.writelines(f"{text}\n" for text in self._now)
             os.rename(f"{self._path}.new", self._path)
         except OSError:
-            pass  # /run is full: it is said again
+            pass  # /run is full, so the next pass writes the lines again
 
 
 class Sweep:
-    """One pass over what jobs have left."""
+    """Makes one pass over what jobs have left."""
 
     def __init__(self, disk: ScratchDisk, deadline: float) -> None:
         self._disk = disk
         self._deadline = deadline
         self._said_once = SaidOnce(disk.base)
-        self._subuids: SubUids | None = None  # read once, and only where there is a stranger's id
+        self._subuids: SubUids | None = None  # they are read once, and only when a folder has a stranger's id
         self._busy: dict[int, bool] = {}
         self._unfinished: set[int] = set()
         self.removed = 0
 
     def all(self, top: int) -> None:
-        """Raises TimeUp where not all of it could be done."""
+        """Remove what ended jobs left. Raises TimeUp when not all of it could be done."""
         all_ended = names(f"{RUN}/ended")
         ended = frozenset(filter(_JOB.fullmatch, all_ended))
         for boot in filter(_BOOT.fullmatch, names(top)):
@@ -169,16 +175,17 @@ class Sweep:
         self._said_once.keep()
         whose = {f"{job.id}.{job.started}": job.uid for job in records().known}
         for name in all_ended:
-            uid = whose.get(name)  # the agent forgets a record soon after the job: then it may be of anybody who is not done
+            uid = whose.get(name)  # None: the agent has removed the record, and the job may be any user's
             if not self._unfinished or (uid is not None and uid not in self._unfinished):
                 _unlink(f"{RUN}/ended/{name}")
         if self._unfinished:
             raise TimeUp
 
     def _users(self, folder: int, boot: str, ended: frozenset[str] | None) -> None:
-        """ended: those of this boot; None: this is an earlier one's."""
+        """Remove what ended jobs left in one boot's folder. ended: the jobs that have ended in this boot; None: this is an
+        earlier boot's folder."""
         users = [int(n) for n in names(folder) if n.isascii() and n.isdigit() and int(n) <= UID_MAX]
-        random.shuffle(users)  # who takes all the time of a pass is not the first in the next one too
+        random.shuffle(users)  # a user who takes all the time of a pass shall not be first in the next one too
         for uid in users:
             if not self._user(folder, uid, f"{self._disk.base}/{scratch.NAME}/{boot}/{uid}", ended):
                 self._unfinished.add(uid)
@@ -192,13 +199,13 @@ class Sweep:
         return self._subuids.assigned_to(other, by=uid)
 
     def _has_process(self, uid: int) -> bool:
-        """Asked once for each user: that is a walk through /proc."""
+        """Say whether the user has a process here. This is found out once for each user, because it is a walk through /proc."""
         if uid not in self._busy:
             self._busy[uid] = has_process(lambda other: other == uid or self._holds(uid, other))
         return self._busy[uid]
 
     def _user(self, folder: int, uid: int, shown: str, ended: frozenset[str] | None) -> bool:
-        """Returns whether there was time for all of it."""
+        """Remove what ended jobs of one user left. Return whether there was time for all of it."""
         until = min(self._deadline, time.monotonic() + USER_SECONDS)
         removal = Removal(uid, os.fstat(folder).st_dev, until, lambda other: self._holds(uid, other))
         inner = -1
@@ -212,7 +219,7 @@ class Sweep:
             return self._entries(inner, shown, ended, removal)
         except TimeUp:
             return False
-        except OSError as e:  # of this user alone
+        except OSError as e:  # this is about this user alone
             self._said_once.say(uid, f"the folders of user {uid}: {e.strerror}")
             return True
         finally:
@@ -221,12 +228,13 @@ class Sweep:
             self.removed += removal.removed
 
     def _entries(self, inner: int, shown: str, ended: frozenset[str] | None, removal: Removal) -> bool:
-        """The names in a user's folder, which that user may fill: some at a time, so that neither memory nor time is theirs."""
+        """Remove the names in a user's folder that no job uses. The user may fill it, so a limited number is taken at a time:
+        neither memory nor time is the user's to choose."""
         looked_at = 0
         with os.scandir(inner) as listed:
             while found := [entry.name for entry in islice(listed, NAMES_AT_ONCE)]:
                 looked_at += len(found)
-                if ended is not None:  # the records after the names: a folder is made after its job's record
+                if ended is not None:  # the records are read after the names, because a folder is made after its job's record
                     found = over(found, records(), ended, lambda: self._has_process(removal.uid))
                 with file_rights_of(removal.uid):
                     for name in found:
@@ -237,7 +245,8 @@ class Sweep:
         return True
 
     def _report(self, name: str, shown: str, removal: Removal) -> None:
-        """What stays, and what an admin can do. The names are the user's text, but for a job's folder."""
+        """Report what stays, and what an admin can do. Names in it are text that the user chose, but for that of a job's
+        folder."""
         if not removal.stays:
             return
         is_job = _JOB.fullmatch(name) is not None
@@ -255,11 +264,11 @@ def _rmdir(name: str, up: int) -> None:
     try:
         os.rmdir(name, dir_fd=up)
     except OSError:
-        pass  # what stays in there has been told
+        pass  # what stays in there was reported
 
 
 def _unlink(path: str) -> None:
     try:
         os.unlink(path)
     except OSError:
-        pass  # an admin's folder, or made fast: it is looked at in the next pass
+        pass  # it is an admin's folder, or immutable; the next pass tries again

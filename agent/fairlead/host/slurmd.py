@@ -1,8 +1,8 @@
-"""Whether slurmctld has spoken to this node's slurmd, seen without asking anybody.
+"""Says whether slurmctld has spoken to this node's slurmd, without asking anybody.
 
-slurmctld asks slurmd to register as soon as somebody resumes the node (seen within 2 s on 22.05, 24.11 and 26.05). An idle
-slurmd sleeps otherwise, but for slurmctld's pings: how often its threads have given up the CPU (proc(5), status) stands still.
-So a change says that it is worth asking slurmctld whether our drain still stands.
+slurmctld asks slurmd to register as soon as somebody resumes the node (seen within 2 s on 22.05, 24.11 and 26.05). Otherwise
+an idle slurmd sleeps. How often its threads have given up the CPU (proc(5), status) then changes only at slurmctld's pings. So a
+change of that number says that it is worth asking slurmctld whether our drain is still there.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from contextlib import suppress
 
 from fairlead.host.process import daemons
 
-FIND_SECONDS = 20.0  # where there is none, so often it is looked for
+FIND_SECONDS = 20.0  # how often slurmd is searched for while there is none
 _SWITCHES = re.compile(rb"^voluntary_ctxt_switches:\s*(\d+)", re.M)
 
 
 class Slurmd:
-    """``proc``: where /proc is, "" for nowhere. Tells nothing where there is no slurmd, or more than one (a test cluster)."""
+    """Watches this node's slurmd. ``proc``: the path of /proc, or "" for none. It reports nothing where there is no slurmd, or
+    more than one (a test cluster)."""
 
     def __init__(self, proc: str = "/proc", *, clock: Callable[[], float] = time.monotonic) -> None:
         self._proc = proc
@@ -31,18 +32,18 @@ class Slurmd:
 
     @property
     def watched(self) -> bool:
-        """Whether the last call saw one."""
+        """Say whether the last call saw a slurmd."""
         return self._seen is not None
 
     def stirred(self) -> bool:
-        """Whether it has done something since the last call; False at the first one."""
+        """Say whether slurmd has done something since the last call. The first call returns False."""
         before = self._seen
         self._seen = now = self._activity()
         return now is not None and before is not None and now != before
 
     def reconfigured(self) -> bool:
-        """Whether it has begun by `scontrol reconfigure` or a SIGHUP: a slurmd of 23.11 or newer starts itself anew then, and
-        says so in its environment (src/slurmd/slurmd/slurmd.c, seen on 24.11 and 26.05)."""
+        """Say whether slurmd was started by `scontrol reconfigure` or a SIGHUP. A slurmd of 23.11 or newer then starts itself
+        again, and its environment says so (src/slurmd/slurmd/slurmd.c, seen on 24.11 and 26.05)."""
         try:
             with open(f"{self._proc}/{self._find()}/environ", "rb") as f:
                 return b"SLURMD_RECONF=1" in f.read(1 << 20).split(b"\0")
@@ -50,7 +51,7 @@ class Slurmd:
             return False
 
     def _activity(self) -> tuple[int, int] | None:
-        """Its process id and the switches of its threads."""
+        """Return slurmd's process id and how often its threads gave up the CPU, or None where there is no slurmd."""
         switches = self._switches(self._pid)
         if switches is None and (now := self._clock()) >= self._find_at:
             self._pid, self._find_at = self._find(), now + FIND_SECONDS

@@ -1,4 +1,4 @@
-"""The driver's software: what is on disk, what is in the kernel. Read on thorough looks."""
+"""Reads, in thorough sweeps, which of the driver's software is on disk and which is in the kernel."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from fairlead.host.root import Root
 from fairlead.model.gpu_load import Software
 from fairlead.model.missing import Missing, unreadable
 
-#: Where distributions and NVIDIA's installer put the library (ld.so.conf of Debian, Ubuntu, RHEL, SLES).
+#: Distributions and NVIDIA's installer put the library into these folders (ld.so.conf of Debian, Ubuntu, RHEL, SLES).
 FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib",
            "/usr/lib/x86_64-linux-gnu/nvidia/current")  # fmt: skip
 LIBRARY = "libnvidia-ml.so.1"
-#: What NCCL looks for as well (src/transport/net_ib.cc): the module of the driver, and the one that came before it.
+#: NCCL tests for these too (src/transport/net_ib.cc): the module of the driver, and the one that came before it.
 PEERMEM = ("/sys/module/nvidia_peermem/version", "/sys/kernel/mm/memory_peers/nv_mem/version",
            "/sys/kernel/mm/memory_peers/nv_mem_nc/version")  # fmt: skip
 VERSION = "/proc/driver/nvidia/version"
@@ -33,8 +33,8 @@ def software(root: Root) -> Software:
 
 
 def _library(root: Root) -> str | Missing | None:
-    """The version in the name of the file that the library's link leads to. A driver's files belong together: libnvidia-ml.so.1
-    leads to libnvidia-ml.so.VERSION (NVIDIA driver README, "Installed Components")."""
+    """Return the version in the name of the file that the library's link leads to. A driver's files belong together:
+    libnvidia-ml.so.1 leads to libnvidia-ml.so.VERSION (NVIDIA driver README, "Installed Components")."""
     for folder in FOLDERS:
         path = f"{folder}/{LIBRARY}"
         for _ in range(_LINKS_MAX):
@@ -62,7 +62,7 @@ def _kernel(root: Root) -> tuple[int, int] | Missing:
 
 
 def _channels(root: Root) -> int | Missing:
-    """Devices in the folder; of a recorded tree by its list of device nodes."""
+    """Count the devices in the folder; in a recorded tree those in its list of device nodes."""
     recorded = root.read_text("/dev/nodes") if not root.is_live else None
     if isinstance(recorded, str):
         prefix = CHANNELS.removeprefix("/dev/") + "/channel"

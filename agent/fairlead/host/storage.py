@@ -1,8 +1,8 @@
-"""Memory controllers, NVMe controllers, mounts and file system errors, from sysfs and PID 1's mount table.
+"""Reads memory controllers, NVMe controllers, mounts and file system errors, from sysfs and PID 1's mount table.
 
-The agent's own mount table says "read only" of everything (ProtectSystem=strict in its unit), so PID 1's is read, and of a
-mount the file system's own options, which follow the separator (Documentation/filesystems/proc.rst, mountinfo). Where PID 1
-may not be looked at, as by a user, it is the reader's own.
+The agent's own mount table calls everything read-only (ProtectSystem=strict in its unit). So PID 1's table is read, and of a
+mount the file system's own options, which come after the separator (Documentation/filesystems/proc.rst, mountinfo). A reader
+who may not read PID 1's table, such as a user, reads its own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
 def memory_controllers(root: Root) -> tuple[MemoryController, ...] | Missing:
-    """EDAC's (Documentation/ABI/testing/sysfs-devices-edac). No folder: no EDAC driver, so none."""
+    """Return EDAC's memory controllers (Documentation/ABI/testing/sysfs-devices-edac). Without the folder there is no EDAC
+    driver, so there are none."""
     names = root.list(_EDAC)
     if isinstance(names, Missing):
         return names
@@ -35,7 +36,7 @@ def _controller(root: Root, name: str) -> MemoryController:
     folder = f"{_EDAC}/{name}"
     worst, most = "", 0
     corrected = root.number(f"{folder}/ce_count")
-    for dimm in root.names(folder) if corrected != 0 else ():  # the sum of its DIMMs
+    for dimm in root.names(folder) if corrected != 0 else ():  # ce_count is the sum of its DIMMs
         if dimm.startswith(("dimm", "rank")):
             count = root.number(f"{folder}/{dimm}/dimm_ce_count")
             if isinstance(count, int) and count > most:
@@ -50,9 +51,11 @@ def _controller(root: Root, name: str) -> MemoryController:
 
 
 def images(root: Root) -> frozenset[str]:
-    """Block devices that are no disks of the node's, by name and by major:minor: ``USERS_DEVICES``, and what stands on such
-    devices alone (/sys/class/block/NAME/slaves: device-mapper, md, bcache), as an encrypted image of a user's does. What it
-    stands on must be known: a device without that list is the node's."""
+    """Return the block devices that are no disks of the node's, by name and by major:minor.
+
+    These are ``USERS_DEVICES``, and what lies on such devices alone (/sys/class/block/NAME/slaves: device-mapper, md, bcache),
+    such as a user's encrypted image. A device without that list is the node's, because nobody knows what it lies on.
+    """
     below = {name: _below(root, name) for name in root.names(_BLOCK)}
     found = {name for name in below if name.startswith(USERS_DEVICES)}
     while more := {name for name, stack in below.items() if name not in found and stack and found.issuperset(stack)}:
@@ -62,15 +65,15 @@ def images(root: Root) -> frozenset[str]:
 
 
 def _below(root: Root, name: str) -> tuple[str, ...]:
-    """What a device stands on; a partition on its disk. () where that is not known."""
+    """Return the devices that a device lies on; for a partition its disk. () means that this is not known."""
     found = root.list(f"{_BLOCK}/{name}/slaves")
     whole = _PARTITION.fullmatch(name)
     return found if isinstance(found, tuple) else (whole[1],) if whole else ()
 
 
 def devices(root: Root) -> frozenset[str] | Missing:
-    """The node's own block devices (no ``images``) with their partitions, and EDAC's memory controllers, by the names that kernel
-    records give them. A tree without the list of block devices does not say which there are."""
+    """Return the node's own block devices (no ``images``) with their partitions, and EDAC's memory controllers, by their names
+    in kernel records. It is Missing for a tree without the list of block devices."""
     blocks, controllers = root.list(_BLOCK), root.list(_EDAC)
     if isinstance(blocks, Missing) or isinstance(controllers, Missing):
         return blocks if isinstance(blocks, Missing) else unreadable(f"{_EDAC}: cannot be listed")
@@ -80,7 +83,7 @@ def devices(root: Root) -> frozenset[str] | Missing:
 
 
 def nvme(root: Root) -> tuple[NvmeController, ...] | Missing:
-    """NVMe controllers (/sys/class/nvme); fabrics ones have no PCI address."""
+    """Return the NVMe controllers (/sys/class/nvme). Controllers over fabrics have no PCI address."""
     names = root.list(_NVME)
     if isinstance(names, Missing):
         return names
@@ -96,7 +99,7 @@ def nvme(root: Root) -> tuple[NvmeController, ...] | Missing:
 
 
 def _address(root: Root, folder: str) -> str:
-    """The PCI function on the path of a class device, whose link says it all: "../../devices/pci0000:15/..."."""
+    """Return the PCI function on the path of a class device. The link of the device has it: "../../devices/pci0000:15/..."."""
     target = root.readlink(folder)
     if not isinstance(target, str) or "/devices/pci" not in target:
         target = root.real(folder)
@@ -104,7 +107,8 @@ def _address(root: Root, folder: str) -> str:
 
 
 def mounts(root: Root) -> tuple[MountPoint, ...] | Missing:
-    """All mounts but the FUSE mounts of users; of several on one path the last, which hides the others."""
+    """Return all mounts but the FUSE mounts of users. Of several mounts on one path the last is returned, because it hides the
+    others."""
     lines = mount_table.lines(root, "/proc/1/mountinfo")
     if root.is_live and not isinstance(lines, list):
         lines = mount_table.lines(root, "/proc/self/mountinfo")
@@ -135,7 +139,7 @@ def _plain(text: str) -> str:
 
 
 def fs_errors(root: Root) -> tuple[FsErrors, ...] | Missing:
-    """ext4's own count of errors (Documentation/ABI/testing/sysfs-fs-ext4, errors_count)."""
+    """Return ext4's own count of errors (Documentation/ABI/testing/sysfs-fs-ext4, errors_count)."""
     names = root.list(_EXT4)
     if isinstance(names, Missing):
         return names

@@ -1,10 +1,11 @@
-"""Which user ids a user holds besides their own: the ranges of /etc/subuid (subuid(5)), which newuidmap(1) gives to their
+"""Says which user ids a user has besides their own: the ranges of /etc/subuid (subuid(5)), which newuidmap(1) gives to their
 containers.
 
-Read once, as root's files and no others', and with a limit. A user's name is looked up in /etc/passwd alone: a directory
-service may not answer. So where users are not in that file, /etc/subuid has to name them by number. What cannot be read, or
-is in doubt, is nobody's: below 65536 there are accounts; an id that two users hold, or that is an account's own, belongs to
-no range."""
+Both files are read once, with a limit, and only if root alone can change them. A user's name is looked up in /etc/passwd
+alone, because a directory service may not answer. So for users who are not in that file, /etc/subuid must have numbers. What
+cannot be read, or is doubtful, belongs to nobody: ids below 65536 are accounts, and an id that two users have, or that is an
+account's own, is in no range.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import stat
 from typing import NamedTuple
 
 SUBUID, PASSWD = "/etc/subuid", "/etc/passwd"
-FILE_MAX_BYTES = 8 << 20  # 200,000 lines
+FILE_MAX_BYTES = 8 << 20  # this is room for 200,000 lines
 FIRST, LAST = 1 << 16, 0xFFFFFFFE
 
 
@@ -24,7 +25,7 @@ class Range(NamedTuple):
 
 
 class SubUids:
-    """As the files say it when this is made."""
+    """Holds the ranges as the files have them when this object is made."""
 
     def __init__(self, subuid: str = SUBUID, passwd: str = PASSWD) -> None:
         accounts: dict[str, int] = {}
@@ -37,7 +38,7 @@ class SubUids:
         self._ranges = [found for line in _lines(subuid) if (found := _range(line, accounts)) is not None]
 
     def assigned_to(self, uid: int, by: int) -> bool:
-        """Whether ``uid`` is one of those that user ``by`` holds, and nobody else's."""
+        """Say whether ``uid`` is one of the subordinate ids of user ``by``, and of nobody else."""
         if not FIRST <= uid <= LAST or self._accounts is None or uid in self._accounts:
             return False
         if uid not in self._owners:
@@ -46,7 +47,8 @@ class SubUids:
 
 
 def _range(line: str, accounts: dict[str, int]) -> Range | None:
-    """NAME_OR_NUMBER:FIRST:COUNT. An owner that is not known still holds it: no other may."""
+    """Return the range of a line NAME_OR_NUMBER:FIRST:COUNT, or None. A range whose owner is not known still counts, so that
+    no other user gets it."""
     fields = line.split(":")
     if len(fields) != 3:
         return None
@@ -62,7 +64,7 @@ def _number(text: str) -> int | None:
 
 
 def _lines(path: str) -> list[str]:
-    """Of a file that only root can change; [] for any other, and for one that is too large."""
+    """Return the lines of a file that only root can change, or [] for any other file and for one that is too large."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError:

@@ -1,4 +1,4 @@
-"""What /proc says of one task, a process (/proc/PID) or a thread (/proc/PID/task/TID). Its name is not read."""
+"""Reads from /proc about one task: a process (/proc/PID) or a thread (/proc/PID/task/TID). Its name is not read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ _SIGKILL = 1 << 8
 
 
 class Status(NamedTuple):
-    """proc_pid_status(5). uid: the real one. switches: how often it gave up a CPU. killed: SIGKILL is pending."""
+    """Holds fields of proc_pid_status(5). uid: the real user id. switches: how often the task gave up a CPU. killed: SIGKILL
+    is pending."""
 
     uid: int
     switches: int
@@ -18,7 +19,8 @@ class Status(NamedTuple):
 
 
 def stat_fields(root: Root, folder: str) -> list[str] | None:
-    """proc_pid_stat(5): the fields after the name, which may hold anything: state, ppid, ..."""
+    """Return the fields of proc_pid_stat(5) after the name, which may hold any character: state, ppid, ... None when they
+    cannot be read."""
     data = root.read_bytes(f"{folder}/stat", 4096, head=True)
     if not isinstance(data, bytes):
         return None
@@ -47,11 +49,12 @@ def status(root: Root, folder: str) -> Status | None:
 
 
 def waits_in(root: Root, folder: str) -> str:
-    """The function of the kernel that the task sleeps in, less those of the scheduler and of locks (proc_pid_wchan(5)), or ""."""
+    """Return the kernel function that the task sleeps in, or "". Functions of the scheduler and of locks are left out
+    (proc_pid_wchan(5))."""
     data = root.read_bytes(f"{folder}/wchan", 256, head=True)
     return data.decode("ascii", "replace").strip() if isinstance(data, bytes) else ""
 
 
 def process_of(folder: str) -> str:
-    """The folder of the process of a task."""
+    """Return the folder of the process that a task belongs to."""
     return folder.partition("/task/")[0]

@@ -1,9 +1,11 @@
-"""Tasks in uninterruptible sleep that do not wake: what khungtaskd looks for, with a window of our own.
+"""Finds tasks in uninterruptible sleep that do not wake, as khungtaskd does, but with a time window of our own.
 
-A task is stuck when it is in state D and has not been scheduled since (its context switches stand still, as in
-kernel/hung_task.c). State: proc_pid_stat(5); switches and pending signals: proc_pid_status(5); the step: its cgroup.
-Of a process the main thread is looked at, and all threads once that has died (Z) and they keep it, or once it waits for another
-task (``waits_for_others``). A machine with many processes is gone through in turns; those in state D are looked at every time.
+A task is stuck when it is in state D and has not been scheduled since (its context switches stay the same, as in
+kernel/hung_task.c). State: proc_pid_stat(5). Switches and pending signals: proc_pid_status(5). The step comes from its cgroup.
+
+Of a process only the main thread is read. All threads are read once the main thread has died (Z) and they keep it, or once it
+waits for another task (``waits_for_others``). On a machine with many processes each sweep reads some of them in turn. Tasks in
+state D are read in every sweep.
 """
 
 from __future__ import annotations
@@ -20,14 +22,14 @@ from fairlead.host.waits_for_others import asking, beside, excused, waits_for_an
 from fairlead.model.facts import Missing, unreadable
 from fairlead.model.host_facts import StuckTask, Tasks
 
-TURN = 400  # processes a look: about 10 ms
-_ASKED_SECONDS = 10.0  # of a task that sleeps for so long it is asked what it waits for
+TURN = 400  # processes in one sweep: about 10 ms
+_ASKED_SECONDS = 10.0  # a task that sleeps for so long is asked what it waits for
 _PF_KTHREAD = 0x00200000  # include/linux/sched.h
-Key = tuple[str, str]  # folder of the task, its start
+Key = tuple[str, str]  # the folder of the task, and its start
 
 
 class _Slept(NamedTuple):
-    """Since when a task has not been scheduled. for_another: it sleeps where tasks wait for one another."""
+    """Says since when a task has not been scheduled. for_another: it sleeps in a function in which tasks wait for one another."""
 
     switches: int
     since: float
@@ -36,7 +38,7 @@ class _Slept(NamedTuple):
 
 
 class Watch:
-    """Goes through the processes of a live machine, look by look. ``now``: CLOCK_BOOTTIME seconds."""
+    """Goes through the processes of a live machine, sweep by sweep."""
 
     def __init__(self, root: Root) -> None:
         self._root = root
@@ -46,7 +48,7 @@ class Watch:
         self._jobs = jobs_of(root)
 
     def sweep(self, now: float, *, turn: int = TURN) -> Tasks | Missing:
-        """The next ``turn`` processes by number, and all that slept before."""
+        """Read the next ``turn`` processes by number, and all that slept before. ``now``: CLOCK_BOOTTIME seconds."""
         listed = self._root.list("/proc")
         if not isinstance(listed, tuple):
             return listed if isinstance(listed, Missing) else unreadable("/proc: no such folder")
@@ -69,7 +71,7 @@ class Watch:
         return Tasks(total=len(pids), seen=len(ahead), stuck=tuple(sorted(stuck.values(), key=lambda t: (-t.seconds, t.pid))))
 
     def _for_fuse(self, now: float, others: set[str], waiting: list[tuple[str, int]]) -> frozenset[str]:
-        """The folders of those that wait for a FUSE server, or for a task beside them that does."""
+        """Return the folders of the tasks that wait for a FUSE server, or for a task beside them that does."""
         asked = sorted(
             (s.since, (folder, start, s.switches))
             for (folder, start), s in self._sleeping.items()
@@ -80,7 +82,7 @@ class Watch:
         return frozenset(folder for folder, _ in direct) | excused(waiting, (*direct, *asking(self._root, others)))
 
     def end(self) -> None:
-        """End the process that still looks for us."""
+        """End the child process that still reads something."""
         self._fuse.end()
 
     def _process(self, folder: str, now: float, before: dict[Key, _Slept]) -> list[StuckTask]:

@@ -1,4 +1,4 @@
-"""NVML as a machine tree has it: ``nvml.json``, read and written as a GPU would be that does at once what it is told."""
+"""Plays NVML for a machine tree: it reads and writes ``nvml.json``, like a GPU that does at once what it is set to."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ class TreeNvml(Struct):
         return self
 
     def set(self, pci: str, what: str, value: int | str) -> None:
-        """Raises HostError for a GPU or setting that the tree does not have, and for a GPU with a process on it (mig)."""
+        """Set ``what`` of the GPU at ``pci``. Raises HostError for a GPU or setting that the tree does not have, and for a
+        change of ``mig`` of a GPU with a process on it."""
         raw = self.raw
         gpus = [] if isinstance(raw, Missing) else [g for g in raw["gpus"] if g.get("pci") == pci]
         if isinstance(raw, Missing) or not gpus or not _set(gpus[0], what, value):
@@ -45,10 +46,10 @@ class TreeNvml(Struct):
         write_file(self.root.join("/nvml.json"), msgspec.json.format(msgspec.json.encode(raw), indent=1))
 
     def release(self) -> None:
-        """A tree's NVML holds nothing."""
+        """Do nothing: a tree's NVML needs no release."""
 
     def reattach(self) -> None:
-        """A tree's NVML holds nothing."""
+        """Do nothing: a tree's NVML is never released."""
 
 
 def _set(gpu: dict[str, Any], what: str, value: int | str) -> bool:

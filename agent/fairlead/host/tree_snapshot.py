@@ -1,7 +1,7 @@
 """Writes a machine tree: the attributes of a machine that fairlead reads, as files and links below a folder.
 
-``gather`` gives the same Node of the tree as of the machine, but for what the kernel refused to give (an interface that
-is down has no speed: no file) and, redacted, for serials, UUIDs and addresses.
+``gather`` returns the same Node for the tree as for the machine, but for two things: values that the kernel refused (an
+interface that is down has no speed, so there is no file), and, if the tree was redacted, serials, UUIDs and addresses.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _COUNTERS = (
 )  # fmt: skip
 IMEX_NODES = "/etc/nvidia-imex/nodes_config.cfg"
 DAEMONS = ("nv-fabricmanage", "nvidia-imex")  # /proc/PID/comm keeps 15 characters
-# what kernels before 2.6.26 have instead of lists
+# kernels before 2.6.26 have these instead of lists
 MASKS = {
     f"{_CPU}/cpu[0-9]*/topology/thread_siblings": "thread_siblings_list",
     f"{_CPU}/cpu[0-9]*/cache/index[0-9]/shared_cpu_map": "shared_cpu_list",
@@ -97,7 +97,7 @@ LINKS = (
     "/sys/class/net/*/master",
     "/sys/kernel/iommu_groups/*/devices/*",
 )  # fmt: skip
-#: How each file of a setting begins. In a redacted tree those are kept, but for the one that names a site's time servers.
+#: Each file of a setting begins so. A redacted tree keeps these files, but for the one that names a site's time servers.
 _OURS, _NAMES_SERVERS = b"# Written by fairlead", b"(setting time_sync)"
 MODINFO = f"{modinfo.PREFIX}nvidia"
 _KMSG_MAX_BYTES = 16 << 20
@@ -107,12 +107,15 @@ _SKIPPED_WHEN_REDACTED = (
 
 
 def snapshot(root: Root, nvml: Mapping[str, Any] | Missing, target: Path, *, redact: bool, reads: Iterable[str] = ()) -> None:
-    """Writes the machine at ``root``, with NVML's answers, as a tree into ``target`` (made if need be).
+    """Write the machine at ``root``, with NVML's answers, as a tree into ``target``, which is made if it does not exist.
 
     reads: what checks and settings read besides (``Setting.reads``; globs, and the paths of ``process.read_text``).
-    redact: replace serials, UUIDs, MAC addresses and GUIDs, and leave out what names people and servers: of ``reads`` all
-    files below /etc but those that fairlead itself has written. The tree's file ``left-out`` lists them, so that they count as
-    unreadable there and not as absent. Raises HostError when ``target`` cannot be written.
+
+    redact: replace serials, UUIDs, MAC addresses and GUIDs, and leave out what names people and servers. Of ``reads`` these
+    are all files below /etc but those that fairlead itself has written. The tree's file ``left-out`` lists them. So they count
+    there as unreadable and not as absent.
+
+    Raises HostError when ``target`` cannot be written.
     """
     try:
         _Writer(root, nvml, os.fspath(target), redact).write(reads)
@@ -148,7 +151,7 @@ class _Writer:
             "/sys/fs/ext4",
             _EDAC,
         ):
-            if self._root.exists(folder):  # an empty folder says "none", which is more than no folder
+            if self._root.exists(folder):  # an empty folder means "none"; a folder that is not there does not
                 os.makedirs(self._at(self._unresolved(folder)), exist_ok=True)
             for name in self._root.names(folder):
                 os.makedirs(self._at(self._unresolved(f"{folder}/{name}")), exist_ok=True)
@@ -156,7 +159,7 @@ class _Writer:
             self._put("/proc/sys/kernel/hostname", kernel.node_name(self._root) + "\n")
         if self._root.is_live:
             self._put("/proc/uptime", f"{kernel.uptime_seconds(self._root):.2f} 0.00\n")
-        for folder in FOLDERS:  # a name is all that is asked of it
+        for folder in FOLDERS:  # only its name is read
             if isinstance(self._root.readlink(f"{folder}/{LIBRARY}"), str):
                 self._put(self._unresolved(f"{folder}/{LIBRARY}"), "")
         self._put_processes()
@@ -174,7 +177,7 @@ class _Writer:
         self._put("/README.md", self._readme())
 
     def _unresolved(self, path: str) -> str:
-        """Makes every link on the way to ``path``, and returns where the path ends with all of them followed."""
+        """Make every link on the way to ``path``, and return where the path ends when all of them are followed."""
         done: list[str] = []
         todo = [c for c in reversed(path.split("/")) if c]
         for _ in range(200):
@@ -209,7 +212,7 @@ class _Writer:
         if "/cache/index" in path and self._root.read_line(f"{os.path.dirname(path)}/level") != "3":
             return
         data = self._root.read_bytes(path)
-        if not isinstance(data, bytes) or ("/gids/" in path and not data.strip(b"0:\n")):  # a free place of the table
+        if not isinstance(data, bytes) or ("/gids/" in path and not data.strip(b"0:\n")):  # a free entry of the table
             return
         unresolved = self._unresolved(path)
         if self._redactor is not None:
@@ -241,7 +244,7 @@ class _Writer:
             f.write(text)
 
     def _put_processes(self) -> None:
-        """Daemons by name, and the control groups of the processes on the GPUs."""
+        """Write files of daemons by name, and the control groups of the processes on the GPUs."""
         for name in DAEMONS:
             text = read_text(self._root, path := f"/proc/@{name}/stat")
             if isinstance(text, str):
@@ -254,7 +257,7 @@ class _Writer:
                 self._put(path, text)
 
     def _put_read(self, pattern: str) -> None:
-        """Files that a check or a setting declared; what stands for no file has its answer under its own name."""
+        """Write the files that a check or a setting declared. A path that is no file has its answer under its own name."""
         if pattern.startswith(("/@", "/proc/@")):
             text = read_text(self._root, pattern)
             if isinstance(text, str):
@@ -269,7 +272,7 @@ class _Writer:
                 self._copy(path)
 
     def _is_ours(self, path: str) -> bool:
-        """A file that fairlead has written and that names nobody."""
+        """Say whether fairlead has written this file and it names nobody."""
         head = self._root.read_bytes(path, 120, head=True)
         return isinstance(head, bytes) and head.startswith(_OURS) and _NAMES_SERVERS not in head
 
@@ -286,7 +289,7 @@ class _Writer:
         return "".join(lines)
 
     def _kernel_log(self) -> str:
-        """The kernel's own records; of a FIFO nothing, since what is read here is lost to the agent."""
+        """Return the kernel's own records, but nothing of a FIFO, because what is read here would be lost to the agent."""
         at = self._root.join("/dev/kmsg")
         try:
             mode = os.stat(at).st_mode
@@ -305,7 +308,8 @@ class _Writer:
         return json.dumps(raw if self._redactor is None else self._redactor.value(raw), indent=1) + "\n"
 
     def _host_json(self) -> str:
-        """What is no file. Of a tree its own, so that a copy says the same."""
+        """Return the content of ``host.json``, which holds what is no file. A tree's own is copied, so that the copy says the
+        same."""
         if not self._root.is_live:
             path = os.path.join(self._root.path, HOST_FILE)
             recorded = read_recorded(path)
@@ -325,7 +329,7 @@ class _Writer:
 
 
 def _numbered(text: str) -> str:
-    """As many lines, of addresses for documentation (RFC 5737)."""
+    """Return as many lines, with addresses for documentation (RFC 5737)."""
     return "".join(f"192.0.2.{n % 256}\n" for n, line in enumerate(text.splitlines(), 1) if line.strip())
 
 
@@ -351,7 +355,7 @@ def _kernel_records(at: str) -> bytes:
 
 
 def _without_serial(config: bytes) -> bytes:
-    """Config space with the Device Serial Number capability (PCI_EXT_CAP_ID_DSN) zeroed."""
+    """Return config space with the Device Serial Number capability (PCI_EXT_CAP_ID_DSN) zeroed."""
     offset = config_space.find_extended(lambda at, size: config[at : at + size], config_space.EXT_CAP_ID_DSN)
     if not isinstance(offset, int) or offset + 12 > len(config):
         return config

@@ -1,7 +1,8 @@
-"""A systemd unit: loaded, enabled, active, and what else would start it (``systemctl show``, systemctl(1)).
+"""Reads the state of a systemd unit: loaded, enabled, active, and what else would start it (``systemctl show``, systemctl(1)).
 
-A path ``/@unit/NAME`` stands for that text, so that a machine tree can have it as a file of this name. systemd is asked again
-only when the unit has started or ended (``/run/systemd/units/invocation:NAME``) or a unit file was enabled or written.
+The path ``/@unit/NAME`` stands for that text, so that a machine tree can have it as a file of this name. systemd is asked
+again only when the unit has started or ended (``/run/systemd/units/invocation:NAME``), or when a unit file was enabled or
+written.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _known: dict[str, tuple[tuple[object, ...], str | Missing | None]] = {}
 
 
 def text(root: Root, path: str) -> str | Missing | None:
-    """Lines ``PROPERTY=VALUE``. Missing where systemd does not answer."""
+    """Return lines ``PROPERTY=VALUE``, or Missing when systemd does not answer."""
     if not root.is_live:
         return root.read_text(path)
     name = path.removeprefix(PREFIX)

@@ -1,11 +1,13 @@
-"""Tasks that wait for another task and not for a device: which these are, and among whom that other one has to be looked for.
+"""Finds tasks that wait for another task and not for a device, and the tasks among which that other task must be.
 
-A process that dumps core waits for all its threads and they for the dump (kernel/exit.c, fs/coredump.c; state I since Linux
-6.12); a page fault, mmap() and the like wait for the lock of the process's memory; whoever opens, makes or removes a file waits
-for the lock of its folder. Who holds it may wait for a FUSE server of its own. /proc does not say who holds a lock, so the
-other one is looked for among the threads of the same process and of all processes of the same user: a user can only hold
-locks of what is theirs to use. Each of those that sleeps is told as a task of its own, so one that waits for a disk is found.
-Of root no other process is looked at: any user may have made one of them wait.
+A process that dumps core waits for all its threads, and they wait for the dump (kernel/exit.c, fs/coredump.c; state I since
+Linux 6.12). A page fault, mmap() and the like wait for the lock of the process's memory. A task that opens, makes or removes a
+file waits for the lock of its folder. The task with the lock may itself wait for a FUSE server.
+
+/proc does not say who has a lock. So the other task is searched among the threads of the same process and of all processes of
+the same user: a user's tasks can only lock what that user may use. Each of these tasks that sleeps is reported as a task of
+its own, so a task that waits for a disk is found. For a task of root's no other process is searched, because any user may have
+made it wait.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from fairlead.host.root import Root
 from fairlead.host.task_files import process_of, stat_fields, status, waits_in
 from fairlead.model.hung_tasks import waits_for_server
 
-Task = tuple[str, int]  # folder, real user id
-THREADS_MAX = 2048  # looked at in one go: some 50 ms
+Task = tuple[str, int]  # the folder of a task, and its real user id
+THREADS_MAX = 2048  # one call reads at most so many threads: some 50 ms
 _SYSTEM_CALL = r"(?:__(?:x64|ia32|arm64|se|do)_)?sys_"
 _OTHERS = re.compile(
     r"(?:do_exit|exit_mm|coredump_task_exit|coredump_wait|do_coredump|vfs_coredump"
@@ -36,18 +38,19 @@ _VFORK = re.compile(r"(?:wait_for_vfork_done|kernel_clone|_?do_fork)(?:\.[a-z0-9
 
 
 def waits_for_another(function: str) -> bool:
-    """Whether a task that sleeps in this function waits for another task to end, to arrive, or to give a lock back."""
+    """Say whether a task that sleeps in this function waits for another task to end, to arrive, or to give a lock back."""
     return _OTHERS.fullmatch(function) is not None
 
 
 def waits_for_vfork(function: str) -> bool:
-    """Whether it waits until a child of vfork(2) executes a program or ends: until SIGKILL at the longest (since Linux 3.4)."""
+    """Say whether the task waits until a child of vfork(2) executes a program or ends. SIGKILL ends this wait (since Linux
+    3.4)."""
     return _VFORK.fullmatch(function) is not None
 
 
 def beside(root: Root, waiting: Iterable[Task], pids: Iterable[int]) -> Iterator[str]:
-    """The folders of tasks of the same processes and users that sleep in state D or wait for a FUSE server, those of the
-    processes first. A wait for a server begins in state S: any signal ends it."""
+    """Yield the folders of tasks of the same processes and users that sleep in state D or wait for a FUSE server. Tasks of the
+    same processes come first. A wait for a server begins in state S, because any signal ends it."""
     tasks = tuple(waiting)
     own = dict.fromkeys(process_of(folder) for folder, _ in tasks)
     uids = {uid for _, uid in tasks if uid}
@@ -63,7 +66,7 @@ def beside(root: Root, waiting: Iterable[Task], pids: Iterable[int]) -> Iterator
 
 
 def asking(root: Root, folders: Iterable[str]) -> Iterator[Task]:
-    """Those that wait for a FUSE server in state S."""
+    """Yield those tasks that wait for a FUSE server in state S."""
     for folder in folders:
         waits = _state(root, folder) == "S" and waits_for_server(waits_in(root, folder))
         if waits and mount_table.has_fuse(root, f"{folder}/mountinfo") and (said := status(root, folder)):
@@ -81,13 +84,14 @@ def _of(root: Root, uids: set[int], processes: Iterable[str]) -> Iterator[str]:
             owner = os.stat(root.join(process)).st_uid
         except OSError:
             continue
-        # root owns the folder of a process that lets nobody look at it (proc_pid(5))
+        # root owns the /proc folder of a process that may not be dumped (proc_pid(5))
         if owner in uids or (owner == 0 and (said := status(root, process)) and said.uid in uids):
             yield process
 
 
 def excused(waiting: Iterable[Task], by: Iterable[Task]) -> frozenset[str]:
-    """Those of the waiting tasks beside which one of ``by`` is: of the same process, or of the same user, who is not root."""
+    """Return those of the waiting tasks that have a task of ``by`` beside them: of the same process, or of the same user,
+    unless that is root."""
     those = tuple(by)
     processes = {process_of(folder) for folder, _ in those}
     uids = {uid for _, uid in those if uid}

@@ -1,4 +1,5 @@
-"""What a run measures where: each node with its class, its tools and what they are compared with. Asks and changes nothing."""
+"""Decides what a run measures: each node with its class, its tools and what they are compared with. It asks and changes
+nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from fairlead.model.profile import Peak, Reference
 
 
 class PlannedNode(Struct, frozen=True, kw_only=True):
-    """One node. gpus: how many it should have, None where nobody has declared it. needed: tools without which it is not known."""
+    """Describes what is measured on one node. gpus: the number that the node should have, None where nobody has declared it.
+    needed: the tools without which the node's outcome is not known."""
 
     node: str
     class_name: str = ""
@@ -36,18 +38,19 @@ class PlannedNode(Struct, frozen=True, kw_only=True):
 
     @property
     def minutes(self) -> int:
-        """The job's time limit: what was asked for, else as long as all tools together may take."""
+        """Return the job's time limit in minutes: the requested one, or else as long as all tools together may take."""
         return self.time_minutes or limit_minutes(self.steps)
 
     @property
     def roomy(self) -> bool:
-        """Is the limit long enough for every tool to meet its own deadline first?"""
+        """Say whether the limit is long enough that every tool meets its own deadline first."""
         short = any(option.startswith(("--time", "-t")) for option in self.sbatch)
         return not short and self.minutes >= limit_minutes(self.steps)
 
 
 class AcceptancePlan(Struct, frozen=True, kw_only=True):
-    """A run. mark: what stands before each line of its jobs' scripts that is not a tool's."""
+    """Describes a run. mark: the text at the beginning of each line of a job's output that the job's script writes, and not a
+    tool. max_wait_seconds: how long a job may wait to start."""
 
     run: str
     mark: str
@@ -60,7 +63,7 @@ class AcceptancePlan(Struct, frozen=True, kw_only=True):
         return PREFIX + self.run
 
     def base(self, target: PlannedNode) -> str:
-        """Path of a node's files, without their ending."""
+        """Return the path of a node's files, without their ending."""
         return f"{self.folder}/{self.job_name}.{target.node}"
 
     def script(self, target: PlannedNode) -> str:
@@ -78,7 +81,8 @@ def make(
     time_minutes: int = 0,
     max_wait_seconds: float = 3600,
 ) -> AcceptancePlan:
-    """profile: instead of what the site says. tools: only these, each of them then needed. Raises ConfigError, UsageError."""
+    """Return the plan of a run on ``nodes``. profile: replaces what the site says. tools: only these are run, and each of them
+    is then needed. Raises ConfigError, UsageError."""
     known = load()
     unknown = [name for name in tools if name not in known]
     if unknown:
@@ -150,6 +154,6 @@ def _steps(where: str, options: AcceptOptions, tools: Sequence[str]) -> tuple[tu
 
 
 def gpu_kind(names: Sequence[str]) -> str:
-    """Model and number of a node's GPUs: nodes that differ in it are never compared."""
+    """Return model and number of a node's GPUs as text. Nodes that differ in it are never compared."""
     counts = {name: sum(n == name for n in names) for name in sorted(set(names))}
     return ", ".join(f"{count} x {re.sub(r'[^ -~]', '?', name)}" for name, count in counts.items())

@@ -1,7 +1,8 @@
-"""One run over several nodes: a job on each, waited for with a bound, read, stored, judged.
+"""Measures several nodes in one run: submits a job for each, waits for the jobs with a bound, reads and stores what they
+wrote.
 
-Whatever ends it (Ctrl-C, a full disk, a bug), its jobs do not outlive it; only SIGKILL and a silent slurmctld leave them,
-with a time limit of their own, to be taken up again by the run's name.
+Whatever ends the run (Ctrl-C, a full disk, a bug), it cancels its jobs. Jobs remain only after SIGKILL, or while slurmctld
+does not answer. They have a time limit of their own, and the run can be resumed by its name.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from fairlead.slurm.client import NodeState
 
 #: States in which a node starts no job. Others (a reservation's MAINT, powered down) may still come.
 BLOCKED = frozenset({"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "FUTURE", "UNKNOWN"})
-LATE_SECONDS = 20.0  # from a job's end to its output on this host: a network file system shows it later
-OVER_SECONDS = 600.0  # beyond its time limit: slurmctld has forgotten it, or its processes cannot be killed
-SILENT_SECONDS = 900.0  # without an answer of slurmctld
-WAIT_REPORT_SECONDS = 5.0  # a job that waits no longer is not worth a line
-NODES_SECONDS = 10.0  # between two looks at the nodes' states
-FILE_MAX = 8 << 20  # bytes of one job: far above what the tools write
+LATE_SECONDS = 20.0  # from a job's end until this host sees its output, which a network file system delays
+OVER_SECONDS = 600.0  # past a job's time limit; then slurmctld has forgotten it, or its processes cannot be killed
+SILENT_SECONDS = 900.0  # how long slurmctld may give no answer
+WAIT_REPORT_SECONDS = 5.0  # a job that waits a shorter time gets no line of progress
+NODES_SECONDS = 10.0  # between two readings of the nodes' states
+FILE_MAX = 8 << 20  # bytes of one job's output that are read; the tools write far less
 
-#: How a job can end that says nothing of the node's speed, and what it means.
+#: States in which a job can end, and what each means. None says anything about the node's speed.
 ENDS = {
     "NODE_FAIL": "the node failed while the job ran",
     "BOOT_FAIL": "the node did not boot for the job",
@@ -52,7 +53,7 @@ ENDS = {
 
 
 class NodeProgress(Struct, kw_only=True):
-    """How far a node is in the run. ended: when its job was first seen to have ended, monotonic."""
+    """Holds how far a node is in the run. ended: when its job was first seen to have ended, in monotonic seconds."""
 
     target: PlannedNode
     job: int | None = None
@@ -66,7 +67,7 @@ class NodeProgress(Struct, kw_only=True):
 
 
 class AcceptanceRun:
-    """``tell`` takes each line of progress."""
+    """Runs the plan. ``tell`` is called with each line of progress."""
 
     def __init__(self, plan: AcceptancePlan, jobs: AcceptanceJobs, store: ResultStore, tell: Callable[[str], None]) -> None:
         self.plan = plan
@@ -78,13 +79,14 @@ class AcceptanceRun:
         self._answered = time.monotonic()
 
     def measure(self, *, resumed: bool = False) -> None:
-        """Submit (or find again), wait, store. Raises SlurmError, HostError; KeyboardInterrupt when it was interrupted."""
+        """Submit the jobs (or find those of a resumed run), wait for them, and store what they gave. Raises SlurmError,
+        HostError, and KeyboardInterrupt when the run was interrupted."""
         with self._interruptible():
             try:
                 self._find() if resumed else self._submit()
                 self._wait()
             except SlurmUnavailable as e:
-                raise SlurmUnavailable(str(e), hint=f"its jobs go on: fairlead accept --resume {self.plan.run}") from None
+                raise SlurmUnavailable(str(e), hint=f"the jobs go on: fairlead accept --resume {self.plan.run}") from None
             except BaseException:
                 self._cancel()
                 raise
@@ -97,7 +99,7 @@ class AcceptanceRun:
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """SIGINT, SIGTERM and SIGHUP end the run in order; a second one changes nothing."""
+        """Let SIGINT, SIGTERM and SIGHUP end the run in order. A second signal changes nothing."""
         kept = {}
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -154,7 +156,7 @@ class AcceptanceRun:
         self._tell(f"run {self.plan.run}: {count} jobs submitted, scripts and outputs in {self.plan.folder}")
 
     def _write(self, path: str, text: str) -> None:
-        # The folder is shared with the nodes: what already has the name may be a link to a file of this host.
+        # The folder is shared with the nodes. A file that already has this name may be a link to a file of this host.
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             with open(os.open(path, flags, 0o644), "w", encoding="utf-8") as file:
@@ -163,7 +165,7 @@ class AcceptanceRun:
             raise HostError(f"{path}: {e.strerror}", hint="--folder names a folder that this host and the nodes share") from None
 
     def _find(self) -> None:
-        """Takes up a run that was killed: nodes that were measured are left alone, and the job of each other node is searched."""
+        """Resume a run that was killed. Nodes that were measured are left alone, and the job of each other node is searched."""
         known = {n: (j, w) for n, j, w in self._store.read("SELECT node, job, why FROM node WHERE run = ?", (self.plan.run,))}
         there = by_node(self._jobs.seen(self.plan.job_name))
         for progress in self._nodes_progress:
@@ -177,7 +179,7 @@ class AcceptanceRun:
             if progress.job is None:
                 self._close(progress, "the run was killed before its job was submitted")
         self._store.taken_over(self.plan.run)
-        self._tell(f"run {self.plan.run}: {len(self._open())} jobs taken up again")
+        self._tell(f"run {self.plan.run}: {len(self._open())} jobs found again")
 
     # -- waiting ----------------------------------------------------------------------------------
 
@@ -225,7 +227,8 @@ class AcceptanceRun:
             self._close(progress, f"job {job.id} {f'waited while {blocked}' if blocked else waited}; it is cancelled")
 
     def _ended(self, progress: NodeProgress, job: AcceptanceJob | None, now: float) -> None:
-        """Its job has ended, or slurmctld has forgotten it: its output may take a while to be seen here."""
+        """Collect the output of a job that has ended, or that slurmctld has forgotten. The output may reach this host some
+        seconds later."""
         if not progress.ended:
             if job is None:
                 progress.missing += 1
@@ -242,7 +245,7 @@ class AcceptanceRun:
         self._nodes_at = time.monotonic()
 
     def _blocked(self, node: str) -> str:
-        """Why no job starts on the node, "" while nothing is known against it."""
+        """Return why no job starts on the node, "" while no reason is known."""
         state = self._nodes.get(node)
         if state is None:
             return "slurmctld has no such node"
@@ -272,7 +275,7 @@ class AcceptanceRun:
         if progress.state.startswith("CANCELLED"):
             ended = "the job was cancelled by somebody"
         if read.cut:
-            ended = f"its output is longer than {FILE_MAX >> 20} MiB, of which the rest is not read"
+            ended = f"its output is longer than {FILE_MAX >> 20} MiB, and the rest is not read"
         tools, results = load(), []
         for step in target.steps:
             ran = read.ran.get(step.name, job_output.ToolRun())
@@ -297,7 +300,7 @@ class AcceptanceRun:
         self._finish(progress, "measured" if read.done and not read.cut else ended)
 
     def _no_output(self, progress: NodeProgress) -> str:
-        """Why a job wrote nothing."""
+        """Return why a job wrote nothing."""
         ended = ENDS.get(progress.state, f"it ended as {progress.state}")
         if progress.state == "COMPLETED":
             return (
@@ -312,7 +315,7 @@ class AcceptanceRun:
         return f"job {progress.job} gave no output: {ended}"
 
     def _close(self, progress: NodeProgress, why: str) -> None:
-        """A node that was not measured."""
+        """Store ``why`` for a node that was not measured."""
         self._store.measured(
             self.plan.run, progress.target.node, MeasuredOutcome.UNKNOWN, why, kind="", driver="", gpus=(), results=()
         )
@@ -325,7 +328,7 @@ class AcceptanceRun:
 
 
 def _written(path: str) -> bytes:
-    """The beginning of a job's output; nothing for what is no plain file: a link or a pipe that a node has put there."""
+    """Return the beginning of a job's output; nothing for what is no plain file. A node may have put a link or a pipe there."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             return file.read(FILE_MAX) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
@@ -349,7 +352,7 @@ def _result(step: ToolStep, ran: job_output.ToolRun, said: ToolReading) -> Store
 
 
 def alive(pid: int, host: str, began: float) -> bool:
-    """Does the process of a run still live? On another host: nobody knows, so yes."""
+    """Say whether the process of a run still lives. The answer is True for a process on another host, because nobody can know."""
     if host != os.uname().nodename:
         return True
     try:
@@ -359,4 +362,4 @@ def alive(pid: int, host: str, began: float) -> bool:
         return False
     with open("/proc/uptime", encoding="ascii") as file:
         booted = time.time() - float(file.read().split()[0])
-    return booted + ticks / os.sysconf("SC_CLK_TCK") <= began + 5  # a later process has the number otherwise
+    return booted + ticks / os.sysconf("SC_CLK_TCK") <= began + 5  # otherwise a later process has the number

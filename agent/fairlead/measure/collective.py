@@ -1,7 +1,8 @@
-"""nccl-tests within a node: what a run of one collective says. One process drives all GPUs (option -g), so no MPI is needed.
+"""Reads what nccl-tests writes on one node about one collective. One process drives all GPUs (option -g), so no MPI is needed.
 
-The figure is that of the largest size, the mean of both sides: what "Avg bus bandwidth" of a run of one size is, by which the
-public reference figures were taken. The verdict on the data is ``fairlead.nccl.results``: one wrong value in any row fails.
+The figure is that of the largest size, and the mean of out-of-place and in-place. That is "Avg bus bandwidth" of a run with
+one size, by which the public reference figures were taken. ``fairlead.nccl.results`` judges the data: one wrong value in any
+row fails.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from fairlead.errors import DataError
 from fairlead.measure.tool import Figure, MeasuredOutcome, Tool, ToolReading, last_line, unread
 from fairlead.nccl.results import NcclTestRun, parse
 
-# Of errors: what says that the run could not be set up, or that its text is damaged, and nothing of the GPUs.
+# These errors say that the run could not be set up, or that its text is damaged. They say nothing about the GPUs.
 _NOT_OF_THE_GPUS = re.compile(
     r"row cannot be read|no row of results|not enough slots|without MPI|srun: (?:error|Job step)|slurmstepd: error|Killed$"
 )
@@ -22,7 +23,8 @@ _SAID_VERSION = re.compile(r"NCCL version (\d[\w.]*?)(?:\+cuda(\d[\d.]*))?\s", r
 
 
 def read(collective: str, out: str, err: str) -> ToolReading:
-    """What an output says; errors that ranks wrote to standard error count as those of standard output do."""
+    """Return what an output of ``collective`` says. Errors that ranks wrote to standard error count as those of standard
+    output do."""
     try:
         aside = tuple(e for run in parse(err) for e in run.errors)
     except DataError:
@@ -70,9 +72,10 @@ def read(collective: str, out: str, err: str) -> ToolReading:
 
 
 def _hole(out: str, sizes: set[int]) -> str:
-    """A row that its header announces and that is not there: one that is damaged beyond knowing it for a row, "" for none.
+    """Return which row is missing: one that the header announces, and that is so damaged that it is not recognised. "" for
+    none.
 
-    Sizes are rounded down to what the ranks can share, so they are compared roughly.
+    Sizes are rounded down to what the ranks can divide evenly, so they are compared roughly.
     """
     header = _SIZES.search(out)
     if header is None:
@@ -87,7 +90,7 @@ def _hole(out: str, sizes: set[int]) -> str:
 
 
 def so_far(out: str) -> str:
-    """How far a run got that was cut: ranks, rows, last line."""
+    """Return how far an unfinished run got: ranks, rows, last line."""
     try:
         run = parse(out)[-1]
     except DataError:
@@ -99,7 +102,7 @@ def so_far(out: str) -> str:
 
 
 def size_text(size: int) -> str:
-    """``16 GiB``; bytes where it is no whole number of a unit."""
+    """Return a size as text such as ``16 GiB``; in bytes where it is not a whole number of a unit."""
     for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if size >= factor and size % factor == 0:
             return f"{size // factor} {unit}"
@@ -107,7 +110,7 @@ def size_text(size: int) -> str:
 
 
 def of(collective: str, summary: str) -> Tool:
-    """The tool of one collective."""
+    """Return the tool of one collective."""
     return Tool(
         summary=summary,
         command=f'{collective}_perf -b 1G -e 16G -f 2 -n 20 -c 1 -g "$GPUS"',

@@ -1,6 +1,7 @@
-"""What a job of ``script`` wrote, by tool. Pure; its text may be cut anywhere, or be anything: the node's root may be hostile.
+"""Reads what a job of ``job_script`` wrote, by tool. Pure.
 
-What is taken from it is bounded and printable, and no text of it raises anything.
+The node's root may be hostile, so the text may be cut anywhere, or be anything. What is taken from it is bounded and
+printable, and no text raises an error.
 """
 
 from __future__ import annotations
@@ -17,20 +18,21 @@ from fairlead.measure.tool import MeasuredOutcome, Tool, ToolReading, can_be, la
 from fairlead.model.isolated import isolated
 from fairlead.model.plain_text import one_line
 
-#: Signals that a program brings upon itself; others come from outside and say nothing of the node (signal(7)).
+#: Signals that a program causes itself. Others come from outside and say nothing about the node (signal(7)).
 CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGSYS, signal.SIGTRAP})
 
 
 NAME_MAX, WHY_MAX = 100, 800  # characters
 LINES_MAX = 200
-#: Figures of one tool. The most that any has on a node: 16 GPUs have 240 pairs and 32 copies of the host, 16 ports in each of
-#: ib_write_bw's 23 sizes 368. More is no node's, and judging them costs this host time.
+#: The most figures that one tool may give. 16 GPUs give 240 pairs and 32 copies of the host. 16 ports with ib_write_bw's 23
+#: sizes give 368 figures. No node gives more, and judging them costs this host time.
 FIGURES_MAX = 600
-MARKS_MAX, MARK_LINE_MAX = 1000, 1000  # of one job: two a tool
+MARKS_MAX, MARK_LINE_MAX = 1000, 1000  # marks of one job (two for each tool), characters of such a line
 
 
 class ToolRun(Struct, frozen=True, kw_only=True):
-    """One tool. ``status``: of the shell, None while it has not ended. ``begun``: whether the job came to it."""
+    """Holds what the job says about one tool. ``status``: the shell's exit status, None while the tool has not ended.
+    ``begun``: whether the job got as far as this tool."""
 
     out: str = ""
     err: str = ""
@@ -40,7 +42,7 @@ class ToolRun(Struct, frozen=True, kw_only=True):
 
 
 class ReportedGpu(Struct, frozen=True, kw_only=True):
-    """A GPU as nvidia-smi said it in the job."""
+    """Describes a GPU as nvidia-smi reported it in the job."""
 
     index: int
     uuid: str
@@ -51,7 +53,8 @@ class ReportedGpu(Struct, frozen=True, kw_only=True):
 
 
 class JobOutput(Struct, frozen=True, kw_only=True):
-    """node: on which it ran, "" where it did not say. done: it came to its end. cut: it wrote more than is read."""
+    """Holds what a job wrote. node: where it ran, "" where it did not say. done: it came to its end. cut: it wrote more than
+    is read."""
 
     node: str
     ran: dict[str, ToolRun]
@@ -64,7 +67,7 @@ class JobOutput(Struct, frozen=True, kw_only=True):
 
 
 def parse(mark: str, out: str, err: str = "", *, cut: bool = False) -> JobOutput:
-    """The report in a job's output and error file."""
+    """Return the report in a job's output file and error file."""
     ran: dict[str, ToolRun] = {}
     aside = {name: text for name, text, _, _ in _framed(mark, err)[0]}
     frames, node, done = _framed(mark, out)
@@ -74,7 +77,8 @@ def parse(mark: str, out: str, err: str = "", *, cut: bool = False) -> JobOutput
 
 
 def _framed(mark: str, text: str) -> tuple[list[tuple[str, str, int | None, int]], str, bool]:
-    """Frames, node and whether it is done. Only the lines with the mark are looked at: a node may write millions of others."""
+    """Return the frames, the node, and whether the job is done. Only the lines with the mark are read, because a node may
+    write millions of others."""
     frames: list[tuple[str, str, int | None, int]] = []
     node, done, name, begun = "", False, "", 0
     for line in itertools.islice(re.finditer(rf"^{re.escape(mark)} ([^\n]*)(?:\n|\Z)", text, re.MULTILINE), MARKS_MAX):
@@ -94,7 +98,8 @@ def _framed(mark: str, text: str) -> tuple[list[tuple[str, str, int | None, int]
 
 
 def gpus(text: str) -> tuple[ReportedGpu, ...]:
-    """GPUs of nvidia-smi's CSV; a line that is none is left out. PCI addresses as everywhere in fairlead."""
+    """Return the GPUs in nvidia-smi's CSV. Other lines are left out. PCI addresses have the form that fairlead uses
+    everywhere."""
     found = []
     for line in text.splitlines()[:LINES_MAX]:
         words = [one_line(word, NAME_MAX) for word in line[:1000].split(",")]
@@ -113,8 +118,8 @@ def _is_number(word: str) -> bool:
 
 
 def said(tool: Tool, step: ToolStep, ran: ToolRun, gpus_wanted: int | None, ended: str) -> ToolReading:
-    """What a tool's run says, by its status and its output. ``ended``: why the job ended, for a tool that it did not
-    get to or that was ended with it."""
+    """Return what a tool's run says, by its status and its output. ``ended``: why the job ended, for a tool that the job did
+    not start or did not finish."""
     return isolated(
         lambda: _bounded(_said(tool, step, ran, gpus_wanted, ended)),
         lambda why: ToolReading(outcome=MeasuredOutcome.UNKNOWN, why=f"its output cannot be read: {one_line(why, NAME_MAX)}"),
@@ -122,12 +127,10 @@ def said(tool: Tool, step: ToolStep, ran: ToolRun, gpus_wanted: int | None, ende
 
 
 def _bounded(said: ToolReading) -> ToolReading:
-    """The same with no more of it, and no other text, than a table can show. A figure that none can be makes all unknown."""
+    """Return the reading with no more figures and text than a table can show. One impossible figure makes all of it unknown."""
     few = len(said.figures) <= FIGURES_MAX
     if not few or not all(can_be(f.value) and 0 <= f.bytes < 1 << 53 for f in said.figures):
-        return ToolReading(
-            outcome=MeasuredOutcome.UNKNOWN, why="its output has figures that none can be", versions=_versions(said)
-        )
+        return ToolReading(outcome=MeasuredOutcome.UNKNOWN, why="its output has impossible figures", versions=_versions(said))
     return replace(
         said,
         why=one_line(said.why, WHY_MAX),
@@ -164,7 +167,7 @@ def _said(tool: Tool, step: ToolStep, ran: ToolRun, gpus_wanted: int | None, end
 
 
 def hung(tool: Tool, step: ToolStep, ran: ToolRun) -> ToolReading:
-    """A tool that the job's time limit has met: its own deadline could not end it."""
+    """Return the reading of a tool that ran until the job's time limit: its own deadline could not end it."""
     return _bounded(
         ToolReading(
             outcome=MeasuredOutcome.FAIL, why=f"hung, and could not be ended after {step.seconds} s: {tool.so_far(ran.out)}"
@@ -180,7 +183,7 @@ def _signalled(tool: Tool, ran: ToolRun, ended: str) -> ToolReading:
         name = f"signal {number}"
     read = tool.read(ran.out, ran.err)
     if read.outcome is MeasuredOutcome.FAIL and "Segmentation fault" not in read.why:
-        return read  # what it said before says more
+        return read  # what the tool wrote before it died says more
     crashed = number in {int(s) for s in CRASHES}
     how = f"crashed ({name})" if crashed else f"ended from outside ({name}), {ended}"
     why = f"{how}: {tool.so_far(ran.out)}"

@@ -1,8 +1,8 @@
-"""The job that measures a node, as text: each tool in turn, each with its own deadline, everything between marks.
+"""Writes the job that measures a node, as text. It runs each tool in turn with a deadline, and writes marks between them.
 
-Tools write straight to the job's output, so that of one that hangs, crashes or is killed with the job there is what it said.
-The mark is drawn for each run: no tool's output can be taken for one. Nothing here is set up for the tools: the job gets what
-any user's job on the node gets.
+Tools write straight to the job's output. Therefore it also has what a tool wrote that hangs, crashes or is killed with the
+job. The mark is random for each run, so that no tool's output is mistaken for one. Nothing is set up for the tools: the job
+gets what any user's job on the node gets.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ INVENTORY = "nvidia-smi --query-gpu=index,uuid,serial,pci.bus_id,name,driver_ver
 
 
 class ToolStep(Struct, frozen=True, kw_only=True):
-    """A tool of a job: its shell command and its deadline in seconds."""
+    """Describes a tool of a job: its shell command and its deadline in seconds."""
 
     name: str
     command: str
@@ -26,12 +26,12 @@ class ToolStep(Struct, frozen=True, kw_only=True):
 
 
 def limit_minutes(steps: Sequence[ToolStep]) -> int:
-    """The job's time limit: all deadlines, and two minutes for the rest. Whole minutes, as Slurm counts."""
+    """Return the job's time limit: all deadlines, and two minutes for the rest. It is in whole minutes, as Slurm counts."""
     return -(-(sum(step.seconds + GRACE_SECONDS for step in steps) + INVENTORY_SECONDS + 120) // 60)
 
 
 def script(mark: str, node: str, steps: Sequence[ToolStep], *, gpus: int | None = None, prelude: str = "") -> str:
-    """The job's script. ``gpus``: how many the node should have; None: as many as it has."""
+    """Return the job's script. ``gpus``: how many the node should have; None for as many as it has."""
     count = str(gpus) if gpus else '$(nvidia-smi -L 2>/dev/null | grep -c "^GPU ")'
     lines = [
         "#!/bin/sh",

@@ -1,15 +1,17 @@
-"""A figure beside its class and the profile's reference. Pure: numbers in, words out.
+"""Compares a figure with its class and the profile's reference. Pure: it takes numbers and returns words.
 
 FAIL     below 0.85 of the profile's reference, or of the class median
 WARN     below 0.95 of the class median, or more than 3 MAD below it; a device below 0.95 of its siblings on the node
-UNKNOWN  neither a reference nor enough nodes of the class: never a pass by default
+UNKNOWN  there are neither a reference nor enough nodes of the class; this is never a pass by default
 
-The class median is that of the *other* nodes: a node does not vouch for itself. It counts from 3 nodes on. Each node has one
-vote, which its figures share: a node that writes many figures outvotes nobody. Where all have as many, as honest nodes do, the
-median is that of all their figures. MAD is the median of the absolute deviations from that median, by the same votes and without
-a factor; it counts from 5 figures on and is taken as 1 % of the median at least, since equal figures have none and two runs on
-one node differ by that much. What is faster than its siblings passes; more than 3 MAD above is noted, and so is what exceeds the
-theoretical peak. The peak judges nothing: healthy nodes stand at 78 to 107 % of it, by the algorithm.
+The class median is that of the *other* nodes, so that no node is compared with itself. It counts from 3 nodes on. Each node
+has one vote, which is divided among its figures, so that a node that writes many figures does not outvote the others. Where
+all nodes have the same number of figures, as honest nodes do, the median is that of all their figures.
+
+MAD is the median of the absolute deviations from that median, by the same votes and without a factor. It counts from 5 figures
+on. It is taken as at least 1 % of the median: equal figures have a MAD of 0, and two runs on one node differ by that much. A
+figure faster than its siblings passes. A figure more than 3 MAD above the median gets a note, and so does one above the
+theoretical peak. The peak judges nothing: healthy nodes reach 78 to 107 % of it, depending on the algorithm.
 """
 
 from __future__ import annotations
@@ -25,14 +27,15 @@ from fairlead.measure.tool import MeasuredOutcome, can_be, worst
 FAIL_RATIO = 0.85
 WARN_RATIO = 0.95
 MADS = 3.0
-NODES_MIN = 3  # of the class, beside the node itself
-MAD_MIN = 5  # figures from which a deviation means something
-MAD_FLOOR = 0.01  # of the median
+NODES_MIN = 3  # nodes of the class, without the node itself
+MAD_MIN = 5  # with fewer figures a deviation means nothing
+MAD_FLOOR = 0.01  # as a fraction of the median
 OWN_MIN = 3  # other devices of the same node
 
 
 class Judgement(Struct, frozen=True, kw_only=True):
-    """median: of the class, None where it does not count. mad: in the figure's unit, with its floor; None where it does not."""
+    """Holds how a figure compares. median: of the class, None where it does not count. mad: in the figure's unit, at least its
+    floor; None where it does not count."""
 
     outcome: MeasuredOutcome
     why: str
@@ -44,7 +47,7 @@ class Judgement(Struct, frozen=True, kw_only=True):
 
 
 class Class(Struct, frozen=True, kw_only=True):
-    """The other nodes' figures of one kind. median, mad: None where they do not count."""
+    """Describes the other nodes' figures of one kind. median, mad: None where they do not count."""
 
     nodes: int
     median: float | None = None
@@ -52,11 +55,12 @@ class Class(Struct, frozen=True, kw_only=True):
 
 
 def class_of(siblings: Iterable[Sequence[float]]) -> Class:
-    """``siblings``: the figures of each other node. Those that no tool can have measured, and those of no speed, are left out."""
+    """Return the class from ``siblings``, the figures of each other node. Figures that no tool can have measured, and those
+    that are not positive, are left out."""
     nodes = [kept for each in siblings if (kept := [v for v in each if _sound(v)])]
     if len(nodes) < NODES_MIN:
         return Class(nodes=len(nodes))
-    whole = math.lcm(*(len(each) for each in nodes))  # a node's vote: a number that all can share out without a rest
+    whole = math.lcm(*(len(each) for each in nodes))  # a node's vote: a number that each node can divide among its figures
     votes: dict[float, int] = {}
     for each in nodes:
         part = whole // len(each)
@@ -72,8 +76,9 @@ def class_of(siblings: Iterable[Sequence[float]]) -> Class:
 
 
 def _middle(votes: Mapping[float, int]) -> float:
-    """The median of values of which each has so many votes; the mean of the middle two where these stand between two values."""
-    half, seen = sum(votes.values()), 0  # doubled, as ``seen`` is
+    """Return the median of values, each of which has a number of votes. It is the mean of the middle two where the middle lies
+    between two values. Raises ValueError where there is no vote."""
+    half, seen = sum(votes.values()), 0  # twice half of the votes; ``seen`` is doubled as well
     low = None
     for v in sorted(votes):
         seen += 2 * votes[v]
@@ -92,10 +97,11 @@ def judge(
     reference: float | None = None,
     no_reference: str = "the profile has no reference",
 ) -> Judgement:
-    """siblings: the figures of each other node of the class, or what ``class_of`` made of them. own: those of the node's other
-    devices, of the same kind.
+    """Judge one figure. siblings: the figures of each other node of the class, or what ``class_of`` made of them. own: those
+    of the node's other devices, of the same kind. no_reference: why there is no reference, in words.
 
-    Figures that are not positive, and those that no tool can have measured, are left out; such a ``value`` is UNKNOWN.
+    Figures that are not positive, and those that no tool can have measured, are left out. Such a ``value`` is UNKNOWN, but 0
+    is judged.
     """
     if not _sound(value) and value != 0:
         return Judgement(outcome=MeasuredOutcome.UNKNOWN, why=f"{value} is no measurement")

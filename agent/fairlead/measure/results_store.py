@@ -1,6 +1,6 @@
-"""Results in SQLite: each run, each node's tools with their output, versions and serials, each figure and how it was judged.
+"""Keeps results in SQLite: each run, each node's tools with their output, versions and serials, each figure and its judgement.
 
-A row is written when its job has ended, so that a run that is killed keeps what it has; what was not judged yet says so.
+A row is written when its job has ended, so that a run that is killed keeps what it has. A row that is not judged yet says so.
 decisions/0019 is the schema's contract.
 """
 
@@ -41,11 +41,12 @@ CREATE TABLE IF NOT EXISTS figure (run TEXT NOT NULL, node TEXT NOT NULL, tool T
   mad REAL, nodes INTEGER, reference REAL, notes TEXT, PRIMARY KEY (run, node, tool, name, bytes, device)) WITHOUT ROWID;
 """
 
-Kind = tuple[str, int, str]  #: name, bytes and unit of a figure: what may be compared
+Kind = tuple[str, int, str]  #: name, bytes and unit of a figure; only equal kinds are compared
 
 
 class StoredResult(Struct, frozen=True, kw_only=True):
-    """One tool on one node. ``outcome``: what it said by itself; figures are judged apart."""
+    """Holds the result of one tool on one node. ``outcome``: what the tool's output says by itself. Figures are judged
+    separately."""
 
     tool: str
     command: str
@@ -60,17 +61,18 @@ class StoredResult(Struct, frozen=True, kw_only=True):
 
 
 def default_path() -> str:
-    """Root's below /var/lib/fairlead, anybody else's below their own state folder (XDG Base Directory Specification)."""
+    """Return root's path below /var/lib/fairlead, and any other user's below their own state folder (XDG Base Directory
+    Specification)."""
     if os.geteuid() == 0:
         return "/var/lib/fairlead/accept.sqlite"
     return os.path.join(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"), "fairlead/accept.sqlite")
 
 
 class ResultStore:
-    """The file at ``path``. Every method may raise HostError, with one line: nothing is half written."""
+    """Reads and writes the file at ``path``. Every method may raise HostError, with one line; nothing is half written."""
 
     def __init__(self, path: str, *, make: bool = True) -> None:
-        """Raises InputMissing where there is no such file and none is to be made, DataError for another schema."""
+        """Open the file. Raises InputMissing where it does not exist and ``make`` is false, DataError for another schema."""
         self.path = path
         if not make and not os.path.isfile(path):
             raise InputMissing(
@@ -79,7 +81,8 @@ class ResultStore:
         with self._errors():
             if make:
                 os.makedirs(os.path.dirname(path) or ".", mode=0o755, exist_ok=True)
-                os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # outputs name users and paths
+                # only its owner may read it: outputs name users and paths
+                os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             self._db = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
             if version not in (0, SCHEMA):
@@ -101,7 +104,7 @@ class ResultStore:
             ) from None
 
     def write(self, *statements: tuple[str, Sequence[Sequence[object]]]) -> None:
-        """All of them, or none."""
+        """Execute all of the statements, or none."""
         with self._errors():
             self._db.execute("BEGIN IMMEDIATE")
             try:
@@ -124,7 +127,7 @@ class ResultStore:
         self.write(("INSERT INTO run (run, began, user, host, pid, folder, plan, fairlead) VALUES (?,?,?,?,?,?,?,?)", [row]))
 
     def taken_over(self, run: str) -> None:
-        """This process carries the run on."""
+        """Record that this process continues the run."""
         self.write(("UPDATE run SET pid = ?, host = ? WHERE run = ?", [(os.getpid(), os.uname().nodename, run)]))
 
     def submitted(self, run: str, node: str, class_name: str, job: int | None) -> None:
@@ -143,7 +146,7 @@ class ResultStore:
         gpus: Sequence[ReportedGpu],
         results: Sequence[StoredResult],
     ) -> None:
-        """What a node's job gave, before it is compared. kind: model and number of its GPUs."""
+        """Write what a node's job gave, before it is compared. kind: model and number of its GPUs."""
         data = [
             (
                 *(run, node, r.tool, r.command, r.outcome, r.why, _packed(r.notes), r.seconds, _packed(r.versions)),
@@ -169,7 +172,7 @@ class ResultStore:
         )
 
     def judged(self, run: str, node: str, outcome: str, why: str, judgements: Mapping[tuple[str, Figure], Judgement]) -> None:
-        """How a node's figures compare; ends nothing."""
+        """Write how a node's figures compare. This does not end the run."""
         rows = [
             (
                 j.outcome,
@@ -202,8 +205,8 @@ class ResultStore:
     def siblings(
         self, *, without: Sequence[str], class_name: str, kind: str, driver: str, tool: str, command: str
     ) -> dict[Kind, dict[str, list[float]]]:
-        """The newest figures of a tool, by their kind, of each other node of the class, measured by the same command under the
-        same driver. Those that no tool can have measured are left out, whoever has stored them."""
+        """Return the newest figures of a tool, by their kind, of each other node of the class. They were measured by the same
+        command under the same driver. Stored figures that no tool can have measured are left out."""
         rows = self.read(
             "SELECT node, name, bytes, unit, value FROM (SELECT node.node AS node, name, bytes, unit, value,"
             " RANK() OVER (PARTITION BY node.node, name, bytes, unit ORDER BY node.at DESC, node.run DESC) AS age"
@@ -220,7 +223,7 @@ class ResultStore:
         return found
 
     def raw(self, run: str, node: str, tool: str) -> tuple[str, str]:
-        """Standard output and standard error of a tool. Raises InputMissing, DataError."""
+        """Return standard output and standard error of a tool. Raises InputMissing, DataError."""
         rows = self.read("SELECT out, err FROM result WHERE run = ? AND node = ? AND tool = ?", (run, node, tool))
         if not rows:
             raise InputMissing(f"run {run} has no output of {tool} on {node}")

@@ -1,4 +1,4 @@
-"""The end of a run: each figure judged beside the other nodes of its class, of this run and of the store."""
+"""Ends a run: compares each figure with the other nodes of its class, of this run and of the store."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ WHYS_MAX = 3
 
 
 class JudgedFigure(Struct, frozen=True, kw_only=True):
-    """A figure and how it compares; ``judgement`` is None where the run ended before."""
+    """Holds a figure and how it compares; ``judgement`` is None where the run ended before."""
 
     figure: Figure
     judgement: Judgement | None
 
 
 class ToolResult(Struct, frozen=True, kw_only=True):
-    """One tool on one node. ``said``: what it said by itself."""
+    """Holds the result of one tool on one node. ``said``: the outcome by the tool's output alone."""
 
     tool: str
     said: MeasuredOutcome
@@ -41,7 +41,7 @@ class ToolResult(Struct, frozen=True, kw_only=True):
 
     @property
     def outcome(self) -> MeasuredOutcome:
-        """With that of its figures, which are UNKNOWN until they are judged."""
+        """Return the worst of ``said`` and the outcomes of the figures, which are UNKNOWN until they are judged."""
         return worst((self.said, *(f.judgement.outcome if f.judgement else MeasuredOutcome.UNKNOWN for f in self.figures)))
 
 
@@ -73,7 +73,7 @@ class RunResult(Struct, frozen=True, kw_only=True):
 
 
 def load(store: ResultStore, run: str) -> RunResult:
-    """A run as the store has it. Raises InputMissing, DataError, HostError."""
+    """Return a run as the store has it. Raises InputMissing, DataError, HostError."""
     rows = store.read("SELECT run, began, ended, user, folder, fairlead, plan FROM run WHERE run = ?", (run,))
     if not rows:
         raise InputMissing(f"{store.path} has no run {run}", hint="fairlead accept --history lists them")
@@ -140,7 +140,7 @@ def _node(store: ResultStore, run: str, row: tuple[Any, ...]) -> MeasuredNode:
 
 
 def judge_run(store: ResultStore, run: str) -> RunResult:
-    """Judge every node of a run, and write that down. Raises HostError."""
+    """Judge every node of a run, and store the judgements. Raises InputMissing, DataError, HostError."""
     result = load(store, run)
     targets = {t.node: t for t in result.plan.targets}
     names = [n.node for n in result.nodes]
@@ -148,7 +148,7 @@ def judge_run(store: ResultStore, run: str) -> RunResult:
     stored: dict[tuple[str, ...], dict[Kind, dict[str, list[float]]]] = {}
     for node in result.nodes:
         if not node.tools:
-            continue  # its job gave nothing: what the store says stands
+            continue  # its job gave nothing, so its row in the store stays
         there = {}
         for tool in node.tools:
             key = (node.class_name, node.kind, node.driver, tool.tool, tool.command)
@@ -169,7 +169,7 @@ Measured = dict[tuple[str, str, str, str, Kind], dict[str, list[float]]]
 
 
 def _measured(nodes: Sequence[MeasuredNode]) -> Measured:
-    """The figures that count for others."""
+    """Return the figures that other nodes are compared with."""
     found: Measured = {}
     for node in nodes:
         for tool in node.tools:
@@ -192,7 +192,8 @@ Judgements = dict[tuple[str, Figure], Judgement]
 def _judged(
     node: MeasuredNode, target: PlannedNode, here: Measured, there: Mapping[str, Mapping[Kind, Mapping[str, list[float]]]]
 ) -> tuple[MeasuredOutcome, str, Judgements]:
-    """How a node and each of its figures compare. What nobody has thought of leaves this node not known, and no other one."""
+    """Return how a node and each of its figures compare. An unexpected error makes the outcome of this node unknown, and of no
+    other one."""
 
     def each() -> tuple[MeasuredOutcome, str, Judgements]:
         judgements: Judgements = {}
@@ -209,7 +210,8 @@ def _judged(
 
 
 def _alike(target: PlannedNode, tool: str, figures: Sequence[Figure], others: Class) -> Judgements:
-    """Figures of one kind, of a node's devices: what they are compared with is the same for all, but for themselves."""
+    """Judge figures of one kind, of a node's devices. All are compared with the same values, except that none is compared with
+    itself."""
     values = [f.value for f in figures]
     reference, without = reference_of(target, tool, figures[0])
     found: Judgements = {}
@@ -220,12 +222,12 @@ def _alike(target: PlannedNode, tool: str, figures: Sequence[Figure], others: Cl
 
 
 def _sound(tool: ToolResult) -> bool:
-    """Did the tool itself find nothing wrong? Its figures then count for others, however they compare."""
+    """Say whether the tool itself found nothing wrong. Other nodes are then compared with its figures, however these compare."""
     return tool.said in (MeasuredOutcome.PASS, MeasuredOutcome.WARN)
 
 
 def reference_of(target: PlannedNode, tool: str, figure: Figure) -> tuple[float | None, str]:
-    """The profile's reference, or why there is none."""
+    """Return the profile's reference, or None and why there is none."""
     fits = [r for r in target.references if r.measure == f"{tool}.{figure.name}" and r.unit == figure.unit]
     for r in fits:
         if r.bytes in (0, figure.bytes):
@@ -238,7 +240,7 @@ def reference_of(target: PlannedNode, tool: str, figure: Figure) -> tuple[float 
 def verdict(
     node: MeasuredNode, target: PlannedNode, judgements: Mapping[tuple[str, Figure], Judgement]
 ) -> tuple[MeasuredOutcome, str]:
-    """The node's outcome and its one line: the worst first, each device of a tool once."""
+    """Return the node's outcome, and why in one line: the worst first, each device of a tool once."""
     said: list[tuple[MeasuredOutcome, str]] = []
     for tool in node.tools:
         if tool.said is MeasuredOutcome.ABSENT:
@@ -265,13 +267,14 @@ def verdict(
 
 
 def fraction_of_class(figure: Figure, judgement: Judgement | None) -> float:
-    """Of the class median, of the reference, or of nothing: by what figures of several kinds can be put in order."""
+    """Return the figure as a fraction of the class median, or else of the reference, or else of 1. Figures of several kinds
+    are ordered by it."""
     to = (judgement.median or judgement.reference) if judgement else None
     return figure.value / (to or 1)
 
 
 def figure_text(figure: Figure) -> str:
-    """``busbw at 16 GiB 470.2 GB/s``."""
+    """Return a figure as text: ``busbw at 16 GiB 470.2 GB/s``."""
     size = f" at {size_text(figure.bytes)}" if figure.bytes else ""
     device = f" {figure.device}" if figure.device else ""
     return f"{figure.name}{device}{size} {figure.value:.4g} {figure.unit}"

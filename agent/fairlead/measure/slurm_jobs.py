@@ -1,6 +1,7 @@
-"""The jobs of a run, in Slurm: one per node, found again by their name, which no other job has.
+"""Submits, finds and cancels the jobs of a run in Slurm. There is one job for each node. It is found again by its name, which
+no other job has.
 
-Everything is done as the user who calls. A job is never ended by its number alone: numbers come round.
+Everything is done as the calling user. A job is never cancelled by its number alone, because Slurm uses numbers again.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from fairlead.errors import SlurmError, SlurmUnavailable
 from fairlead.slurm.scontrol import Scontrol, plain
 
 PREFIX = "fairlead-accept-"
-#: Of the caller's environment, what a job gets: who it is and where programs are. NCCL_* and the like stay out of it.
+#: The variables of the caller's environment that a job gets: the user, and where programs are. It does not get NCCL_* and the
+#: like.
 KEPT = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LD_LIBRARY_PATH", "MODULEPATH", "MODULESHOME", "BASH_ENV", "ENV")
 #: States of jobs that have not ended (squeue(1), JOB STATE CODES).
 WAITING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
@@ -24,7 +26,7 @@ RUNNING = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "STAGE_OUT
 
 
 class AcceptanceJob(Struct, frozen=True, kw_only=True):
-    """A job as squeue has it. ``node``: the one that it asked for. ``reason``: why it waits."""
+    """Describes a job as squeue has it. ``node``: the one that it asked for. ``reason``: why it waits."""
 
     id: int
     name: str
@@ -38,7 +40,7 @@ class AcceptanceJob(Struct, frozen=True, kw_only=True):
 
 
 def user() -> str:
-    """The caller's name."""
+    """Return the caller's name, or the number of a user without a name."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
@@ -46,14 +48,14 @@ def user() -> str:
 
 
 class AcceptanceJobs(Scontrol):
-    """sbatch, squeue and scancel, as the caller."""
+    """Calls sbatch, squeue and scancel, as the calling user."""
 
     def environment(self) -> Mapping[str, str]:
         own = {name: os.environ[name] for name in KEPT if name in os.environ}
         return {**super().environment(), **own}
 
     def submit(self, path: str, node: str, *, name: str, minutes: int, more: Sequence[str], folder: str) -> int:
-        """Submit a script for one node; its number. Raises SlurmError, SlurmUnavailable."""
+        """Submit a script for one node; return the job's number. Raises SlurmError, SlurmUnavailable."""
         said = self.ask(submit_command(path, node, name=name, minutes=minutes, more=more, folder=folder)).strip().splitlines()
         number = said[-1].split(";")[0] if said else ""
         if not number.isdecimal():
@@ -61,18 +63,18 @@ class AcceptanceJobs(Scontrol):
         return int(number)
 
     def seen(self, name: str) -> tuple[AcceptanceJob, ...]:
-        """The jobs of this name that slurmctld still knows, ended ones too."""
+        """Return the jobs of this name that slurmctld still knows, also those that have ended."""
         return self._listed(["-n", name])
 
     def own(self) -> tuple[AcceptanceJob, ...]:
-        """All jobs of the caller's that any run of accept has submitted and that have not ended."""
+        """Return all jobs of the caller that any run of accept has submitted and that have not ended."""
         return tuple(j for j in self._listed(["-u", user()]) if j.name.startswith(PREFIX) and not j.ended)
 
     def _listed(self, which: Sequence[str]) -> tuple[AcceptanceJob, ...]:
         return parse(self.ask(["squeue", "-h", "-a", "-t", "all", *which, "-o", "%A|%T|%n|%j|%r"]))
 
     def cancel(self, name: str) -> None:
-        """End every job of this name that is the caller's."""
+        """End every job of this name that the caller has submitted."""
         self.ask(["scancel", f"--name={name}", f"--user={user()}"])
 
     def cancel_one(self, job: int, name: str) -> None:
@@ -80,7 +82,7 @@ class AcceptanceJobs(Scontrol):
         self.ask(["scancel", f"--name={name}", f"--user={user()}", str(job)])
 
     def accounted(self, job: int) -> str:
-        """The state that accounting has of a job, "" where there is none or no accounting."""
+        """Return the state that accounting has of a job, "" where it has none or there is no accounting."""
         try:
             said = self.ask(["sacct", "-X", "-n", "-P", "-j", str(job), "-o", "State"])
         except (SlurmError, SlurmUnavailable):
@@ -88,13 +90,14 @@ class AcceptanceJobs(Scontrol):
         return said.split()[0] if said.split() else ""
 
     def reserved(self, reservation: str) -> tuple[str, ...]:
-        """The nodelist of a reservation, as one text. Raises SlurmError."""
+        """Return the nodelist of a reservation, as one text. Raises SlurmError."""
         found = re.search(r"\bNodes=(\S+)", self.ask(["scontrol", "-o", "show", "reservation", plain(reservation)]))
         return (found[1],) if found and found[1] != "(null)" else ()
 
 
 def submit_command(path: str, node: str, *, name: str, minutes: int, more: Sequence[str], folder: str) -> list[str]:
-    """One node, alone on it, all its memory; never again by itself. Output and error go beside the script."""
+    """Return the command that submits a job to one node. The job has the node to itself, with all its memory, and is not
+    requeued. Output and error go beside the script."""
     base = _literal(path.removesuffix(".sh"))
     return [
         *("sbatch", "--parsable", f"--job-name={name}", f"--nodelist={plain(node)}", "--nodes=1", "--ntasks=1"),
@@ -104,12 +107,12 @@ def submit_command(path: str, node: str, *, name: str, minutes: int, more: Seque
 
 
 def _literal(path: str) -> str:
-    """A path for --output, in which % stands for something else (sbatch(1), filename pattern)."""
+    """Return a path for --output, in which a single % begins a filename pattern (sbatch(1))."""
     return path.replace("%", "%%")
 
 
 def parse(text: str) -> tuple[AcceptanceJob, ...]:
-    """Jobs of squeue's ``%A|%T|%n|%j|%r`` lines. Raises SlurmError for what is none."""
+    """Return the jobs in squeue's ``%A|%T|%n|%j|%r`` lines. Raises SlurmError for a line that is no job."""
     found = []
     for line in text.splitlines():
         words = line.split("|", 4)
@@ -121,5 +124,5 @@ def parse(text: str) -> tuple[AcceptanceJob, ...]:
 
 
 def by_node(jobs: Iterable[AcceptanceJob]) -> dict[str, AcceptanceJob]:
-    """The newest job for each node."""
+    """Return the newest job for each node."""
     return {job.node: job for job in sorted(jobs, key=lambda job: job.id)}

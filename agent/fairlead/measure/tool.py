@@ -1,6 +1,6 @@
-"""What one measurement is: a command, how long it may take, and how its output is read.
+"""Defines what one measurement is: a command, how long it may take, and how its output is read.
 
-Nothing here or in ``tools/`` starts a process: the command runs in a job (``script``), and ``read`` takes its text.
+Nothing here or in ``tools/`` starts a process. The command runs in a job (``job_script``), and ``read`` takes its text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fairlead.model.plain_text import shown
 
 
 class MeasuredOutcome(StrEnum):
-    """What became of a measurement, or of a node. ABSENT: the tool is not installed there."""
+    """Says how a measurement, or a node, came out. ABSENT: the tool is not installed there."""
 
     PASS = "pass"  # noqa: S105  # no password
     WARN = "warn"
@@ -24,17 +24,18 @@ class MeasuredOutcome(StrEnum):
     ABSENT = "not installed"
 
 
-#: A failure is certain whatever else is not known; what is not known is never a pass.
+#: A failure is certain even when something else is not known. What is not known is never a pass.
 _ORDER = (MeasuredOutcome.PASS, MeasuredOutcome.ABSENT, MeasuredOutcome.WARN, MeasuredOutcome.UNKNOWN, MeasuredOutcome.FAIL)
 
 
 def worst(outcomes: tuple[MeasuredOutcome, ...]) -> MeasuredOutcome:
-    """The worst of them; UNKNOWN of none."""
+    """Return the worst of the outcomes; UNKNOWN of none."""
     return max(outcomes, key=_ORDER.index, default=MeasuredOutcome.UNKNOWN)
 
 
 class Figure(Struct, frozen=True, kw_only=True):
-    """One measured value. ``device``: GPU, pair or adapter, "" for the node. ``bytes``: message size, 0 where it has none."""
+    """Holds one measured value. ``device``: GPU, pair or adapter, "" for the node. ``bytes``: message size, 0 where it has
+    none."""
 
     name: str
     value: float
@@ -43,20 +44,20 @@ class Figure(Struct, frozen=True, kw_only=True):
     bytes: int = 0
 
 
-#: A figure of any tool lies between these, in its unit; 0 is one too. What is beyond them is no measurement, and reckoning
-#: with it may leave the range of floating point: a hundredth of the least one there is, is 0.
+#: A figure of any tool is 0 or lies between these, in its unit. A value beyond them is no measurement. Computing with it may
+#: leave the range of floating point: a hundredth of the smallest number is 0.
 FIGURE_MIN, FIGURE_MAX = 1e-6, 1e15
 
 
 def can_be(value: float) -> bool:
-    """Can a tool have measured this? A negative one can be no speed, which is for the judge to say."""
+    """Say whether a tool can have measured this value. A negative value passes here; ``judge`` refuses it as a speed."""
     return math.isfinite(value) and (value == 0 or FIGURE_MIN <= abs(value) < FIGURE_MAX)
 
 
 class ToolReading(Struct, frozen=True, kw_only=True):
-    """What an output says by itself, before anything is compared: PASS, WARN, FAIL or UNKNOWN, and why.
+    """Holds what an output says by itself, before anything is compared: PASS, WARN, FAIL or UNKNOWN, and why.
 
-    ranks: GPUs that took part, where the output says so. versions: of what ran, by name.
+    ranks: the number of GPUs that took part, where the output says so. versions: of the programs that ran, by name.
     """
 
     outcome: MeasuredOutcome
@@ -68,9 +69,10 @@ class ToolReading(Struct, frozen=True, kw_only=True):
 
 
 class Tool(Struct, frozen=True, kw_only=True):
-    """``read``: standard output and standard error to what they say; raises nothing. ``so_far``: of an output that was cut.
+    """Describes one measurement. ``read``: takes standard output and standard error, returns what they say, and raises
+    nothing. ``so_far``: says how far an output got that was cut.
 
-    needed: where it is not installed, the node is not known. fits: seconds after which it is ended.
+    needed: without this tool the node's outcome is unknown. seconds: the deadline after which the tool is ended.
     """
 
     summary: str
@@ -82,7 +84,7 @@ class Tool(Struct, frozen=True, kw_only=True):
 
 
 def last_line(*texts: str) -> str:
-    """The last line that says something, of the first text that has one; bounded and printable."""
+    """Return the last line that is not empty, of the first text that has one; bounded and printable."""
     for text in texts:
         for line in reversed(text[-4000:].splitlines()):
             if line.strip():
@@ -91,6 +93,6 @@ def last_line(*texts: str) -> str:
 
 
 def unread(what: str, out: str, err: str) -> ToolReading:
-    """An output that is not of the tool, or not whole."""
+    """Return the reading of an output that is not of the tool, or not complete."""
     said = last_line(err, out)
     return ToolReading(outcome=MeasuredOutcome.UNKNOWN, why=f"{what}{f': {said}' if said else ''}")

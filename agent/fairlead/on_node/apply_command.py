@@ -1,7 +1,7 @@
 """Runs `fairlead apply` with the code of the release that the admin host wants, and reads its answer.
 
-Where the program already runs in that release's Python, the command is called in this process, which saves another start of
-Python. Otherwise it is run by the release's own interpreter.
+Where the program already runs in that release's Python, it calls the command in this process, which saves another start of
+Python. Otherwise the release's own interpreter runs the command.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ APPLY_SECONDS = 2400.0  # apt and dkms build a kernel module in minutes
 
 
 def apply(request: dict[str, Any], release: Release, *, sent: bool, document_differs: bool) -> dict[str, Any] | None:
-    """The report of `fairlead apply`; None where no release is installed and none was ``sent``. document_differs: the document on
-    this node is another one, which a check leaves as it is."""
+    """Run `fairlead apply`; return its report, or None where no release is installed and none was ``sent``.
+
+    document_differs: the document on this node is another one. A check leaves that document and gives the wanted one to the
+    command. Raises Stop.
+    """
     document = request["documents"][0]["content"]
     words = ["apply", "--json"] + ["--dry-run"] * request["check"] + ["--drained"] * request["drained"]
     words += ["--only", ",".join(request["only"])] if request["only"] else []
@@ -41,7 +44,8 @@ def apply(request: dict[str, Any], release: Release, *, sent: bool, document_dif
 
 
 def _unpacked_apply(release: Release, words: list[str], document: str) -> dict[str, Any]:
-    """For a check of a fresh node: the answer of the code that would be installed, unpacked for this one call."""
+    """Check a fresh node with the code that would be installed, which is unpacked for this one call. Return the report. Raises
+    Stop."""
     import tempfile
 
     with tempfile.TemporaryDirectory(prefix="fairlead-check.", dir=release.scratch()) as folder:
@@ -55,7 +59,7 @@ def _unpacked_apply(release: Release, words: list[str], document: str) -> dict[s
 
 
 def _called(words: list[str]) -> dict[str, Any]:
-    """The command itself, of the release in which this process runs."""
+    """Call the command of the release in which this process runs; return its report. Raises Stop."""
     from fairlead.cli import main
 
     out, err = io.StringIO(), io.StringIO()
@@ -65,7 +69,7 @@ def _called(words: list[str]) -> dict[str, Any]:
 
 
 def run(command: list[str]) -> dict[str, Any]:
-    """What a command of fairlead says as JSON. Raises Stop."""
+    """Run a command of fairlead; return what it writes as JSON. Raises Stop."""
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=APPLY_SECONDS, check=False)
     except subprocess.TimeoutExpired:
@@ -74,13 +78,14 @@ def run(command: list[str]) -> dict[str, Any]:
 
 
 def read_report(code: int, out: str, err: str) -> dict[str, Any]:
-    """The report in the command's output. Raises Stop with the error that the command has printed, where there is no report."""
+    """Return the report in the command's output. Raises Stop with the error that the command has printed, where there is no
+    report."""
     try:
         return dict(json.loads(out))
     except ValueError:
         lines = err.strip().splitlines() or [f"exit code {code}"]
         hint = [line.split("next:", 1)[1].strip() for line in lines if "next:" in line]
-        if "Traceback" in err:  # the error itself, above the line that says that it is one
+        if "Traceback" in err:  # the error is above the line that calls it a bug
             lines = [line for line in lines if "this is a bug in fairlead" not in line][-1:]
             hint = ["this is a bug in fairlead: `fairlead apply` on the node shows all of it; please report that"]
         said = lines[0]

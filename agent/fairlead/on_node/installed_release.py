@@ -14,7 +14,8 @@ from .stop import Stop
 
 
 def noexec(path: str) -> bool:
-    """Is it, or the nearest folder above it that exists, mounted noexec? Then no library there can be loaded (mmap(2), EPERM)."""
+    """Say whether ``path``, or the nearest folder above it that exists, is mounted noexec. No library can be loaded from there
+    (mmap(2), EPERM)."""
     while not os.path.exists(path):
         path = os.path.dirname(path)
     return bool(os.statvfs(path).f_flag & os.ST_NOEXEC)
@@ -30,7 +31,7 @@ def verify(request: dict[str, Any], payload: dict[str, Any]) -> None:
         if entry is None:
             raise Stop("{}: sent to this node, and not in the list of wheels for it".format(wheel["name"]), "run it again")
         if len(wheel["content"]) != entry["size"] or hashlib.sha256(wheel["content"]).hexdigest() != entry["sha256"]:
-            hint = "run it again; if it stays so, make the folder that it comes from (bundle, wheelhouse) again"
+            hint = "run it again; if it fails again, make the folder that it comes from (bundle, wheelhouse) again"
             raise Stop("{}: not the file that the admin host listed (another sha256)".format(wheel["name"]), hint)
         packages.append(wheel["name"].split("-")[0])
     if payload["wheels"] and sorted(packages) != sorted({name.split("-")[0] for name in locked}):
@@ -42,8 +43,8 @@ def verify(request: dict[str, Any], payload: dict[str, Any]) -> None:
 
 
 class Release:
-    """One version of fairlead in a virtual environment of its own. ``path`` refers to it only once it is complete.
-    wheels: those that ``verify`` let pass."""
+    """Describes one version of fairlead in its own virtual environment. ``path`` names that folder, which exists only once it
+    is complete. wheels: those that ``verify`` has let pass."""
 
     def __init__(self, opt: str, name: str, wheels: list[dict[str, Any]]) -> None:
         self.opt = opt
@@ -53,28 +54,29 @@ class Release:
 
     @property
     def program(self) -> str:
-        """The path of the command `fairlead`."""
+        """Return the path of the command `fairlead`."""
         return os.path.join(self.path, "bin", "fairlead")
 
     def installed(self) -> bool:
-        """Is it complete, and for this Python?"""
+        """Say whether the release is complete, and made for this Python."""
         return read(os.path.join(self.path, ".installed")) == self.python.encode()
 
     def runnable(self) -> None:
-        """Raises Stop where nothing that is installed could run."""
+        """Raise Stop where nothing that is installed could run."""
         if noexec(self.opt):
             raise Stop(f"{self.opt}: mounted noexec, and fairlead runs from there", "mount it without noexec")
 
     def scratch(self) -> str:
-        """A folder in which the release can be unpacked for a moment, and run. Many sites mount /tmp noexec."""
+        """Return a folder in which the release can be unpacked for a short time, and run. Many sites mount /tmp noexec."""
         import tempfile
 
         candidates = (tempfile.gettempdir(), "/var/tmp", os.path.dirname(self.opt))
         return next((c for c in candidates if os.access(c, os.W_OK) and not noexec(c)), candidates[0])
 
     def unpack(self, folder: str) -> str:
-        """A virtual environment with the wheels, by hand: nodes have neither pip nor the network. Gives its site-packages."""
-        import zipfile  # not at the top: a visit to a node that lacks nothing needs none of these
+        """Make a virtual environment with the wheels in ``folder``; return its site-packages. Nodes have neither pip nor the
+        network, so this is done here."""
+        import zipfile  # imported late: a visit to a node that lacks nothing does not need it
 
         site = os.path.join(folder, "lib", "python" + self.python, "site-packages")
         os.makedirs(site, mode=0o755)
@@ -98,7 +100,8 @@ class Release:
         return site
 
     def install(self) -> None:
-        """Unpacked beside, compiled, then renamed."""
+        """Unpack and compile the release in a folder beside its own, and then rename that folder. Raises OSError with the name
+        of a file."""
         import compileall
 
         building = os.path.join(self.opt, "." + os.path.basename(self.path) + ".new")
@@ -109,15 +112,15 @@ class Release:
             compileall.compile_dir(site, quiet=2, stripdir=building, prependdir=self.path)
             with open(os.path.join(building, ".installed"), "w") as f:
                 f.write(self.python)
-        except OSError as e:  # a full disk does not say of which file it is
+        except OSError as e:  # the error of a full disk names no file
             shutil.rmtree(building, ignore_errors=True)
             raise OSError(e.errno, e.strerror, e.filename or building) from None
         os.sync()
-        shutil.rmtree(self.path, ignore_errors=True)  # an incomplete one, or one of another Python
+        shutil.rmtree(self.path, ignore_errors=True)  # it is incomplete, or was made for another Python
         os.rename(building, self.path)
 
     def prune(self, previous: str) -> None:
-        """Releases other than this one and the one before it, away."""
+        """Remove all releases except this one and ``previous``."""
         keep = {self.path, os.path.join(self.opt, os.path.basename(previous or self.path))}
         for name in os.listdir(self.opt):
             path = os.path.join(self.opt, name)

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def read(path: str) -> bytes | None:
-    """The content of a file; None where there is none."""
+    """Return the content of a file; None where there is none. Raises OSError."""
     try:
         with open(path, "rb") as f:
             return f.read()
@@ -18,8 +18,9 @@ def read(path: str) -> bytes | None:
 
 
 def write(path: str, content: bytes, mode: int) -> None:
-    """Replace a file by rename: whole or not at all, durable. It does what fairlead.host.change.write_file does, which may not be
-    on the node. Raises OSError with the name of the file: a full disk does not say which one it is."""
+    """Replace a file by rename: the whole file or nothing is written, and it is on the disk. This does what
+    fairlead.host.change.write_file does, which may not be on the node. Raises OSError with the name of the file, which the
+    error of a full disk lacks."""
     folder, name = os.path.split(path)
     temporary = os.path.join(folder, "." + name + ".fairlead-new")
     try:
@@ -40,7 +41,7 @@ def write(path: str, content: bytes, mode: int) -> None:
 
 
 def link(path: str, target: str) -> None:
-    """Make or replace a symbolic link by rename."""
+    """Make or replace a symbolic link by rename. Raises OSError."""
     os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
     temporary = path + ".fairlead-new"
     with contextlib.suppress(FileNotFoundError):
@@ -50,7 +51,7 @@ def link(path: str, target: str) -> None:
 
 
 def link_target(path: str) -> str | None:
-    """Where a symbolic link leads; None for what is no link."""
+    """Return the target of a symbolic link; None for what is no link."""
     try:
         return os.readlink(path)
     except OSError:
@@ -58,7 +59,8 @@ def link_target(path: str) -> str | None:
 
 
 def differs(entry: dict[str, Any]) -> str:
-    """Why a file is not as its entry of the request says: missing, content, mode or owner; "" where it is."""
+    """Say in which way a file is not as its entry of the request: "missing", "content", "mode or owner"; "" where it does not
+    differ."""
     try:
         status = os.lstat(entry["path"])
     except OSError:

@@ -1,7 +1,8 @@
-"""One visit: compares the node with the request, changes what differs, and applies the document.
+"""Visits a node once: compares the node with the request, changes what differs, and applies the document.
 
-The order survives a kill at any point: the release (unpacked beside, then renamed), files, the document, the links ``current``
-and ``fairlead``, units, `fairlead apply`, the agent. Nothing refers to a release that is not complete.
+The program may be killed at any point. Therefore the order is: the release (unpacked beside, then renamed), files, the
+document, the links ``current`` and ``fairlead``, units, `fairlead apply`, the agent. Nothing refers to a release that is not
+complete.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from .package_cache import PACKAGES, lacking, take_in
 from .stop import Stop
 from .systemd_units import SystemdUnit, enabled_scratch_units, systemctl_or_stop, unit_states
 
-SLURM_CONF = ("/etc/slurm/*.conf", "/run/slurm/conf/*.conf")  # with the files that slurm.conf includes
+SLURM_CONF = ("/etc/slurm/*.conf", "/run/slurm/conf/*.conf")  # also the files that slurm.conf includes
 
 
 class NodeVisit:
-    """What the request wants and what was changed. A check (``request["check"]``) notes every change and makes none."""
+    """Holds what the request wants and what was changed. A check (``request["check"]``) records every change and makes none."""
 
     def __init__(self, request: dict[str, Any], payload: dict[str, Any] | None) -> None:
         self.request = request
@@ -33,7 +34,8 @@ class NodeVisit:
         self.changes: list[dict[str, str]] = []
         self.opt: str = request["opt"]
         self.release = Release(self.opt, request["release"], payload["wheels"] if payload else [])
-        # From the first change that asks for it to the restart: a run that ended in between is made good by the next one.
+        # This file is there from the first change that needs a restart to that restart. If a run ends in between, the next one
+        # restarts.
         self.unfinished = os.path.join(self.opt, ".unfinished")
 
     def add_change(self, what: str, why: str, before: bytes | None = None, after: bytes | None = None) -> None:
@@ -44,12 +46,13 @@ class NodeVisit:
         self.changes.append(change)
 
     def mark_unfinished(self) -> None:
-        """Called before a change that the agent sees only after its restart."""
+        """Record that a restart of the agent is due. This is called before a change that the agent sees only after its
+        restart."""
         if not os.path.lexists(self.unfinished):
             write(self.unfinished, b"", 0o644)
 
     def needs(self) -> list[str]:
-        """What has to be sent before anything can be changed: wheels, files, packages."""
+        """Return what has to be sent before anything can be changed: wheels, files, packages."""
         wanted = []
         if not self.release.installed():
             wanted.append("wheels")
@@ -60,7 +63,7 @@ class NodeVisit:
         return wanted
 
     def write_files(self) -> bool:
-        """Write the files that differ. Was one of them a unit?"""
+        """Write the files that differ. Return whether one of them was a unit."""
         contents = self.payload["files"] if self.payload else {}
         units = False
         for entry in self.request["files"]:
@@ -78,7 +81,7 @@ class NodeVisit:
         return units
 
     def write_documents(self) -> bool:
-        """Write the documents that differ. Has the content of one changed?"""
+        """Write the documents that differ. Return whether the content of one has changed."""
         changed = False
         for entry in self.request["documents"]:
             content = entry["content"].encode("utf-8")
@@ -92,7 +95,7 @@ class NodeVisit:
         return changed
 
     def make_links(self) -> bool:
-        """Make the links that differ. Was there one?"""
+        """Make the links that differ. Return whether there was one. Raises Stop where something else has the name of a link."""
         changed = False
         for path, target in self.request["links"]:
             before = link_target(path)
@@ -108,7 +111,7 @@ class NodeVisit:
         return changed
 
     def enable_units(self, reload: bool, restart: bool) -> list[tuple[str, str]]:
-        """Enable the units; what is left for the end: (start or restart, name)."""
+        """Enable the units. Return what has to be done at the end, as pairs ("start" or "restart", name of the unit)."""
         units = self.request["units"]
         if self.check:
             files = {os.path.basename(e["path"]) for e in self.request["files"]}
@@ -140,7 +143,7 @@ class NodeVisit:
         return late
 
     def present(self) -> dict[str, Any] | None:
-        """Make the node what the request says; the report of `fairlead apply`."""
+        """Make the node what the request says. Return the report of `fairlead apply`."""
         fresh = not self.release.installed()
         unfinished = os.path.lexists(self.unfinished)
         previous = link_target(os.path.join(self.opt, "current"))
@@ -170,7 +173,8 @@ class NodeVisit:
         return applied
 
     def absent(self) -> dict[str, Any] | None:
-        """Remove everything of ours; what `fairlead apply --undo` says, if that was asked for. Otherwise settings stay."""
+        """Remove all that fairlead has installed. Settings stay, unless the request asks for undo; then return the report of
+        `fairlead apply --undo`."""
         if not self.request["force"]:
             self.refuse_named_hooks()
         names = [u["name"] for u in self.request["units"]] + enabled_scratch_units()
@@ -186,7 +190,7 @@ class NodeVisit:
         return undone
 
     def refuse_named_hooks(self) -> None:
-        """Raises Stop while Slurm's configuration names a hook of ours: a job would fail without that file."""
+        """Raise Stop while Slurm's configuration names a hook of fairlead: a job would fail without that file."""
         hooks = [e["path"] for e in self.request["files"] if "/slurm/" in e["path"]]
         for path in sorted({p for pattern in self.request.get("slurm_conf", SLURM_CONF) for p in glob.glob(pattern)}):
             for line in (read(path) or b"").decode("utf-8", "replace").splitlines():
@@ -198,7 +202,8 @@ class NodeVisit:
                     )
 
     def undo_settings(self) -> dict[str, Any] | None:
-        """Bring settings back to what they were before fairlead. Raises Stop where one could not be."""
+        """Bring settings back to what they were before fairlead. Return the command's report. Raises Stop where a setting
+        could not be brought back."""
         program = os.path.join(self.opt, "current", "bin", "fairlead")
         if not os.path.exists(program):
             return None
@@ -228,5 +233,5 @@ class NodeVisit:
                 else:
                     os.unlink(path)
         for folder in self.request["folders"] if not self.check else ():
-            with contextlib.suppress(OSError):  # not empty, so not only ours; or never there
+            with contextlib.suppress(OSError):  # the folder has files of others in it, or it never existed
                 os.rmdir(folder)

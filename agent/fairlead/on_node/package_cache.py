@@ -1,8 +1,8 @@
-"""The package files of the declared driver in the node's cache.
+"""Keeps the package files of the declared driver in the node's cache.
 
-The request lists the files of the node's set. The node answers which of them it lacks; the action plugin copies those, and no
-others, into a folder of its own on the node, and from there each is moved into the cache if its content is what the request says.
-Hundreds of MB never go through the request, and a node that lacks no file is asked nothing more.
+The request lists the files that the node's driver needs. The node answers which of them it lacks. The action plugin copies
+only those into a folder of its own on the node. From there each file moves into the cache, if its content is what the request
+says. Thus hundreds of MB never go through the request, and a node that lacks no file needs no further round trip.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ PACKAGES = "/var/cache/fairlead/packages"
 
 
 def lacking(request: dict[str, Any]) -> list[str]:
-    """The files that are not in the node's cache with their size; their content is compared before they are used."""
+    """Return the names of the files that are not in the node's cache with their size. Their content is compared before they
+    are used."""
     return [entry["file"] for entry in request["package_files"] if not _cached(entry)]
 
 
@@ -30,7 +31,8 @@ def _cached(entry: dict[str, Any]) -> bool:
 
 
 def take_in(request: dict[str, Any]) -> int:
-    """Move what was copied to the node into the cache, each file whole; how many. Raises Stop for a file with other content."""
+    """Move what was copied to the node into the cache, each file whole. Return how many. Raises Stop for a file with other
+    content."""
     incoming = request.get("incoming", "")
     digests = {entry["file"]: entry["sha256"] for entry in request["package_files"]}
     count = 0
@@ -39,7 +41,9 @@ def take_in(request: dict[str, Any]) -> int:
         with open(source, "rb") as f:
             digest = hashlib.file_digest(f, "sha256").hexdigest()
         if digest != digests[name]:
-            raise Stop(f"{name}: damaged on the way here, or not the file that the lock names", "`fairlead lock --check` says")
+            raise Stop(
+                f"{name}: damaged on the way here, or not the file that the lock names", "`fairlead lock --check` says which"
+            )
         os.makedirs(PACKAGES, mode=0o755, exist_ok=True)
         part = os.path.join(PACKAGES, f".{name}.part")
         shutil.move(source, part)

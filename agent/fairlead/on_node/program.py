@@ -1,4 +1,4 @@
-"""The program's entry: reads a request from standard input, makes the visit, and answers with one line of JSON.
+"""Enters the program: reads a request from standard input, makes the visit, and answers with one line of JSON.
 
 A shell has found a Python that is new enough before this is sent (``FIND`` and ``START`` in provision/node_python.py).
 """
@@ -21,7 +21,7 @@ from .request_stream import receive
 from .stop import Stop, next_step
 
 MARK = "FAIRLEAD-REPLY "
-LOCK_SECONDS = 30.0  # a run whose connection broke may still be at work
+LOCK_SECONDS = 30.0  # a run whose connection broke may still be working
 
 
 def main() -> None:
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def visit(stream: BinaryIO) -> dict[str, Any]:
-    """The answer to what the stream asks for. Raises Stop and OSError."""
+    """Return the answer to the request in ``stream``. Raises Stop and OSError."""
     request, payload = receive(stream)
     if os.geteuid() != 0:
         raise Stop("not root on this node", "let [ansible] user be root or a user who may sudo without a password")
@@ -47,7 +47,8 @@ def visit(stream: BinaryIO) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def locked(request: dict[str, Any]) -> Iterator[None]:
-    """One run changes this node at a time; the kernel releases the lock with the process. A check waits for nobody."""
+    """Let one run at a time change this node. The kernel releases the lock when the process ends. A check takes no lock and
+    does not wait. Raises Stop where another run keeps the lock."""
     if request["check"] or (request["state"] == "absent" and not os.path.isdir(request["opt"])):
         yield
         return
@@ -61,7 +62,9 @@ def locked(request: dict[str, Any]) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > end:
-                    raise Stop("another fairlead provision is at work here", "run it again when that one has ended") from None
+                    raise Stop(
+                        "another `fairlead provision` is running on this node", "run it again when that has ended"
+                    ) from None
                 time.sleep(0.05)
         yield
     finally:
@@ -69,7 +72,8 @@ def locked(request: dict[str, Any]) -> Iterator[None]:
 
 
 def answer_to(request: dict[str, Any], payload: dict[str, Any] | None) -> dict[str, Any]:
-    """What was changed; or, where something is missing and was not sent, what this node needs before anything is changed."""
+    """Do what the request asks for, and return what was changed. Where something is missing and was not sent, change nothing
+    and return what this node needs."""
     hostname = os.uname().nodename
     node = NodeVisit(request, payload)
     need = ["name"] if named_otherwise(request, hostname) else []
@@ -88,8 +92,8 @@ def answer_to(request: dict[str, Any], payload: dict[str, Any] | None) -> dict[s
 
 
 def named_otherwise(request: dict[str, Any], hostname: str) -> bool:
-    """Does this machine have another name than the node that it is to be, and was it never that node before? Then the admin host
-    compares the name with those of its other nodes. A hostname that is no node's is a site's own choice."""
+    """Say whether this machine has another name than the node of the request, and was never that node before. In that case the
+    admin host compares the name with those of its other nodes. A hostname that no node has is a site's own choice."""
     name = request.get("node", "")
     if not name or request.get("named") or {hostname, hostname.split(".", maxsplit=1)[0]} & {name, name.split(".")[0]}:
         return False

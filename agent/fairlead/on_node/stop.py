@@ -1,4 +1,4 @@
-"""The error that ends a visit with a message, and what to do next about an error of the operating system."""
+"""Defines the error that ends a visit with a message, and what to do next about an error of the operating system."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import errno
 
 
 class Stop(Exception):
-    """Something an operator can act on: message, and what to do next."""
+    """Ends the visit for a reason that an operator can act on. ``str()`` is the message, ``hint`` says what to do next."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -14,7 +14,7 @@ class Stop(Exception):
 
 
 def next_step(error: OSError) -> str:
-    """What to do next, in the words of fairlead.errors.next_step: that module may not be on the node."""
+    """Return what to do next, in the words of fairlead.errors.next_step, because that module may not be on the node."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "make room there"
     if error.errno == errno.EROFS:

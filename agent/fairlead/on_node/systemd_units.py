@@ -13,7 +13,7 @@ SYSTEMCTL_SECONDS = 60
 
 
 class SystemdUnit(NamedTuple):
-    """stale: systemd has not read the unit's file since it was changed."""
+    """Describes the state of one unit. stale: systemd has not read the unit's file since it was changed."""
 
     enabled: bool = False
     active: bool = False
@@ -21,7 +21,8 @@ class SystemdUnit(NamedTuple):
 
 
 def systemctl(*arguments: str) -> tuple[int, str, str]:
-    """(exit status, output, errors). Raises Stop where there is no systemctl, or no answer of it."""
+    """Run systemctl; return (exit status, output, errors). Raises Stop where there is no systemctl, or where it does not
+    answer."""
     try:
         done = subprocess.run(
             ["systemctl", "--no-ask-password", *list(arguments)],
@@ -38,20 +39,20 @@ def systemctl(*arguments: str) -> tuple[int, str, str]:
 
 
 def systemctl_or_stop(*arguments: str) -> None:
-    """Raises Stop also where systemctl has failed."""
+    """Run systemctl. Raises Stop also where systemctl has failed."""
     code, _, words = systemctl(*arguments)
     if code:
         raise Stop("systemctl {}: {}".format(" ".join(arguments), (words.splitlines() or [f"exit code {code}"])[0]))
 
 
 def enabled_scratch_units() -> list[str]:
-    """The units of a local disk of jobs that are enabled here, whatever is declared."""
+    """Return the enabled units of a local disk of jobs, also those that are no longer declared."""
     found = glob.glob("/etc/systemd/system/*.wants/fairlead-scratch@*")
     return sorted(os.path.basename(path) for path in found)
 
 
 def unit_states(names: list[str]) -> dict[str, SystemdUnit]:
-    """The states of units by name, of one call."""
+    """Return the states of units by name. systemctl is called once."""
     _, text, _ = systemctl("show", "--property=Id,UnitFileState,ActiveState,NeedDaemonReload", *names)
     states = {}
     for block in text.split("\n\n"):

@@ -1,1 +1,1 @@
-"""Program on the admin host: runs the playbooks and reports."""
+"""Runs on the admin host: runs the playbooks over the nodes, and reports what they did."""

@@ -1,8 +1,8 @@
-"""What each node's agent says of itself, fetched over ssh: its verdict, and its status from /run/fairlead.
+"""Fetches over ssh what each node's agent reports: its verdict, and its status from /run/fairlead.
 
-One `head` on each node, by as many ssh processes at once (ClusterShell), bounded in time as a whole: what has not answered by
-then is told as not reached. No port is opened for it, and nothing is started on a node but its login shell, which becomes head.
-What a node says is bounded, and read by ``agent_status`` alone: a node's root may be hostile.
+There is one `head` on each node, run by many ssh processes at once (ClusterShell), and the time for all of them is bounded. A
+node that has not answered by then is reported as not reached. No port is opened for this. Nothing is started on a node except
+its login shell, which becomes head. A node's root may be hostile: the answer is bounded, and only ``agent_status`` reads it.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ from fairlead.provision.ssh import ANSWER_MAX_BYTES
 
 TEXT = 200  # characters of a name or a version
 _PARTS = ("/run/fairlead/verdict", "/proc/uptime", "/run/fairlead/status.json")
-_END = "/dev/null"  # the last file that is named: what comes before it is whole
+_END = "/dev/null"  # the last file that is named: an answer that has it is whole
 _HEADING = re.compile(rb"^==> (/\S+) <==\n", re.MULTILINE)
 
 
 def reading(files: Iterable[str]) -> str:
-    """The command that shows these files of a node as ``parts_of`` reads them. Every login shell understands it; GNU head heads
-    each file that there is with ``==> its name <==`` (coreutils manual, head)."""
+    """Return the command that prints these files of a node in the form that ``parts_of`` reads. Every login shell understands
+    it. GNU head writes ``==> NAME <==`` above each file that exists (coreutils manual, head)."""
     return f"exec head -v -c {ANSWER_MAX_BYTES // 2} {' '.join(files)} {_END}"
 
 
 def parts_of(answer: bytes) -> dict[str, bytes] | None:
-    """The files in what ``reading`` printed, without a shell's greetings before them; None for an answer that is cut short."""
+    """Return the files in what ``reading`` printed, without a shell's greetings before them; None for an answer that is cut
+    short."""
     _, *pieces = _HEADING.split(answer[:ANSWER_MAX_BYTES] + b"\n")
     parts = {name.decode("ascii", "replace"): content for name, content in zip(pieces[::2], pieces[1::2], strict=True)}
     return parts if _END in parts else None
@@ -46,11 +47,12 @@ COMMAND = reading(_PARTS)
 
 
 class AgentAccount(Struct, frozen=True, kw_only=True):
-    """One agent's account. ``reached``: the node was; else ``trouble`` says why not, in one line. node: whose it says it is.
+    """Holds what one agent reports. ``reached``: whether ssh reached the node; otherwise ``trouble`` says why not, in one
+    line. node: the node that the agent says it runs on.
 
-    verdict: the word that may be relied on now: ok, warn, drain or unknown; stale: it has expired; none: there is none.
-    age_seconds: since the last look at the node. drift: settings that are not as declared. drained_since: Unix time of the
-    drain that the agent knows as fairlead's, 0 for none.
+    verdict: ok, warn, drain or unknown, as it may be relied on now; stale where it has expired; none where there is none.
+    age_seconds: since the last sweep. drift: the settings that are not as declared. drained_since: Unix time of the drain that
+    the agent knows as fairlead's, 0 for none.
     """
 
     reached: bool
@@ -70,14 +72,14 @@ class AgentAccount(Struct, frozen=True, kw_only=True):
 
 
 class AccountSource(Protocol):
-    """Where accounts come from."""
+    """Fetches the accounts of nodes."""
 
     def fetch(self, addresses: Mapping[str, str]) -> dict[str, AgentAccount]:
-        """One account for each node, by node name; ``addresses``: where each node is found."""
+        """Return one account for each node, by node name. ``addresses``: where each node is found."""
 
 
 def parse_account(answer: bytes) -> AgentAccount:
-    """The account in what ``COMMAND``, or a ``reading`` of more files, printed."""
+    """Return the account in what ``COMMAND``, or a ``reading`` of more files, printed."""
     parts = parts_of(answer)
     if parts is None:
         return AgentAccount(reached=False, trouble="its answer is cut short")
@@ -105,7 +107,7 @@ def parse_account(answer: bytes) -> AgentAccount:
 
 
 def _uptime(content: bytes) -> float:
-    """Seconds since the boot, of /proc/uptime: the clock that a verdict's end is given in. Raises DataError."""
+    """Return the seconds since the boot, of /proc/uptime. A verdict's end is given by this clock. Raises DataError."""
     found = re.match(rb"[0-9]{1,12}\.[0-9]{1,9}\s", content)
     if not found:
         raise DataError("the answer has no /proc/uptime")
@@ -113,7 +115,7 @@ def _uptime(content: bytes) -> float:
 
 
 def _status_fields(status: Status, now: float | None) -> dict[str, Any]:
-    """The fields that come from status.json."""
+    """Return the fields of an account that come from status.json."""
     document, hold, drain = status.get("document") or {}, status.get("hold"), status.get("drain") or {}
     findings = status.get("findings", [])
     swept = status.get("sweep", {}).get("boot_seconds")
@@ -133,10 +135,11 @@ def _status_fields(status: Status, now: float | None) -> dict[str, Any]:
 
 
 class SshAccounts:
-    """Source over ssh. program: the ssh command; options: the site's own and others, as one line; user: "" is ssh's own.
+    """Fetches accounts over ssh. program: the ssh command. options: the site's own and others, as one line. user: "" for ssh's
+    own.
 
-    seconds: for all nodes together. fanout: how many ssh processes at once. on_answer: called with how many of how many nodes
-    have answered, or failed to, each time one does.
+    seconds: for all nodes together. fanout: how many ssh processes run at once. on_answer: called with (answered, total) each
+    time a node has answered or failed.
     """
 
     def __init__(
@@ -184,10 +187,10 @@ class SshAccounts:
         endless: set[str] = set()
 
         class Bounded(SshClient):  # type: ignore[misc]
-            """ssh to one node, ended when that has said more than an answer can be."""
+            """Runs ssh to one node, and ends it when that node has sent more than an answer can be."""
 
             def _handle_read(self, sname: str) -> None:
-                """As it comes: ClusterShell's own way is line by line, of which there may be millions."""
+                """Take the data as it comes. ClusterShell's own way is line by line, and there may be millions of lines."""
                 said = (answers if sname == self.worker.SNAME_STDOUT else errors).setdefault(str(self.key), bytearray())
                 said += self._read(sname)
                 if len(said) > ANSWER_MAX_BYTES:
@@ -215,7 +218,7 @@ class SshAccounts:
         return {node: account(node, address) for node, address in addresses.items()}
 
     def _account(self, node: str, address: str, answer: bytes, error: bytes, code: int | None) -> AgentAccount:
-        if code == 0 or (code == 1 and parts_of(answer)):  # head ends with 1 where a file is not there
+        if code == 0 or (code == 1 and parts_of(answer)):  # head ends with 1 where a file does not exist
             found = parse_account(answer)
             if found.node in ("", node):
                 return found

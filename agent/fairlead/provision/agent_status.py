@@ -1,7 +1,7 @@
-"""The agent's status (its status_json.py) as another host takes it: known keys with known types, bounded, every text printable.
+"""Reads the agent's status (its status_json.py) on another host: known keys with known types, bounded, every text printable.
 
-A node's root may be hostile, so whoever reads a node's status from elsewhere (`fleet`, `maintain`, `why`) reads it here. What is
-not known is left out; where anything known has another type or another size than it can have, all of it is refused.
+A node's root may be hostile. Therefore `fleet`, `maintain` and `why` read a node's status through this module alone. Unknown
+keys are left out. Where a known value has a type or a size that it cannot have, the whole status is refused.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fairlead.model.plain_text import one_line
 from fairlead.provision.node_answer import SAID, TEXT_MAX
 
 MANY = 5000
-Unix = Annotated[float, Meta(ge=0, le=1e11)]  # also seconds since the boot
+Unix = Annotated[float, Meta(ge=0, le=1e11)]  # some are seconds since the boot
 Count = Annotated[int, Meta(ge=0, lt=1 << 53)]
 Texts = Annotated[list[str], Meta(max_length=MANY)]
 Times = Annotated[list[Unix], Meta(max_length=MANY)]
@@ -136,7 +136,7 @@ Status = TypedDict(
 
 
 class _Agent(TypedDict, total=False):
-    """As `fairlead why --json` has it under "agent"."""
+    """Describes what `fairlead why --json` has under "agent"."""
 
     state: Required[Literal["ok", "warn", "drain", "unknown"]]
     text: str
@@ -148,7 +148,7 @@ class _Agent(TypedDict, total=False):
 
 
 class _Entry(TypedDict, total=False):
-    """One of the audit trail (daemon/requests/audit_trail.py)."""
+    """Describes one entry of the audit trail (daemon/requests/audit_trail.py)."""
 
     unix: Required[Unix]
     id: Required[str]
@@ -164,7 +164,7 @@ class _Entry(TypedDict, total=False):
 
 
 class WhyAnswer(TypedDict, total=False):
-    """What `fairlead why --json` says on the node itself."""
+    """Describes what `fairlead why --json` says on the node itself."""
 
     agent: Required[_Agent]
     audit: Annotated[list[_Entry], Meta(max_length=1_000_000)]
@@ -174,12 +174,12 @@ T = TypeVar("T")
 
 
 def status_of(content: bytes) -> Status:
-    """A status.json; empty where there is none. Raises DataError."""
+    """Return what a status.json says; nothing where it is empty. Raises DataError."""
     return _read(content, Status) if content.strip() else {}
 
 
 def account_of(content: bytes) -> WhyAnswer:
-    """An answer of `fairlead why --json`. Raises DataError."""
+    """Return what an answer of `fairlead why --json` says. Raises DataError."""
     return _read(content, WhyAnswer)
 
 
@@ -192,7 +192,7 @@ def _read(content: bytes, kind: type[T]) -> T:
 
 
 def _printable(value: Any) -> Any:
-    """The same with every text on one line; keys of tables of texts too."""
+    """Return the value with every text on one line, the keys of tables as well."""
     if isinstance(value, str):
         return one_line(value, TEXT_MAX)
     if isinstance(value, list):

@@ -1,9 +1,9 @@
-"""A lock held by ansible-playbook and its children. If `fairlead maintain` is killed, its next run sees by it that the old
+"""Keeps a lock for ansible-playbook and its children. If `fairlead maintain` is killed, its next run sees by it that the old
 Ansible is still running.
 
-The program takes it itself: a lock of its parent's would end with the parent (flock(2): it belongs to the open file), and what
-starts Ansible leaves it no descriptor. What the program starts by exec does not have it (Python closes descriptors), so that
-ssh's kept connections do not hold it either.
+ansible-playbook's own process takes the lock. A lock of its parent would end with the parent (flock(2): a lock belongs to the
+open file), and Ansible gets no descriptor from what starts it. Programs that Ansible starts by exec do not have the lock,
+because Python closes descriptors. Therefore ssh's kept connections do not keep it either.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _SCRIPT = 'exec 9>>"$0" && flock -s 9 && echo $$ >&9 && exec "$@"'
 
 
 def locked_command(path: str, command: Sequence[str]) -> list[str]:
-    """The command, which holds the lock at ``path`` while it runs, as others may at the same time."""
+    """Return the command that keeps the lock at ``path`` while ``command`` runs. Others may keep it at the same time."""
     return ["/bin/sh", "-c", _SCRIPT, path, *command]
 
 
 def lock_owner(path: str) -> str:
-    """The process that holds the lock (the last one that took it); "" for none. Raises OSError."""
+    """Return the process that has the lock (the last one that took it); "" for none. Raises OSError."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -38,10 +38,11 @@ def lock_owner(path: str) -> str:
 
 
 def wait_released(path: str, say: Callable[[str], None], stopped: Callable[[], bool]) -> bool:
-    """Wait until nobody holds the lock, and say so; False where that was ``stopped``."""
+    """Wait until no process has the lock; ``say`` is called once where there is one. Return False where ``stopped`` has ended the
+    wait. Raises OSError."""
     pid = lock_owner(path)
     if pid:
-        say(f"waits for ansible-playbook, process {pid}, which a killed `fairlead maintain` has left")
+        say(f"waiting for ansible-playbook (process {pid}) of a killed `fairlead maintain` to end")
     while pid and not stopped():
         time.sleep(0.2)
         pid = lock_owner(path)

@@ -1,8 +1,8 @@
 """Resolves what a site declares about its driver into fairlead.lock: exact packages, by apt itself, on the admin host.
 
-apt runs on lists of its own in a cache folder, against the package database of a node (``status``): what that node has is not
-in the set, all else that the declared packages need is. Nothing on the admin host is installed or changed. Source: apt-get(8)
-(--print-uris), apt_preferences(5) (a pin above 1000 takes a version though it is older), deb-control(5).
+apt runs with its own lists in a cache folder, against the package database of a node (``status``). The set has every package
+that the declared ones need, except what that node has already. Nothing on the admin host is installed or changed. Source:
+apt-get(8) (--print-uris), apt_preferences(5) (a pin above 1000 installs a version even if it is older), deb-control(5).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from fairlead.settings.driver import DriverWant
 
 APT_SECONDS = 300
 STATUS_MAX = 256 << 20
-#: Needed and only recommended. NVIDIA's build tries first whether the compiler makes programs (conftest.sh, cc_sanity_check),
-#: and dkms only recommends the C library's headers.
+#: Packages that are needed and only recommended. NVIDIA's build first checks that the compiler makes programs (conftest.sh,
+#: cc_sanity_check), and dkms only recommends the C library's headers.
 ALSO = {"dkms": "libc6-dev"}
 _URI = re.compile(r"^'([^']+)' (\S+) (\d+) (?:SHA256:([0-9a-f]{64}))?", re.MULTILINE)
 _OURS = re.compile(
@@ -38,8 +38,8 @@ _OURS = re.compile(
 
 
 class PackageSources(Struct, frozen=True, kw_only=True):
-    """Where packages come from. repositories: lines of sources.list(5); debs: a folder of package files; none of both: the
-    admin host's own sources. status: a node's /var/lib/dpkg/status."""
+    """Says where packages come from. repositories: lines of sources.list(5). debs: a folder of package files. With neither,
+    the admin host's own sources are used. status: a node's /var/lib/dpkg/status."""
 
     repositories: tuple[str, ...] = ()
     debs: str = ""
@@ -47,12 +47,12 @@ class PackageSources(Struct, frozen=True, kw_only=True):
 
 
 def cache_folder() -> Path:
-    """Where package lists and files are kept."""
+    """Return the folder in which package lists and files are kept."""
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "fairlead")
 
 
 class AptArchive:
-    """apt with lists of its own: what there is, and what a set of names comes to."""
+    """Runs apt with its own lists: says which packages there are, and which ones a set of names needs."""
 
     def __init__(self, sources: PackageSources, folder: Path | None = None) -> None:
         if shutil.which("apt-get") is None:
@@ -74,7 +74,7 @@ class AptArchive:
             "Dir::State::status": f / "status",
             "Dir::Cache": f,
             "Dir::Cache::archives": f / "archives",
-            "Dir::Cache::pkgcache": "pkgcache.bin",  # images of containers switch it off (docker-clean)
+            "Dir::Cache::pkgcache": "pkgcache.bin",  # container images switch it off (docker-clean)
             "Dir::Cache::srcpkgcache": "srcpkgcache.bin",
             "Dir::Etc::preferences": f / "preferences",
             "Dir::Etc::preferencesparts": "/dev/null",
@@ -107,7 +107,8 @@ class AptArchive:
         self._read = True
 
     def _index(self, debs: Path) -> Path:
-        """The folder with an index of its package files, as dpkg-scanpackages(1) would write it."""
+        """Make a folder with an index of the package files, as dpkg-scanpackages(1) would write it; return it. Raises
+        InputMissing, DataError."""
         files = sorted(debs.glob("*.deb"))
         if not files:
             raise InputMissing(f"{debs}: no package files (*.deb) there")
@@ -127,7 +128,7 @@ class AptArchive:
         return flat
 
     def _strip(self, names: Iterable[str]) -> None:
-        """The node's database without the driver that is there: all of the new set's packages are to be found."""
+        """Write the node's database without the driver that is installed there, so that apt finds all packages of the new set."""
         data = Path(self._sources.status).read_text(encoding="utf-8", errors="replace")
         drop = frozenset(names)
         kept = [s for s in data.split("\n\n") if s.strip() and not _is_driver(s, drop)]
@@ -149,7 +150,8 @@ class AptArchive:
             raise ProvisionError(f"{command[0]}: no end within {APT_SECONDS} s", hint="is the mirror slow? try again") from None
 
     def versions(self, *names: str) -> dict[str, list[str]]:
-        """The versions of each package that there are, newest first. One call of apt for all: each costs most of a second."""
+        """Return the versions of each package that exist, newest first. apt is called once for all names, because each call
+        takes most of a second."""
         self.read()
         if asked := [n for n in names if n not in self._versions]:
             for line in self._run("apt-cache", "madison", *asked).stdout.splitlines():
@@ -159,22 +161,22 @@ class AptArchive:
         return {name: sorted(self._versions.get(name, ()), key=numbers, reverse=True) for name in names}
 
     def driver_of(self, want: DriverWant, file: str, key: str) -> str:
-        """The driver's exact version: as declared, or the newest of its branch. Raises ConfigError."""
+        """Return the driver's exact version: as declared, or the newest of its branch. Raises ConfigError."""
         every = (version for versions in self.versions(*want.install).values() for version in versions)
         known = sorted({driver_version(version) for version in every} - {""}, key=numbers, reverse=True)
         if want.version:
             if want.version not in known:
-                hint = f"there are {', '.join(known[:5])}" if known else "none of the packages in `install` is of a driver"
+                hint = f"there are {', '.join(known[:5])}" if known else "no package in `install` is a driver"
                 raise ConfigError(file, f"{key}.version", f"{want.version} is in none of the repositories", hint=hint)
             return want.version
         of_branch = [v for v in known if v.partition(".")[0] == want.branch]
         if not of_branch:
-            hint = f"there are {', '.join(known[:5])}" if known else "none of the packages in `install` is of a driver"
+            hint = f"there are {', '.join(known[:5])}" if known else "no package in `install` is a driver"
             raise ConfigError(file, f"{key}.branch", f"no version of branch {want.branch} in the repositories", hint=hint)
         return of_branch[0]
 
     def resolve(self, want: DriverWant, file: str, key: str) -> LockedSet:
-        """The whole set. Raises ConfigError where it cannot be satisfied, with what is missing."""
+        """Return the whole set. Raises ConfigError where it cannot be satisfied, with what is missing, and DataError."""
         if not want.install:
             raise ConfigError(file, f"{key}.install", "no packages are named", hint="docs/how-to/driver.md lists the usual ones")
         version = self.driver_of(want, file, key)
@@ -189,7 +191,7 @@ class AptArchive:
                 names.append(needed)
                 done = self._run("apt-get", "-qq", "--print-uris", "install", *names)
         if done.returncode:
-            told = self._run("apt-get", "-q", "--simulate", "install", *names)  # -qq gives no reason
+            told = self._run("apt-get", "-q", "--simulate", "install", *names)  # with -qq apt gives no reason
             said = [line.strip() for line in (told.stdout + told.stderr).splitlines()]
             unmet = [line for line in said if re.match(r"^\S+ : (Pre)?Depends|^\S+ : (Conflicts|Breaks)", line)]
             words = (unmet or [line for line in said if line.startswith("E:")] or ["apt gives no reason"])[0]
@@ -197,8 +199,8 @@ class AptArchive:
         found = [(unquote(uri), name, int(size), digest) for uri, name, size, digest in _URI.findall(done.stdout)]
         try:
             packages = self._described(found, want, version)
-        except ValueError as e:  # a name that could become a path of another file
-            raise DataError(f"the package lists, or {self._sources.status}: {e}", hint="are they what they should be?") from None
+        except ValueError as e:  # a name could become the path of another file
+            raise DataError(f"the package lists, or {self._sources.status}: {e}", hint="check both, and try again") from None
         return LockedSet(
             version=version,
             branch=version.partition(".")[0],
@@ -261,7 +263,7 @@ def _is_driver(stanza: str, names: frozenset[str]) -> bool:
 
 
 def text(lock: Lock) -> str:
-    """The lock as TOML: the same sets give the same bytes, and a change of one package is a change of one line."""
+    """Return the lock as TOML. The same sets give the same bytes, and a change of one package is a change of one line."""
     out = ["# Written by `fairlead lock`; beside the site's declaration, under version control. Not for hand-editing.\n"]
     out.append(f"schema = {lock.schema}\n")
     for name, found in sorted(lock.sets.items()):
@@ -282,9 +284,9 @@ def _toml(value: object) -> str:
         return str(value)
     if isinstance(value, tuple | list):
         return "[" + ", ".join(map(_toml, value)) + "]"
-    return msgspec.json.encode(str(value)).decode()  # a JSON string is a TOML basic string
+    return msgspec.json.encode(str(value)).decode()  # a JSON string is also a TOML basic string
 
 
 def with_sets(before: Lock | None, made: dict[str, LockedSet]) -> Lock:
-    """The lock with these sets new; others stay."""
+    """Return the lock with these sets replaced or added. Other sets stay."""
     return Lock(schema=SCHEMA, sets={**(before.sets if before else {}), **made})

@@ -1,7 +1,7 @@
-"""Ctrl-C and SIGTERM during a run: ansible-playbook and all that it started end, and what is done is reported.
+"""Handles Ctrl-C and SIGTERM during a run: ansible-playbook and all that it started end, and what is done is reported.
 
-Ansible's workers leave its process group, so ending that group is not enough: while a run is on, this process adopts
-orphans (PR_SET_CHILD_SUBREAPER, prctl(2)), and when it is interrupted kills what it did not have before.
+Ansible's workers leave its process group, so it is not enough to end that group. During a run this process adopts orphans
+(PR_SET_CHILD_SUBREAPER, prctl(2)). When it is interrupted, it kills every child that it did not have before.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _children() -> set[int]:
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """Gives a function that says whether the run was interrupted; then no process of the run is left."""
+    """Yield a function that says whether the run was interrupted. After an interruption no process of the run is left."""
     asked = threading.Event()
     before = _children()
     kept = {}
@@ -45,7 +45,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         asked.set()
         raise
     finally:
-        if asked.is_set():  # otherwise only ssh's shared connections are left, which are there to stay
+        if asked.is_set():  # otherwise only ssh's shared connections are left, and these are kept
             _end(before)
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
         for number, handler in kept.items():

@@ -1,4 +1,5 @@
-"""Which nodes a site has, and which of them a run is for: Slurm nodelists by ClusterShell, or what slurmctld knows."""
+"""Says which nodes a site has, and which of them a run is for. Nodes come from Slurm nodelists (ClusterShell), or from
+slurmctld."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ from fairlead.slurm.scontrol import Scontrol, rows
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _ADDRESS = re.compile(r"[A-Za-z0-9_:\[][A-Za-z0-9._:%\[\]-]*")
 _GROUP = re.compile(r"@[^\s,&!^\[\]]+")
-#: The groups and nodes of the configuration that ClusterShell ships as a sample, groups.d/local.cfg and cluster.yaml.example
-#: (read in 1.10.1). pip installs it beside Python, and it is in force there until the site has a configuration of its own.
+#: The groups of the sample configuration that ClusterShell ships (groups.d/local.cfg and cluster.yaml.example, read in 1.10.1).
+#: pip installs the sample beside Python, and ClusterShell uses it until the site has a configuration of its own.
 _SAMPLE_GROUPS = frozenset({
     "adm", "oss", "mds", "io", "compute", "gpu", "all", "*",
     "rack1", "rack2", "rack3", "rack4", "rack5", "old", "new", "ivy", "hsw",
@@ -29,7 +30,8 @@ _SAMPLE_NODE = re.compile(r"example[0-9]{1,3}")
 
 
 class Target(Struct, frozen=True, kw_only=True):
-    """One node of a run. ``address``: where ssh finds it. ``origin``: who says each given value of its document."""
+    """Describes one node of a run. ``address``: where ssh finds it. ``origin``: which file declares each value of its
+    document."""
 
     node: str
     address: str
@@ -38,9 +40,10 @@ class Target(Struct, frozen=True, kw_only=True):
 
 
 def expand(nodelist: str) -> tuple[str, ...]:
-    """The names of a Slurm nodelist, each once, in its order; also ClusterShell's groups (@gpu). Raises ValueError."""
+    """Return the names of a Slurm nodelist, each once, in its order. ClusterShell's groups (@gpu) are read too. Raises
+    ValueError."""
     try:
-        for group in _GROUP.findall(nodelist):  # ClusterShell takes an unknown one for an empty one
+        for group in _GROUP.findall(nodelist):  # ClusterShell treats an unknown group as an empty one
             nodes = NodeSet(group)
             if not nodes:
                 raise ValueError(f"{group}: no such group, or nobody in it (ClusterShell's groups.conf)")
@@ -52,25 +55,25 @@ def expand(nodelist: str) -> tuple[str, ...]:
 
 
 def _is_sample(group: str, nodes: NodeSet) -> bool:
-    """Say whether a group is one of ClusterShell's sample configuration, and nobody's own."""
+    """Say whether a group belongs to ClusterShell's sample configuration, and is not the site's own."""
     name = group.removeprefix("@").rpartition(":")[2]
     return name in _SAMPLE_GROUPS and all(_SAMPLE_NODE.fullmatch(str(node)) for node in nodes)
 
 
 def nodelist_hint(nodelist: str) -> str:
-    """Return what to do about a nodelist that is none."""
+    """Return what to do about a text that is not a nodelist."""
     if "@" in nodelist:
         return 'write the nodes, such as "gpu[001-004]", or the group into /etc/clustershell/groups.d; `nodeset -LL` lists groups'
     return 'a Slurm nodelist: "gpu[001-004]"'
 
 
 def fold(nodes: tuple[str, ...] | list[str]) -> str:
-    """Names as a nodelist: gpu1 gpu2 gpu3 becomes gpu[1-3]."""
+    """Return names as a nodelist: gpu1 gpu2 gpu3 becomes gpu[1-3]."""
     return str(NodeSet.fromlist(list(nodes)))
 
 
 def members(site: Site) -> dict[str, tuple[str, ...]]:
-    """The nodes of each class."""
+    """Return the nodes of each class. Raises ConfigError."""
     found = {}
     for entry in site.classes:
         try:
@@ -81,40 +84,40 @@ def members(site: Site) -> dict[str, tuple[str, ...]]:
 
 
 def classes_of(site: Site, node: str) -> tuple[str, ...]:
-    """The names of the classes that hold the node."""
+    """Return the names of the classes that the node is in. Raises ConfigError."""
     return tuple(name for name, nodes in members(site).items() if node in nodes)
 
 
 def all_nodes(site: Site) -> tuple[str, ...]:
-    """Every node that the site declares, by class, then those with a table of their own."""
+    """Return every node that the site declares: by class, then those with a table of their own. Raises ConfigError."""
     named = [n for nodes in members(site).values() for n in nodes]
     return tuple(dict.fromkeys([*named, *site.nodes]))
 
 
 def in_slurm(client: Scontrol) -> dict[str, str]:
-    """Every node of a partition and the address that slurmctld has of it (`sinfo`). Raises SlurmError, and InputMissing when
-    there is none."""
-    # Not `scontrol show nodes`: what a slurmd says of its machine (Arch, OS) stands in that text as it came, and may look like
-    # another field or another node. sinfo is asked for two fields that slurm.conf alone gives, each ended by a random mark.
+    """Return every node of a partition, with the address that slurmctld has of it (`sinfo`). Raises SlurmError, and
+    InputMissing when there is none."""
+    # `scontrol show nodes` is not used: its text has what a slurmd says about its machine (Arch, OS), unchanged. That may look
+    # like another field or another node. sinfo gives two fields that come from slurm.conf alone, each ended by a random mark.
     mark = f"@{secrets.token_hex(12)}@"
     found: dict[str, str] = {}
     for name, address in rows(client.ask(["sinfo", "-h", "-a", "-N", "-O", f"NodeList:{mark},NodeAddr:{mark}"]), mark, 2):
         if found.get(name, address) != address or not _NAME.fullmatch(name) or not _ADDRESS.fullmatch(address):
-            words = f"sinfo: {one_line(name, 60)!r} at {one_line(address, 60)!r} is no node, or is there twice"
-            raise SlurmError(words, hint="look at `scontrol show nodes`, or run without --inventory slurm")
+            words = f"sinfo: {one_line(name, 60)!r} at {one_line(address, 60)!r} is no node, or is listed twice"
+            raise SlurmError(words, hint="see `scontrol show nodes`, or run without --inventory slurm")
         found[name] = address
     if not found:
-        raise InputMissing("sinfo: no node", hint="is this the cluster that is meant? name its slurm.conf")
+        raise InputMissing("sinfo: no node", hint="is this the intended cluster? name its slurm.conf")
     return found
 
 
 def address_mistakes(site: Site, nodes: tuple[str, ...], slurm: Mapping[str, str]) -> Iterator[ConfigError]:
-    """Yield what would lead to another machine than the one that is meant."""
+    """Yield what would lead to another machine than the intended one."""
     for node in nodes:
         if not _NAME.fullmatch(node) or node in {"all", "ungrouped"}:
             yield ConfigError(site.file, f"nodes.{node}", "no name of a node", hint="a Slurm NodeName: letters, digits, . _ -")
     for node in sorted(site.ansible.hosts.keys() - set(nodes)):
-        yield ConfigError(site.file, f"ansible.hosts.{node}", UNDECLARED, hint="mend the name, or take it out")
+        yield ConfigError(site.file, f"ansible.hosts.{node}", UNDECLARED, hint="correct the name, or take it out")
     for node, address in site.ansible.hosts.items():
         if address.count(":") == 1:
             hint = 'ssh_args = "-p PORT", or `Port` in ~/.ssh/config'
@@ -140,8 +143,9 @@ def _addresses(site: Site, nodes: tuple[str, ...], slurm: Mapping[str, str]) -> 
 
 
 def targets(site: Site, nodelist: str = "", slurm: Mapping[str, str] | None = None) -> tuple[Target, ...]:
-    """The nodes of a run with their documents. ``slurm``: only nodes that are in it (``in_slurm``), at the addresses there
-    where the site names none. Raises UsageError for a node that the site does not declare or Slurm does not have."""
+    """Return the nodes of a run with their documents. ``slurm`` (from ``in_slurm``): only these nodes are taken, at the
+    addresses there where the site names none. Raises ConfigError, and UsageError for a node that the site does not declare or
+    Slurm does not have."""
     by_class = members(site)
     classes: dict[str, list[str]] = {}
     for name, nodes in by_class.items():
@@ -159,7 +163,9 @@ def targets(site: Site, nodelist: str = "", slurm: Mapping[str, str] | None = No
         raise UsageError(f"{fold(unknown)}: not declared in {site.file}", hint=hint)
     strange = [n for n in wanted if slurm is not None and n not in slurm]
     if strange:
-        raise UsageError(f"{fold(strange)}: Slurm has no such node", hint="mend the nodelist, or run without --inventory slurm")
+        raise UsageError(
+            f"{fold(strange)}: Slurm has no such node", hint="correct the nodelist, or run without --inventory slurm"
+        )
     if not wanted and nodelist:
         raise UsageError(f"-l {nodelist}: names no node")
     if not wanted and known:

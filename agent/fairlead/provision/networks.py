@@ -1,4 +1,5 @@
-"""The pass over all nodes of a class: is their network for NCCL the same? By what each node said of its ports in this run."""
+"""Compares the nodes of each class: is their network for NCCL the same? It uses what each node said about its ports in this
+run."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from fairlead.provision.provision_report import ClassDifference, NodeResult
 
 
 def differences(site: Site, results: Sequence[NodeResult]) -> tuple[ClassDifference, ...]:
-    """By class. Nodes that said nothing (not reached, an older fairlead) are not compared."""
+    """Return the differences, by class. Nodes that said nothing (not reached, an older fairlead) are not compared."""
     said = {r.node: some for r in results if (some := isolated(partial(_ports, r.apply), lambda why: None)) is not None}
     found = []
     for name, nodes in members(site).items():

@@ -1,11 +1,12 @@
-"""What a node may answer to `fairlead provision`: known keys with known types, and names of that node alone.
+"""Checks what a node answers to `fairlead provision`: known keys with known types, and names of that node alone.
 
-A node's root may be hostile, so nothing of its answer is handed on as it came. What is not known is left out; where something
-has another type, another value or another size than it can have, the whole answer is refused (``NotAnAnswerError``): that node
-has failed, the others go on. A text is cut, made printable and one line; the lines of a diff stay. Of more changes or steps than
-a report can tell, the first ones are taken, and ``left_out`` says how many were not.
+A node's root may be hostile, so no part of its answer is passed on unchecked. Unknown keys are left out. Where a value has a
+type or a size that it cannot have, or names another node, the whole answer is refused (``NotAnAnswerError``). That node has
+then failed, and the others go on. A text is cut, made printable and put on one line; a diff keeps its lines. A report has room
+for a limited number of changes and steps: the first ones are taken, and ``left_out`` says how many were not.
 
-Standard library and model/plain_text.py only: the bundle carries both to where Ansible runs, for its plugin.
+This module imports the standard library and model/plain_text.py only. The bundle brings both to where Ansible runs, for its
+plugin.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from typing import Any
 from fairlead.model.plain_text import one_line, page
 
 LINE_MAX = 8 << 20  # characters of one answer
-TEXT_MAX = 2000  # of a message; far below what any is
-PAGE_MAX = 1 << 20  # of one file's content, or of a diff
-CHANGES_MAX, STEPS_MAX = 1000, 5000  # of one node, of all its settings; a first run has some hundred
+TEXT_MAX = 2000  # characters of a message
+PAGE_MAX = 1 << 20  # characters of one file's content, or of a diff
+CHANGES_MAX, STEPS_MAX = 1000, 5000  # of one node, over all its settings; a first run has some hundreds
 SAID = "answered with something that is not an answer"
 HINT = "look at that node: is its root, or the fairlead there, somebody else's? nothing of its answer was used"
 
@@ -28,7 +29,7 @@ Shape = Callable[[Any, str], Any]
 
 
 class NotAnAnswerError(ValueError):
-    """``str()``: what is not as it can be, in words of ours alone."""
+    """Says what is wrong with the answer. ``str()`` has only words of fairlead, and none of the node."""
 
 
 def _wrong(where: str, what: str) -> NotAnAnswerError:
@@ -43,25 +44,25 @@ def flag(value: Any, where: str) -> bool:
 
 def number(value: Any, where: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 53:
-        raise _wrong(where, "is not a number that it can be")
+        raise _wrong(where, "is not a number in its range")
     return value
 
 
 def rate(value: Any, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
-        raise _wrong(where, "is not a number that it can be")
+        raise _wrong(where, "is not a number in its range")
     return float(value)
 
 
 def words(value: Any, where: str) -> str:
-    """One line of text."""
+    """Return one line of text. Raises NotAnAnswerError."""
     if not isinstance(value, str):
         raise _wrong(where, "is not text")
     return one_line(value, TEXT_MAX)
 
 
 def lines(value: Any, where: str) -> str:
-    """Text of several lines."""
+    """Return text of several lines. Raises NotAnAnswerError."""
     if not isinstance(value, str):
         raise _wrong(where, "is not text")
     return page(value, PAGE_MAX)
@@ -77,11 +78,11 @@ def one_of(*known: str) -> Shape:
 
 
 def like(pattern: str) -> Shape:
-    """A name of a known form."""
+    """Return the shape of a name whose whole text matches ``pattern``."""
 
     def fit(value: Any, where: str) -> str:
         if not isinstance(value, str) or not re.fullmatch(pattern, value, re.ASCII):
-            raise _wrong(where, "has another form than it can have")
+            raise _wrong(where, "does not have the right form")
         return value
 
     return fit
@@ -97,7 +98,8 @@ def each(shape: Shape, most: int = 100_000) -> Shape:
 
 
 def table(needed: dict[str, Shape], also: dict[str, Shape] | None = None) -> Shape:
-    """Known keys, those of ``needed`` each; all others are left out."""
+    """Return the shape of a table. It must have the keys of ``needed`` and may have those of ``also``; all others are left
+    out."""
 
     def fit(value: Any, where: str) -> dict[str, Any]:
         if not isinstance(value, dict):
@@ -187,8 +189,8 @@ _DONE = table({"changed": flag, "changes": each(_CHANGE)}, {"apply": lambda v, w
 def read(
     text: str, documents: Iterable[dict[str, Any]], *, package_files: Iterable[str] = (), may_need: bool = True
 ) -> dict[str, Any]:
-    """The answer in one line of JSON, of the node whose documents and package files these are. may_need: it has not been sent yet
-    what it lacks. Raises NotAnAnswerError."""
+    """Check an answer, which is one line of JSON, and return it. documents, package_files: those of the node that answers.
+    may_need: whether the node may still ask for what it lacks. Raises NotAnAnswerError."""
     if len(text) > LINE_MAX:
         raise _wrong("", f"is longer than {LINE_MAX >> 20} MiB")
     try:
@@ -196,7 +198,7 @@ def read(
     except (ValueError, RecursionError):
         raise _wrong("", "is no JSON that can be read") from None
     if isinstance(said, dict) and said.get("failed"):
-        return {**_FAILED(said, ""), "of_node": True}  # its hint is its own words, and no advice of the admin host's
+        return {**_FAILED(said, ""), "of_node": True}  # its hint has the node's words, and is no advice of the admin host
     if isinstance(said, dict) and "no_python" in said:
         return {"no_python": _NO_PYTHON(said["no_python"], "no_python")}
     document = _document(documents)
@@ -205,7 +207,7 @@ def read(
             raise _wrong("need", "asks again for what was sent")
         wanted = dict(_NEED(said, ""))
         if len(wanted["libc"]) != 2 or (wanted["libc"][0] == "glibc" and not wanted["libc"][1][:1].isdigit()):
-            raise _wrong("libc", "has another form than it can have")
+            raise _wrong("libc", "does not have the right form")
         if len(set(wanted["packages"])) < len(wanted["packages"]):
             raise _wrong("packages", "names a file twice")
         if not set(wanted["packages"]) <= set(package_files):
@@ -219,7 +221,7 @@ def read(
 
 
 def _shorten(done: dict[str, Any]) -> None:
-    """Keep of each list what a report can tell, and say how much was left out."""
+    """Keep of each list what a report has room for, and record how much was left out."""
     if len(done["changes"]) > CHANGES_MAX:
         done["left_out"] = len(done["changes"]) - CHANGES_MAX
         del done["changes"][CHANGES_MAX:]

@@ -1,6 +1,6 @@
-"""The program that a run sends to nodes: the folder fairlead/on_node as a zip archive, which Python imports as it is.
+"""Packs the program that a run sends to nodes: the folder fairlead/on_node as a zip archive, which Python imports directly.
 
-The folder is read as data, as hooks and templates are: nothing of it runs on the admin host (docs/decisions/0042).
+The folder is read as data, as hooks and templates are. Nothing in it runs on the admin host (docs/decisions/0042).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 def archive() -> bytes:
-    """The archive, with the folder as the package ``on_node``; the same files give the same bytes."""
+    """Return the archive, with the folder as the package ``on_node``. The same files give the same bytes."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as made:
         for source in sorted(FOLDER.glob("*.py")):

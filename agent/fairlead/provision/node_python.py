@@ -1,10 +1,10 @@
-"""Find the Python that fairlead's own is made from on a node, and name the package where there is none.
+"""Finds on a node the Python that fairlead's environment is made from, and names the package where there is none.
 
-A node may have Python 3.6 or 3.9, or no Python at all. So a shell looks for one there, before any Python of ours is sent, in the
-round trip that the visit takes anyway. A Python that is too old, or that lacks parts of the standard library (a minimal package),
-is passed over.
+A node may have Python 3.6 or 3.9, or no Python at all. So a shell looks for a Python there before our program is sent, in the
+round trip that the visit needs anyway. It skips a Python that is too old, or that lacks parts of the standard library (a
+minimal package).
 
-Standard library only: the bundle carries this file to where Ansible runs, for its plugin.
+Standard library only: the bundle brings this file to where Ansible runs, for its plugin.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OLDEST = (3, 11)
 MINORS = (13, 12, 11)
 UNVERSIONED = "/usr/bin/python3"
 
-#: Ends with 0 where fairlead runs on this Python. Any Python understands it (2.7 refuses the option -I before).
+#: Exits with 0 where fairlead runs on this Python. Any Python understands it (2.7 refuses the option -I before that).
 PROBE = f"import sys,json,sqlite3,zipfile,ctypes;sys.exit(sys.version_info<{OLDEST})"
 VERSION = 'import sys;print("%d.%d"%sys.version_info[:2])'
 # Imports the program from a zip archive in memory, so nothing is written on the node.
@@ -33,8 +33,8 @@ sys.path.insert(0,"/proc/self/fd/%d"%f)
 from on_node.program import main
 main()
 """
-# The installed release's own Python runs the program where there is one: it then calls `fairlead apply` in the same process.
-# Of what os-release(5) says only plain words are handed on. What was sent is read to its end, so that ssh has no broken pipe.
+# Where a release is installed, its own Python runs the program, which then calls `fairlead apply` in the same process.
+# Only plain words of os-release(5) are passed on. What was sent is read to its end, so that ssh has no broken pipe.
 FIND = """p=@OURS@; f=$p
 try() { f=; for p in "$@"; do "$p" -I -c @PROBE@ </dev/null >/dev/null 2>&1 && f=$p && break; done; }
 [ -x "$p" ] || try @WANTED@
@@ -56,7 +56,7 @@ RELEASE = "/etc/os-release"
 
 
 def candidates(wheels: Iterable[str]) -> tuple[str, ...]:
-    """Return the Pythons to try on a node, the best first: those come first for which this run has the wheels."""
+    """Return the Pythons to try on a node, the best first. Those for which this run has the wheels are the best."""
     names = list(wheels)
     ready = [minor for minor in MINORS if has_wheels(names, f"3.{minor}")] or list(MINORS)
     rest = [minor for minor in MINORS if minor not in ready]
@@ -68,9 +68,9 @@ def _paths(minors: Sequence[int]) -> tuple[str, ...]:
 
 
 def command(ours: str, named: str, wheels: Iterable[str], *, start: str = START, release: str = RELEASE) -> str:
-    """Return the shell command that starts the node's program, or says in one marked line that there is no Python for it.
+    """Return the shell command that starts the node's program, or reports in one marked line that there is no Python for it.
 
-    ours: the installed release's own Python. named: the site's [ansible] python, "" to look for one.
+    ours: the installed release's own Python. named: the site's [ansible] python, "" to search for one.
     """
     found = candidates(wheels)
     words = {
@@ -88,9 +88,10 @@ def command(ours: str, named: str, wheels: Iterable[str], *, start: str = START,
 
 
 class PythonPackage(NamedTuple):
-    """The package of a distribution with Python 3.11 or newer, from one of its versions on.
+    """Describes the package with Python 3.11 or newer of a distribution, from one of its versions on.
 
-    family: the ID of os-release(5), or a word of its ID_LIKE. install: "" where the distribution has none."""
+    family: the ID of os-release(5), or a word of its ID_LIKE. install: "" where the distribution has none.
+    """
 
     family: str
     since: tuple[int, int]
@@ -122,13 +123,14 @@ PACKAGES = (
     PythonPackage("amzn", (0, 0), "Amazon Linux 2", "", _AMAZON),
     PythonPackage("amzn", (2023, 0), "Amazon Linux 2023", "dnf install python3.12", _AMAZON),
 )
-#: ID -> family, where neither is a word of the other's ID_LIKE.
+#: The family of an ID, where neither is a word of the other's ID_LIKE.
 _SAME = {"ol": "rhel", "centos": "rhel", "sles": "suse"}
-_LAST_KNOWN = {"suse": 15}  # of a newer one nothing is known
+_LAST_KNOWN = {"suse": 15}  # nothing is known about a newer version
 
 
 def package(name: str, version: str, like: str) -> PythonPackage | None:
-    """Return what a node's distribution has, by ID, VERSION_ID and ID_LIKE of its os-release(5); None where nothing is known."""
+    """Return the package that a node's distribution has, by ID, VERSION_ID and ID_LIKE of its os-release(5); None where
+    nothing is known."""
     families = [_SAME.get(name, name), *like.split()]
     family = next((f for f in families if any(p.family == f for p in PACKAGES)), "")
     numbers = re.match(r"(\d{1,5})(?:\.(\d{1,5}))?", version)
@@ -141,7 +143,7 @@ def package(name: str, version: str, like: str) -> PythonPackage | None:
 
 
 def failure(said: Mapping[str, str], named: str) -> dict[str, object]:
-    """Return the result of a node without a Python for fairlead, in one line that is the same on all equal nodes.
+    """Return the result for a node without a Python for fairlead. The message is one line that is the same on all equal nodes.
 
     said: what the shell found (node_answer.py). named: the site's [ansible] python.
     """

@@ -1,17 +1,17 @@
-"""`fairlead bundle`: everything that a site without internet needs, in one folder. offline_bundle_check.py reads it.
+"""Makes the folder of `fairlead bundle`: everything that a site without internet needs. offline_bundle_check.py checks it.
 
 README.md           what this is, and what to type
-SHA256SUMS          of every other file (sha256sum -c checks it); a site may sign it (SHA256SUMS.sig)
+SHA256SUMS          the sum of every other file (sha256sum -c checks it); a site may sign it (SHA256SUMS.sig)
 fairlead-*.whl      fairlead itself, with its playbooks, templates and hooks inside
-node.txt            what it needs on the nodes, with hashes, for `pip --require-hashes`
-wheelhouse/         and its files, for each Python asked for
-admin.txt           what it needs on an admin host, with hashes: ansible-core and the rest, all as wheels
-admin/              and its files, for an admin host like this one (the same Python)
+node.txt            what fairlead needs on the nodes, with hashes, for `pip --require-hashes`
+wheelhouse/         the files of node.txt, for each Python asked for
+admin.txt           what fairlead needs on an admin host, with hashes: ansible-core and the rest, all as wheels
+admin/              the files of admin.txt, for an admin host like this one (the same Python)
 playbooks/          the roles, for a site.yml of one's own
-fairlead.lock       the driver's packages, and
-packages/           their files
+fairlead.lock       the driver's packages
+packages/           the files of these packages
 
-The same inputs give the same bytes: nothing in it has a date of its own.
+The same inputs give the same bytes: no file in it has a date of its own.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SUMS, README = "SHA256SUMS", "README.md"
 PIP_SECONDS = 600
 _EPOCH = 315532800  # 1980-01-01, as in the wheels
 
-#: What a README says that its wheelhouse/ is for: the Pythons and the machine.
+#: Finds in a README the Pythons and the machine that its wheelhouse/ is for.
 WHEELS_FOR = re.compile(r"wheels for ((?:Python [0-9.]+(?:, )?)+) on ([a-z0-9_]+) are in `wheelhouse/`")
 README_TEXT = """\
 # fairlead {version}: everything for a site without internet
@@ -61,7 +61,7 @@ INSTALL = """\
 
 
 class BundleEntry(Struct, frozen=True, kw_only=True):
-    """A file of the bundle. size_bytes 0: not known before it is fetched."""
+    """Describes a file of the bundle. size_bytes: 0 where it is not known before the file is fetched."""
 
     path: str
     size_bytes: int
@@ -69,7 +69,7 @@ class BundleEntry(Struct, frozen=True, kw_only=True):
 
 
 def entries(pythons: Sequence[str], lock: Lock | None, *, admin: bool) -> list[BundleEntry]:
-    """What a bundle would hold."""
+    """Return what a bundle would have in it."""
     own = wheels.own_wheel()
     found = [BundleEntry(path=own.name, size_bytes=len(own.content), source="this installation")]
     for python in pythons:
@@ -97,14 +97,15 @@ def make(
     packages: str = "",
     say: Callable[[str], None] = lambda text: None,
 ) -> list[str]:
-    """Write the bundle; the paths of its files. A folder that is there must be a bundle, which becomes this one; what is
-    already right in it is not fetched again, also after a run that ended early (``SUMS`` is written last). Raises UsageError,
-    ProvisionError, DataError."""
+    """Write the bundle; return the paths of its files. A folder that exists already must be a bundle, and is made into this
+    one. Package files that are right there are not fetched again, also after a run that ended early (``SUMS`` is written
+    last). Raises UsageError, ProvisionError, DataError."""
     if output.exists() and (not output.is_dir() or (any(output.iterdir()) and not (output / README).is_file())):
-        raise UsageError(f"{output}: is there already and no bundle", hint="name a new folder")
+        raise UsageError(f"{output}: exists already, and is no bundle", hint="name a new folder")
     output.mkdir(parents=True, exist_ok=True)
     own = wheels.own_wheel()
-    (output / README).write_text(_readme(own.name, pythons, machine, lock, admin=admin))  # first: what ends early is gone on with
+    # written first, so that a run that ends early can go on
+    (output / README).write_text(_readme(own.name, pythons, machine, lock, admin=admin))
     for old in output.iterdir():
         if old.name in (README, "packages"):
             continue
@@ -157,12 +158,12 @@ def _readme(wheel: str, pythons: Sequence[str], machine: str, lock: Lock | None,
 
 
 def _here() -> str:
-    """What this host is, as the wheels that pip fetches here are: "Python 3.11 on x86_64"."""
+    """Return the Python and the machine of this host, for which pip fetches wheels: "Python 3.11 on x86_64"."""
     return f"Python {sys.version_info.major}.{sys.version_info.minor} on {platform.machine()}"
 
 
 def _seal(output: Path) -> list[str]:
-    """Modes, times and sums that depend on nothing but the contents."""
+    """Set modes and times, and write the sums, so that they depend on nothing but the contents. Return the paths of the files."""
     files = sorted(p.relative_to(output).as_posix() for p in output.rglob("*") if p.is_file() and p.name != SUMS)
     lines = []
     for name in files:

@@ -1,8 +1,8 @@
 """Checks a bundle for `fairlead provision --bundle`: it is used only as `fairlead bundle` made it (offline_bundle.py).
 
-Its sums guard against damage. Whoever changes a file on purpose can write new sums, so what the bundle has from fairlead must be
-what the fairlead that runs would put there, and wheels must be in its locks. Package files are held by each node against the
-hashes in its document.
+Its sums guard against damage. A person who changes a file on purpose can write new sums. Therefore the files that come from
+fairlead must be those that the running fairlead would put there, and wheels must be in its locks. Each node checks package
+files against the hashes in its document.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from fairlead.provision import wheel_lock, wheels
 from fairlead.provision.offline_bundle import README, SUMS, WHEELS_FOR
 from fairlead.provision.wheel_tags import choose, normal
 
-SIGNATURE = SUMS + ".sig"  # of the site that made the bundle, if it wants one
+SIGNATURE = SUMS + ".sig"  # the site that made the bundle may write one
 LARGEST_SUMS = 1 << 20  # bytes: about 8,000 files
 LARGEST_WHEEL = 64 << 20  # bytes, packed and unpacked
-_NEWEST = ("glibc", "2.99")  # a wheelhouse holds wheels for a C library as new as they need
-#: The files of a bundle (offline_bundle.py). What is in playbooks/ and packages/ is held against lists.
+_NEWEST = ("glibc", "2.99")  # a wheelhouse has wheels for a C library as new as they need
+#: The files of a bundle (offline_bundle.py). What is in playbooks/ and packages/ is compared with lists.
 _KNOWN = re.compile(
     rf"{re.escape(README)}|{re.escape(SIGNATURE)}|fairlead-[^/]+\.whl|node\.txt|admin\.txt|{re.escape(LOCK)}"
     r"|(wheelhouse|admin)/[^/]+\.whl|packages/[^/]+\.deb|playbooks/.+"
@@ -39,8 +39,9 @@ _KNOWN = re.compile(
 
 
 def open_bundle(folder: str) -> tuple[str, str]:
-    """(wheelhouse, packages) of a bundle that holds the files that its sums list, and no others; the wheel of fairlead that is in
-    it is the one that runs, and the wheels for nodes are those of its lock. Raises InputMissing, DataError."""
+    """Check a bundle; return its (wheelhouse, packages). It must have the files that its sums list, and no others. Its wheel
+    of fairlead must be the one that runs, and the wheels for nodes those of that fairlead's lock. Raises InputMissing,
+    DataError."""
     base = Path(folder)
     listed = _sums(base)
     there, folders = _files(base)
@@ -65,7 +66,8 @@ def open_bundle(folder: str) -> tuple[str, str]:
 
 
 def _sums(base: Path) -> dict[str, str]:
-    """sha256 by path, as the sums say. Each path is one below the bundle, and listed once. Raises InputMissing, DataError."""
+    """Return the sha256 by path, as the sums say. Each path is below the bundle, and is listed once. Raises InputMissing,
+    DataError."""
     path = base / SUMS
     try:
         regular = stat.S_ISREG(path.lstat().st_mode)
@@ -74,7 +76,7 @@ def _sums(base: Path) -> dict[str, str]:
     except OSError as e:
         raise InputMissing(f"{path}: {e.strerror}", hint="make one with `fairlead bundle`") from None
     listed: dict[str, str] = {}
-    for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):  # as sha256sum(1) reads it: no other line ends
+    for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):  # sha256sum(1) knows no other ends of lines
         digest, _, name = line.partition("  ")
         plain = re.fullmatch(r"[A-Za-z0-9_.+~:/-]+", name) and not {"", ".", ".."} & set(name.split("/"))
         if not re.fullmatch("[0-9a-f]{64}", digest) or not plain or name in listed:
@@ -86,7 +88,7 @@ def _sums(base: Path) -> dict[str, str]:
 
 
 def _files(base: Path) -> tuple[set[str], set[str]]:
-    """Every file and every folder below the bundle. Raises DataError for a link, a device and whatever else is neither."""
+    """Return every file and every folder below the bundle. Raises DataError for anything else, such as a link or a device."""
     found: set[str] = set()
     below: set[str] = set()
     for folder, folders, names in os.walk(base):
@@ -100,14 +102,14 @@ def _files(base: Path) -> tuple[set[str], set[str]]:
 
 
 def _refuse_empty(base: Path, folders: Iterable[str], listed: Mapping[str, str]) -> None:
-    """Raises DataError for a folder without a listed file in it: its name alone can hold anything. packages/ may be empty."""
+    """Raise DataError for a folder without a listed file in it, whose name alone can be anything. packages/ may be empty."""
     used = {str(parent) for name in listed for parent in PurePosixPath(name).parents} | {"packages"}
     for name in sorted(set(folders) - used):
         raise DataError(f"{base}/{one_line(name)}: a folder that no bundle has", hint="take it out, or copy the bundle again")
 
 
 def _refuse_unknown(base: Path, listed: Mapping[str, str]) -> None:
-    """Raises DataError for a file that no bundle has: sums that were made anew can list anything."""
+    """Raise DataError for a file that no bundle has, because sums that were made anew can list anything."""
     for name in listed:
         if not _KNOWN.fullmatch(name):
             raise DataError(f"{base / name}: no file of a bundle", hint="take it out, or make the bundle again")
@@ -116,7 +118,7 @@ def _refuse_unknown(base: Path, listed: Mapping[str, str]) -> None:
 
 
 def _refuse_incomplete(base: Path, listed: Mapping[str, str]) -> None:
-    """Raises InputMissing unless the files are there that every bundle has."""
+    """Raise InputMissing unless all files are there that a bundle must have."""
     missing = [name for name in (README, "node.txt") if name not in listed]
     distributions = {normal(name.split("/")[1].split("-")[0]) for name in listed if name.startswith("wheelhouse/")}
     missing += [f"wheelhouse/{name}-*.whl" for name in wheel_lock.load().versions() if normal(name) not in distributions]
@@ -130,13 +132,13 @@ def _refuse_incomplete(base: Path, listed: Mapping[str, str]) -> None:
 
 
 def _distribution(name: str) -> tuple[str, str]:
-    """(name, version) of a wheel by the name of its file."""
+    """Return (name, version) of a wheel by the name of its file."""
     parts = name.rpartition("/")[2].removesuffix(".whl").split("-")
     return (normal(parts[0]), parts[1]) if len(parts) in (5, 6) else ("", "")
 
 
 def _refuse_other_admin(base: Path, listed: Mapping[str, str]) -> None:
-    """Raises DataError unless each wheel in admin/ is the only one of a package of admin.txt, under its name and version."""
+    """Raise DataError unless each wheel in admin/ is the only one of a package of admin.txt, under its name and version."""
     seen: set[tuple[str, str]] = set()
     for name, digest in listed.items():
         if name.startswith("admin/"):
@@ -149,8 +151,8 @@ def _refuse_other_admin(base: Path, listed: Mapping[str, str]) -> None:
 
 
 def _refuse_other_pythons(base: Path, listed: Mapping[str, str]) -> None:
-    """Raises DataError, InputMissing unless wheelhouse/ has a wheel of each package of the lock for the Pythons and the machine
-    that README.md names, and wheels for no other."""
+    """Raise DataError or InputMissing unless wheelhouse/ fits the Pythons and the machine that README.md names. It must have a
+    wheel of each package of the lock for each of them, and no other wheel."""
     said = WHEELS_FOR.search((base / README).read_text(encoding="utf-8", errors="replace"))
     if said is None:
         raise DataError(f"{base / README}: does not say what its wheels are for", hint="make the bundle again")
@@ -168,8 +170,8 @@ def _refuse_other_pythons(base: Path, listed: Mapping[str, str]) -> None:
 
 
 def _refuse_other_fairlead(base: Path, names: Sequence[str]) -> None:
-    """Raises DataError unless the bundle has one wheel of fairlead, with the contents that run here: hooks, units and the lock
-    come from the fairlead that runs, and who changed the wheel may have changed the sums too."""
+    """Raise DataError unless the bundle has one wheel of fairlead, with the contents that run here. Hooks, units and the lock
+    come from the fairlead that runs, and a person who changed the wheel may have changed the sums too."""
     if len(names) != 1:
         words = f"{base}: {len(names) or 'no'} wheels of fairlead in it"
         raise DataError(words.replace("no wheels", "no wheel"), hint="make one with `fairlead bundle`")
@@ -185,7 +187,7 @@ def _refuse_other_fairlead(base: Path, names: Sequence[str]) -> None:
 
 
 def _refuse_other_lists(base: Path, listed: Mapping[str, str]) -> None:
-    """Raises DataError unless lists and roles are what the fairlead that runs would put there."""
+    """Raise DataError or InputMissing unless lists and roles are what the fairlead that runs would put there."""
     roles = assets.directory("playbooks")
     ours = {path.name: path for path in (wheel_lock.NODE_FILE, wheel_lock.ADMIN_FILE)}
     made = [path for path in roles.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
@@ -200,8 +202,8 @@ def _refuse_other_lists(base: Path, listed: Mapping[str, str]) -> None:
 
 
 def _refuse_other_packages(base: Path, listed: Mapping[str, str]) -> None:
-    """Raises DataError, InputMissing unless packages/ has each file that fairlead.lock beside it names, as that says, and
-    no other. It is the site's own lock that the nodes go by: this one cannot lie to them, only to who copies it."""
+    """Raise DataError or InputMissing unless packages/ has exactly the files that fairlead.lock beside it names. Nodes go by
+    the site's own lock, so a wrong lock here cannot deceive them. It deceives only a person who copies it."""
     digests = {name.removeprefix("packages/"): digest for name, digest in listed.items() if name.startswith("packages/")}
     named: dict[str, str] = {}
     if LOCK in listed:
@@ -216,7 +218,7 @@ def _refuse_other_packages(base: Path, listed: Mapping[str, str]) -> None:
 
 
 def _contents(name: str, wheel: bytes) -> dict[str, tuple[int, str]]:
-    """Modes and hashes of what is in a wheel, however it was compressed. Raises DataError."""
+    """Return modes and hashes of what is in a wheel, however it was compressed. Raises DataError."""
     try:
         with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
             members = archive.infolist()

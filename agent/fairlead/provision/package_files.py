@@ -1,4 +1,4 @@
-"""The files of a lock's packages on the admin host: fetched from where the lock found them, each checked by its hash."""
+"""Fetches the files of a lock's packages to the admin host, from the addresses in the lock, and checks each by its hash."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from fairlead.errors import DataError, ProvisionError
 from fairlead.model.change import Package
 from fairlead.provision.driver_lock import cache_folder
 
-FETCH_SECONDS = 60.0  # without a byte
+FETCH_SECONDS = 60.0  # how long no byte may come
 
 
 def default_folder() -> Path:
-    """Where package files are kept between runs."""
+    """Return the folder in which package files are kept between runs."""
     return cache_folder() / "packages"
 
 
 def is_right(path: Path, package: Package) -> bool:
-    """Whether the file is there with the content that the lock names."""
+    """Say whether the file is there with the content that the lock names."""
     try:
         with open(path, "rb") as f:
             return hashlib.file_digest(f, "sha256").hexdigest() == package.sha256
@@ -30,12 +30,12 @@ def is_right(path: Path, package: Package) -> bool:
 
 
 def missing(packages: Iterable[Package], folder: Path) -> list[Package]:
-    """Those whose file is not in the folder, or is another."""
+    """Return the packages whose file is not in the folder, or has other content."""
     return [p for p in packages if not is_right(folder / p.file, p)]
 
 
 def fetch(packages: Iterable[Package], folder: Path, say: Callable[[str], None] = lambda text: None) -> int:
-    """Put every file into the folder, whole or not at all; how many were fetched. Raises ProvisionError, DataError."""
+    """Put every file into the folder, whole or not at all. Return how many were fetched. Raises ProvisionError, DataError."""
     from urllib.error import URLError
     from urllib.parse import quote
     from urllib.request import urlopen
@@ -55,7 +55,7 @@ def fetch(packages: Iterable[Package], folder: Path, say: Callable[[str], None] 
             else:
                 source = urlopen(quote(package.url, safe=":/%?=&"), timeout=FETCH_SECONDS)  # noqa: S310
             with source, open(part, "wb") as out:
-                left = package.size + 1  # one more than is right is wrong: enough to know
+                left = package.size + 1  # one byte more than the right size shows that the file is wrong
                 while left and (block := source.read(min(left, 1 << 20))):
                     left -= out.write(block)
             if not is_right(part, package):

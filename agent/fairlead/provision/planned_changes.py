@@ -1,4 +1,5 @@
-"""What a run would change on each node and why, and which nodes need a reboot or a drain for it; equal plans together."""
+"""Shows what a run would change on each node and why, and which nodes need a reboot or a drain for it. Equal plans are one
+group."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ _WORDS = {"would_change": "would change"}
 
 
 class PlannedChange(Struct, frozen=True, kw_only=True):
-    """One change. ``setting``: "" for what fairlead itself is made of (release, hooks, document, units). ``needs``: "", idle,
-    drain or reboot: what no running job would survive, or notice."""
+    """Describes one change. ``setting``: "" for a part of fairlead itself (release, hooks, document, units). ``needs``: "",
+    idle, drain or reboot, because a running job would not survive the change, or would notice it."""
 
     setting: str
     target: str
@@ -34,8 +35,8 @@ class PlannedChange(Struct, frozen=True, kw_only=True):
 
 
 class NodePlan(Struct, frozen=True, kw_only=True):
-    """One node's plan. ``state``: same, would_change, failed (something cannot be made so, or be read), unreachable.
-    ``needs``: the most that any of its steps does. ``busy``: a job runs there now. ``hint_of_node``: the hint came from the
+    """Describes one node's plan. ``state``: same, would_change, failed (something cannot be changed or read), unreachable.
+    ``needs``: the most that any of its changes needs. ``busy``: a job runs there now. ``hint_of_node``: the hint came from the
     node (provision_report.py)."""
 
     node: str
@@ -57,7 +58,8 @@ def of_items(
     ours: Sequence[PlannedChange] = (),
     origin: Mapping[str, str] = {},
 ) -> NodePlan:
-    """A node's plan from the items of a dry run of `fairlead apply`, as JSON has them. origin: who declares each key."""
+    """Return a node's plan from the items of a dry run of `fairlead apply`, as JSON has them. origin: which file declares each
+    key."""
     steps, failures, warnings, hints = list(ours), [], [], []
     for item in items:
         if item["state"] == "absent":
@@ -85,7 +87,7 @@ def of_items(
 
 
 def of_result(result: NodeResult) -> NodePlan:
-    """A node's plan from what a check run over ssh said of it."""
+    """Return a node's plan from what a check run over ssh said about it."""
     if result.state not in {"same", "changed"} and not result.apply:
         state = "unreachable" if result.state == "unreachable" else "failed"
         return NodePlan(node=result.node, state=state, failures=(result.message,), hint=result.hint,
@@ -99,13 +101,14 @@ def of_result(result: NodeResult) -> NodePlan:
 
 
 def of_one(result: NodeResult) -> NodePlan:
-    """The same; what cannot be read is this node's failure alone."""
+    """Return the plan of ``of_result``. If the result cannot be read, only this node's plan is failed."""
     return isolated(lambda: of_result(result), lambda why: NodePlan(node=result.node, state="failed", failures=(why,), hint=HINT))
 
 
 def groups(plans: Sequence[NodePlan]) -> list[tuple[NodePlan, list[str]]]:
-    """Nodes with the same plan together (what was there before may differ, and so may a node's own name and address in what it
-    fails with), the largest group first, those that were not reached at the end. With each, the plan of its first node."""
+    """Return nodes with the same plan together, with the plan of the first of them. What was on the nodes before may differ,
+    and so may a node's own name and address in its failures. The largest group is first, and nodes that were not reached are
+    at the end."""
     found: dict[NodePlan, list[NodePlan]] = {}
     for plan in plans:
         steps = tuple(msgspec.structs.replace(step, diff="") for step in plan.steps)
@@ -119,7 +122,7 @@ def groups(plans: Sequence[NodePlan]) -> list[tuple[NodePlan, list[str]]]:
 
 
 def _of_any_node(plan: NodePlan) -> tuple[str, ...]:
-    """Return what the plan fails with and its hint, without the node's own name and address."""
+    """Return the plan's failures and its hint, without the node's own name and address."""
     return tuple(of_any_node(text, plan.node, from_ssh=plan.state == "unreachable") for text in (*plan.failures, plan.hint))
 
 
@@ -129,13 +132,13 @@ def _with_words(plan: NodePlan, words: tuple[str, ...]) -> NodePlan:
 
 
 def needing(plans: Sequence[NodePlan]) -> dict[str, tuple[str, ...]]:
-    """The nodes by what their plan needs: reboot, drain, idle."""
+    """Return the nodes by what their plan needs: reboot, drain, idle."""
     return {need: tuple(p.node for p in plans if p.needs == need) for need in reversed(WAITS)}
 
 
 def text(plans: Sequence[NodePlan], *, diff: bool = False, undeclared: Sequence[str] = ()) -> str:
-    """The plan for a person: a paragraph per group of equal nodes, then what groups that differ otherwise fail with alike, then
-    which nodes need what. undeclared: nodes that Slurm has and the site does not."""
+    """Return the plan for a person: a paragraph for each group of equal nodes, then the failures that several groups have in
+    common, then which nodes need what. undeclared: nodes that Slurm has and the site does not."""
     lines: list[str] = []
     grouped = groups(plans)
     alike = of_several((_Failing.of(plan), nodes) for plan, nodes in grouped)
@@ -148,7 +151,7 @@ def text(plans: Sequence[NodePlan], *, diff: bool = False, undeclared: Sequence[
             lines.append(f"needs {WAITS[need]}: {names(named)}")
     busy = [p.node for p in plans if p.busy]
     lines += [f"a job runs there now: {names(busy)}"] if busy else []
-    lines += [f"{names(undeclared)}: Slurm has them, no class of the site does: not looked at"] if undeclared else []
+    lines += [f"{names(undeclared)}: in Slurm, but in no class of the site: not checked"] if undeclared else []
     states = ("same", "would_change", "failed", "unreachable")
     words = {"same": "the same", **_WORDS}
     counts = [(sum(p.state == s for p in plans), words.get(s, s)) for s in states]
@@ -157,7 +160,7 @@ def text(plans: Sequence[NodePlan], *, diff: bool = False, undeclared: Sequence[
 
 
 def _paragraph(example: NodePlan, nodes: Sequence[str], *, diff: bool, alike: bool) -> list[str]:
-    """Return what is told of a group of equal nodes. ``alike``: what they fail with is told below, of other nodes too."""
+    """Return the lines about a group of equal nodes. ``alike``: other groups have the same failures, so these are shown below."""
     needs = f", needs {WAITS[example.needs]}" if example.needs else ""
     lines = [f"{counted(nodes)}: {_WORDS.get(example.state, example.state)}{needs}", *within(_steps(example.steps))]
     shown = [f"    {line}" for step in example.steps for line in step.diff.splitlines()] if diff else []
@@ -165,13 +168,13 @@ def _paragraph(example: NodePlan, nodes: Sequence[str], *, diff: bool, alike: bo
     lines += shortened(shown)
     warned = [f"  warning: {aside(w)}" for w in example.warnings]
     if alike:
-        return lines + within([*warned, "  cannot: as other nodes, told below"])
+        return lines + within([*warned, "  cannot: as on other nodes, shown below"])
     failed = [f"  cannot: {aside(f)}" for f in example.failures]
     return lines + within([*failed, *warned, *advice(example.hint, nodes, of_node=example.hint_of_node)])
 
 
 class _Failing(Struct, frozen=True):
-    """What nodes fail with, and what to do next."""
+    """Holds the failures of nodes, and what to do next."""
 
     failures: tuple[str, ...]
     hint: str
@@ -187,7 +190,7 @@ class _Failing(Struct, frozen=True):
 
 
 def _steps(steps: Sequence[PlannedChange]) -> list[str]:
-    """A line for each why; of a setting with many (a line per device) the first ones."""
+    """Return a line for each reason. A setting with many reasons (one for each device) has only its first ones."""
     targets: dict[tuple[str, str, str], list[str]] = {}
     for step in steps:
         key = (step.setting, step.why, step.needs) if step.setting else ("", f"{step.target}: {step.why}", step.needs)
@@ -206,7 +209,7 @@ def _steps(steps: Sequence[PlannedChange]) -> list[str]:
 
 
 def data(plans: Sequence[NodePlan]) -> dict[str, Any]:
-    """The plan as JSON has it."""
+    """Return the plan as JSON has it."""
     grouped = [{"nodes": fold(nodes), "count": len(nodes), "state": p.state, "needs": p.needs} for p, nodes in groups(plans)]
     return {
         "schema": 1,

@@ -1,4 +1,4 @@
-"""Progress of a run: a bar on a terminal, a line per node elsewhere. Both on standard error, and both name who is silent."""
+"""Shows the progress of a run on standard error: a bar on a terminal, else a line for each node. Both name the silent nodes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fairlead.provision.inventory import fold
 from fairlead.provision.provision_report import NodeResult
 from fairlead.provision.terminal_frame import beneath, drawable
 
-SILENT_SECONDS = 60.0  # without an answer: worth a word, and again after twice as long
+SILENT_SECONDS = 60.0  # without an answer: then the node is named, and again after twice as long
 NAMED_MAX = 60  # characters of names in a bar
 
 
 class UnansweredNodes:
-    """The nodes that were asked and have not answered."""
+    """Holds the nodes that were asked and have not answered."""
 
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
@@ -29,13 +29,13 @@ class UnansweredNodes:
         self._since.pop(node, None)
 
     def silent(self) -> dict[str, float]:
-        """Seconds without an answer, by node; of those whose answer is late."""
+        """Return the seconds without an answer, by node, of those whose answer is late."""
         now = time.monotonic()
         return {node: now - since for node, since in self._since.items() if now - since >= SILENT_SECONDS}
 
 
 class SilentProgress:
-    """No display."""
+    """Shows nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -44,20 +44,20 @@ class SilentProgress:
         return None
 
     def done(self, result: NodeResult) -> None:
-        """A node is done."""
+        """Show that a node is done."""
 
     def silent(self, nodes: Mapping[str, float]) -> None:
-        """These have not answered for so many seconds; told again and again."""
+        """Show the nodes that have not answered, each with the seconds since it was asked. This is called again and again."""
 
 
 class LineProgress(SilentProgress):
-    """One plain line per node. ``words``: how a state is said, where that is not its own name."""
+    """Writes one plain line for each node. ``words``: the word for a state, where that is not its own name."""
 
     def __init__(self, total: int, words: Mapping[str, str]) -> None:
         self._total = total
         self._words = words
         self._count = 0
-        self._next_report: dict[str, float] = {}  # when to speak of a node again
+        self._next_report: dict[str, float] = {}  # seconds after which a node is named again
 
     def done(self, result: NodeResult) -> None:
         self._count += 1
@@ -76,7 +76,7 @@ class LineProgress(SilentProgress):
 
 
 class BarProgress(SilentProgress):
-    """A bar that says how many nodes are done, and with what; failures stay on the screen as lines."""
+    """Draws a bar with how many nodes are done, by state. Failures stay on the screen as lines."""
 
     def __init__(self, total: int, words: Mapping[str, str]) -> None:
         from rich.console import Console
@@ -124,7 +124,7 @@ def _minutes(seconds: float) -> str:
 
 
 def display(total: int, *, quiet: bool, check: bool = False) -> SilentProgress:
-    """The right display for this standard error. check: nothing is changed in this run."""
+    """Return the right display for this standard error. check: nothing is changed in this run."""
     if quiet:
         return SilentProgress()
     words = {"changed": "would change"} if check else {}

@@ -1,4 +1,4 @@
-"""The result of a run: per node, grouped by equal outcome, as JSON and as text for a person or a change ticket."""
+"""Reports the result of a run: by node, grouped by equal outcome, as JSON and as text for a person or a change ticket."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from fairlead.provision.node_answer import HINT, SAID, TEXT_MAX
 from fairlead.provision.report_width import counted, names, within
 from fairlead.provision.same_failures import of_any_node, of_several, shown_texts
 
-DOCUMENT = "node.json"  # what settings call their document in an error
+DOCUMENT = "node.json"  # the name of the document in an error of a setting
 DIFF_LINES_MAX = 1000
 SHOWN_LINES_MAX = 10_000
 STATES = ("same", "changed", "failed", "unreachable", "unfinished")
-_ADVISED = {"failed", "refused", "unreadable", "absent"}  # of a setting: its hint is shown
-#: What a change that is not made yet waits for, from the least to the most (fairlead.model.change.Disruption), in words.
+_ADVISED = {"failed", "refused", "unreadable", "absent"}  # states of a setting whose hint is shown
+#: In words, what a change waits for that is not made yet, from the least to the most (fairlead.model.change.Disruption).
 WAITS = {"idle": "an idle node", "drain": "a drained node", "reboot": "a reboot"}
 
 
 class NodeResult(Struct, frozen=True, kw_only=True):
-    """One node's outcome. state: same, changed (in check mode: would change), failed, unreachable, unfinished.
+    """Describes one node's outcome. state: same, changed (in check mode: would change), failed, unreachable, unfinished.
 
-    waiting: settings deferred; waits: for each of them what it waits for, a key of WAITS. hint_of_node: the hint came from the
-    node, so it is shown as what the node says, and not as advice of fairlead's.
+    waiting: the settings that were deferred. waits: what each of them waits for, a key of WAITS. hint_of_node: the hint came
+    from the node. It is then shown as what the node says, and not as fairlead's advice.
     """
 
     node: str
     state: str
     changed: int = 0
-    changes: tuple[str, ...] = ()  # "what: why", the same words on equal nodes
+    changes: tuple[str, ...] = ()  # each is "what: why", with the same words on equal nodes
     waiting: tuple[str, ...] = ()  # "setting: why"
     waits: tuple[str, ...] = ()
     failures: tuple[str, ...] = ()
@@ -52,20 +52,20 @@ class NodeResult(Struct, frozen=True, kw_only=True):
 
 
 class ClassDifference(Struct, frozen=True, kw_only=True):
-    """A difference between the nodes of one class (a site's name for it)."""
+    """Describes a difference between the nodes of one class. name: the site's name of that class."""
 
     name: str
     difference: PortDifference
 
     def text(self) -> str:
-        """One line: "class h100: gpu[3,17]: ports: 7 InfiniBand up, mlx5_3 down; the other 410 have 8 InfiniBand up"."""
+        """Return one line: "class h100: gpu[3,17]: ports: 7 InfiniBand up, mlx5_3 down; the other 410 have 8 InfiniBand up"."""
         d = self.difference
         return f"class {self.name}: {names(d.nodes)}: {d.aspect}: {d.said}; {_others(d.others)} {d.usual}"
 
 
 class ProvisionReport(Struct, frozen=True, kw_only=True):
-    """seconds: how long it took; began: Unix time. tags: the settings that were chosen, () for all. undeclared: nodes that
-    Slurm has and the site does not."""
+    """Holds the result of a run. seconds: how long it took. began: Unix time. tags: the chosen settings, () for all.
+    undeclared: nodes that Slurm has and the site does not."""
 
     schema: int = 1
     site: str
@@ -73,15 +73,15 @@ class ProvisionReport(Struct, frozen=True, kw_only=True):
     check: bool
     seconds: float
     nodes: tuple[NodeResult, ...]
-    networks: tuple[ClassDifference, ...] = ()  # nodes whose network is unlike the most of their class
+    networks: tuple[ClassDifference, ...] = ()  # nodes whose network differs from that of most nodes of their class
     began: float = 0.0
     tags: tuple[str, ...] = ()
     undeclared: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> ExitCode:
-        """0 all as declared, 69 a node failed, 68 none failed but one was not reached, 75 something waits (see WAITS), 1 none of
-        these, but a node has no hardware for a setting."""
+        """Return 0 if all is as declared, 69 if a node failed, 68 if none failed but one was not reached, 75 if something
+        waits (see WAITS). Return 1 if none of these is so, but a node has no hardware for a setting."""
         states = {n.state for n in self.nodes}
         if states & {"failed", "unfinished"}:
             return ExitCode.UNAVAILABLE
@@ -93,7 +93,7 @@ class ProvisionReport(Struct, frozen=True, kw_only=True):
 
     @property
     def detailed_exit_code(self) -> ExitCode:
-        """The same, but 1 in place of 0 where something was changed (in check mode: would change)."""
+        """Return ``exit_code``, but 1 in place of 0 where something was changed (in check mode: would change)."""
         changed = any(n.state == "changed" for n in self.nodes)
         return ExitCode.WARN if changed and self.exit_code is ExitCode.OK else self.exit_code
 
@@ -102,12 +102,12 @@ class ProvisionReport(Struct, frozen=True, kw_only=True):
 
 
 def node_result(node: str, event: str, task: str, res: Mapping[str, Any]) -> NodeResult:
-    """A node's outcome from the runner's event for it (runner_on_ok, runner_on_failed, runner_on_unreachable)."""
+    """Return a node's outcome from the runner's event for it (runner_on_ok, runner_on_failed, runner_on_unreachable)."""
     if event == "runner_on_unreachable":
         words = one_line(str(res.get("msg", "")), TEXT_MAX)
         return NodeResult(node=node, state="unreachable", message=words, hint=_reach_hint(words), task=task)
-    if event == "runner_on_ok" and "changes" not in res:  # as ansible-runner leaves one that is too long for it
-        res = {"failed": True, "msg": f"{SAID}: nothing came of it", "hint": HINT}
+    if event == "runner_on_ok" and "changes" not in res:  # ansible-runner leaves such a result where it was too long
+        res = {"failed": True, "msg": f"{SAID}: its result is empty", "hint": HINT}
     if not res.get("apply") and (event != "runner_on_ok" or res.get("failed")):
         words = one_line(str(res.get("msg") or res.get("exception") or "no message"), TEXT_MAX)
         return NodeResult(
@@ -133,7 +133,7 @@ def node_result(node: str, event: str, task: str, res: Mapping[str, Any]) -> Nod
         if item["state"] in {"changed", "would_change"}:
             changes.append(f"{item['setting']}: {item['message']}")
             diffs += [step["diff"] for step in steps]
-        elif made := [step for step in steps if step.get("done")]:  # a part of it, though the rest waits or failed
+        elif made := [step for step in steps if step.get("done")]:  # a part was done, and the rest waits or has failed
             more = len({step["why"] for step in made}) - 1
             changes.append(f"{item['setting']}: {made[0]['why']}" + (f" (and {more} more)" if more else ""))
             diffs += [step["diff"] for step in made]
@@ -164,7 +164,7 @@ def node_result(node: str, event: str, task: str, res: Mapping[str, Any]) -> Nod
 
 
 def with_origin(result: NodeResult, origin: Mapping[str, str]) -> NodeResult:
-    """The same with each failure of a setting told by the file that declares it: the node itself only knows its document."""
+    """Return the result with the declaring file named in each failure of a setting. The node itself knows only its document."""
     failures = tuple(located(f, origin) for f in result.failures)
     if failures == result.failures:
         return result
@@ -172,7 +172,7 @@ def with_origin(result: NodeResult, origin: Mapping[str, str]) -> NodeResult:
 
 
 def located(failure: str, origin: Mapping[str, str]) -> str:
-    """ "setting: what is wrong" with the file that declares it, where ``origin`` knows."""
+    """Return "setting: what is wrong" with the name of the file that declares it, where ``origin`` has that."""
     setting, _, rest = failure.partition(": ")
     said = {where: key for key, where in origin.items() if key.startswith(f"settings.{setting}.")}
     words = rest.removeprefix(f"{DOCUMENT}: ")
@@ -187,7 +187,7 @@ def _diff(change: Mapping[str, Any]) -> str:
     import difflib
 
     before, after = str(change.get("before", "")).splitlines(), change["after"].splitlines()
-    if max(len(before), len(after)) > DIFF_LINES_MAX:  # comparing takes time out of proportion, and a node chooses the text
+    if max(len(before), len(after)) > DIFF_LINES_MAX:  # comparing long texts takes too much time, and a node chooses the text
         before, after = [f"({len(before)} lines)"], [f"({len(after)} lines)"]
     return "\n".join(difflib.unified_diff(before, after, change["what"], change["what"], lineterm="")) + "\n"
 
@@ -201,11 +201,12 @@ def _reach_hint(words: str) -> str:
 
 
 def groups(nodes: Sequence[NodeResult]) -> list[tuple[NodeResult, list[str]]]:
-    """Nodes with equal outcome together (a node's own name and address in what it failed with may differ): the largest group
-    first, those that were not reached at the end."""
+    """Return nodes with equal outcome together. A node's own name and address in its failures may differ. The largest group is
+    first, and nodes that were not reached are at the end."""
     found: dict[tuple[Any, ...], list[NodeResult]] = {}
     for n in nodes:
-        said = (n.changes, n.waiting, n.waits, n.warnings, n.hint_of_node, len(n.failures), _of_any_node(n))  # all that is shown
+        # this is all that is shown
+        said = (n.changes, n.waiting, n.waits, n.warnings, n.hint_of_node, len(n.failures), _of_any_node(n))
         found.setdefault((n.state, *said), []).append(n)
     grouped = []
     for group in found.values():
@@ -216,25 +217,26 @@ def groups(nodes: Sequence[NodeResult]) -> list[tuple[NodeResult, list[str]]]:
 
 
 def _of_any_node(n: NodeResult) -> tuple[str, ...]:
-    """Return what the node failed with, its message and its hint, without the node's own name and address."""
+    """Return the node's failures, its message and its hint, without the node's own name and address."""
     return tuple(of_any_node(text, n.node, from_ssh=n.state == "unreachable") for text in (*n.failures, n.message, n.hint))
 
 
 def advice(hint: str, nodes: Sequence[str], *, of_node: bool) -> list[str]:
-    """The line that says what to do next: fairlead's own advice, or what these nodes say, which offers no command."""
+    """Return the line that says what to do next. It is fairlead's own advice, or what these nodes say, which offers no
+    command."""
     if not hint or not of_node:
         return [f"  next: {hint}"] if hint else []
     return [f"  {f'{nodes[0]} says' if len(nodes) == 1 else 'each of them says'}: {aside(hint)}"]
 
 
 def theirs(line: str) -> str:
-    """A line of a report in which words of a node stand: it offers no command, and looks like no advice of fairlead's."""
+    """Return a line with words of a node in it, so that it offers no command, and does not look like fairlead's advice."""
     return aside(f"it says: {line}" if re.match(r"\W*next\b", line, re.IGNORECASE) else line)
 
 
 def text(report: ProvisionReport, *, diff: bool = False) -> str:
-    """The report for a person: one paragraph per group of equal nodes, those not reached last, then what groups that differ
-    otherwise have failed with alike, then the totals."""
+    """Return the report for a person: one paragraph for each group of equal nodes, those not reached last, then the failures
+    that several groups have in common, then the totals."""
     lines: list[str] = []
     words = {"changed": "would change"} if report.check else {}
     grouped = groups(report.nodes)
@@ -250,17 +252,17 @@ def text(report: ProvisionReport, *, diff: bool = False) -> str:
         lines += [f"{counted(nodes)}: all of them {failing.state} alike", *within(failing.lines(nodes))]
     lines += within(each.text() for each in report.networks)
     if report.undeclared:
-        lines.append(f"{names(report.undeclared)}: Slurm has them, no class of {report.site} does: not looked at")
+        lines.append(f"{names(report.undeclared)}: in Slurm, but in no class of {report.site}: left out")
     return "\n".join([line for line in lines if line] + [summary(report)])
 
 
 def _paragraph(example: NodeResult, nodes: Sequence[str], *, alike: bool) -> list[str]:
-    """Return what is told of a group of equal nodes. ``alike``: what they failed with is told below, of other nodes too."""
+    """Return the lines about a group of equal nodes. ``alike``: other groups have the same failures, so these are shown below."""
     lines = [f"  {theirs(change)}" for change in example.changes]
     lines += [f"  waits for {WAITS[k]}: {aside(w)}" for w, k in zip(example.waiting, example.waits, strict=True)]
     failing = _Failing.of(example)
     if failing is not None:
-        lines += ["  as other nodes, told below"] if alike else failing.lines(nodes)
+        lines += ["  as on other nodes, shown below"] if alike else failing.lines(nodes)
     if example.warnings:
         lines += [f"  warning: {aside(w)}" for w in example.warnings]
         lines += advice(example.hint, nodes, of_node=example.hint_of_node) if example.state in {"same", "changed"} else []
@@ -268,7 +270,7 @@ def _paragraph(example: NodeResult, nodes: Sequence[str], *, alike: bool) -> lis
 
 
 class _Failing(Struct, frozen=True):
-    """What nodes failed with, in which task of the playbook, and what to do next."""
+    """Holds the failures of nodes, in which task of the playbook they failed, and what to do next."""
 
     state: str
     words: tuple[str, ...]
@@ -288,13 +290,13 @@ class _Failing(Struct, frozen=True):
 
 
 def shortened(lines: list[str]) -> list[str]:
-    """The lines of a diff; of more than anybody reads the first ones."""
+    """Return the lines of a diff, or only the first ones where there are very many."""
     more = len(lines) - SHOWN_LINES_MAX
     return lines if more <= 0 else [*lines[:SHOWN_LINES_MAX], f"    and {more} more lines, left out here"]
 
 
 def ticket(report: ProvisionReport, code: ExitCode, by: str, *, diff: bool = False) -> str:
-    """The report as a page for a change ticket: what was asked for, by whom and when, then the same as ``text``."""
+    """Return the report as a page for a change ticket: what was asked for, by whom and when, then the same as ``text``."""
     stamp = "%Y-%m-%d %H:%M:%S UTC"
     kind = "check (nothing was changed)" if report.check else "change"
     head = [
@@ -310,7 +312,7 @@ def ticket(report: ProvisionReport, code: ExitCode, by: str, *, diff: bool = Fal
 
 
 def data(report: ProvisionReport, code: ExitCode) -> dict[str, Any]:
-    """The report as JSON has it: every node, the groups of equal ones, the counts, and the exit code."""
+    """Return the report as JSON has it: every node, the groups of equal ones, the counts, and the exit code."""
     found: dict[str, Any] = msgspec.to_builtins(report)
     grouped = [
         {"nodes": fold(nodes), "count": len(nodes), "state": example.state, "waiting": len(example.waiting)}
@@ -325,7 +327,7 @@ def _others(count: int) -> str:
 
 
 def summary(report: ProvisionReport) -> str:
-    """The last line: "412 the same, 3 changed, 1 failed (2 of them waiting)"."""
+    """Return the last line: "412 the same, 3 changed, 1 failed (2 of them waiting)"."""
     names = {"same": "the same", "changed": "would change" if report.check else "changed"}
     counts = ", ".join(f"{report.count(s)} {names.get(s, s)}" for s in STATES if report.count(s))
     waiting = sum(bool(n.waiting) for n in report.nodes)

@@ -1,9 +1,9 @@
-"""Runs playbooks/site.yml over the nodes through ansible-runner, and turns its events into a report.
+"""Runs playbooks/site.yml over the nodes through ansible-runner, and makes a report of its events.
 
-The private folder is on tmpfs, mode 0700, and is wiped when the run ends; no event is ever written to a file (a handler
+The private folder is on tmpfs, has mode 0700, and is removed when the run ends. No event is ever written to a file (a handler
 that returns False keeps ansible-runner from it), and the documents never appear on a command line.
 
-What a node says is not trusted: the action plugin hands on only what provision/node_answer.py takes from it (decisions/0037), and
+What a node says is not trusted. The action plugin passes on only what provision/node_answer.py accepts (decisions/0037).
 Ansible's own words about a node (an ssh that failed shows what the node wrote) are made one printable line in
 provision_report.py.
 """
@@ -41,11 +41,12 @@ from fairlead.slurm.scontrol import Scontrol
 
 _PREFIX = "fairlead-provision."
 INVENTORY = "inventory.ini"
-IDLE_SECONDS = 3000  # without a word of Ansible's: longer than `node_seconds` of the role, after which a node alone has failed
+IDLE_SECONDS = 3000  # how long Ansible may say nothing; longer than `node_seconds` of the role, after which one node has failed
 
 
 class ProvisionOptions(Struct, frozen=True, kw_only=True):
-    """What a run is asked for. wheel: instead of one packed from this installation. wheelhouse: the dependencies' wheels."""
+    """Says what a run is asked for. wheel: is used instead of one packed from this installation. wheelhouse: a folder with the
+    dependencies' wheels."""
 
     nodelist: str = ""
     check: bool = False
@@ -56,14 +57,14 @@ class ProvisionOptions(Struct, frozen=True, kw_only=True):
     uninstall: bool = False
     undo: bool = False
     force: bool = False
-    only: tuple[str, ...] = ()  # settings; () for all that are declared
-    packages: str = ""  # folder with the files of the lock's packages; "" is the cache of `fairlead lock`
+    only: tuple[str, ...] = ()  # the chosen settings; () for all that are declared
+    packages: str = ""  # the folder with the files of the lock's packages; "" for the cache of `fairlead lock`
     lock: str = ""  # a file that Ansible keeps locked while any process of it lives (ansible_lock.py)
-    drained: bool = False  # these nodes are drained in Slurm and no job runs there: the caller has seen to it
+    drained: bool = False  # the caller says that these nodes are drained in Slurm and no job runs there
 
 
 def run(site: Site, options: ProvisionOptions, slurm: Scontrol | None = None) -> ProvisionReport:
-    """Make the nodes what the site declares; ``slurm``: of them those that Slurm has. Raises FairleadError for what is wrong
+    """Make the nodes what the site declares. With ``slurm``, only those that Slurm has. Raises FairleadError for what is wrong
     before any node is touched."""
     begin, began = time.monotonic(), time.time()
     known = in_slurm(slurm) if slurm else None
@@ -79,7 +80,7 @@ def run(site: Site, options: ProvisionOptions, slurm: Scontrol | None = None) ->
     with display(len(chosen), quiet=options.quiet, check=options.check) as shown:
         _play(site, chosen, options, own=own, results=results, shown=shown)
         wanted = {(r.no_wheel["python"], r.no_wheel["machine"]) for r in results.values() if r.no_wheel}
-        if wanted and not options.wheelhouse:  # once more, and no oftener: a node may claim another Python each time
+        if wanted and not options.wheelhouse:  # only one retry: a node may claim another Python each time
             again = _fetch(wanted, [t for t in chosen if results[t.node].no_wheel], results)
             if again:
                 _play(site, again, options, own=own, results=results, shown=shown)
@@ -101,7 +102,7 @@ def run(site: Site, options: ProvisionOptions, slurm: Scontrol | None = None) ->
 
 
 def _fetch(wanted: set[tuple[str, str]], waiting: list[Target], results: dict[str, NodeResult]) -> list[Target]:
-    """Download wheels; the nodes that can be tried again. A failed download is said as the failure of its nodes."""
+    """Download wheels; return the nodes that can be tried again. A failed download becomes the failure of its nodes."""
     from msgspec.structs import replace
 
     again: list[Target] = []
@@ -128,7 +129,7 @@ def _play(
 ) -> None:
     """Run the playbook on the chosen nodes, and put what each of them answers into ``results``.
 
-    Raises ProvisionError where Ansible is missing or ended before any node, KeyboardInterrupt where a person did.
+    Raises ProvisionError where Ansible is missing or ended before any node, KeyboardInterrupt where a person ended it.
     """
     interface = _ansible_runner()
     with private_folder() as folder:
@@ -141,7 +142,7 @@ def _play(
         if any(r.state != "unfinished" for r in results.values()):
             return
         if stopped:
-            words = "a node that had begun may complete it by itself; what is there is whole, and the next run does the rest"
+            words = "a node that has begun may finish by itself; what is there is complete, and the next run does the rest"
             raise KeyboardInterrupt("" if options.check else words)
         raise ProvisionError(f"ansible-playbook ended {runner.status}: {_last_words(runner)}")
 
@@ -220,7 +221,7 @@ def _run_playbook(
 
 
 def _track_silence(event: Mapping[str, Any], asked: UnansweredNodes) -> None:
-    """Who was asked when, and who has answered."""
+    """Record which node was asked when, and which one has answered."""
     node = event.get("event_data", {}).get("host")
     if isinstance(node, str):
         (asked.begin if event.get("event") == "runner_on_start" else asked.end)(node)
@@ -239,7 +240,7 @@ def _add_result(
 
     result = isolated(read, lambda why: NodeResult(node=node, state="failed", message=why, failures=(why,), hint=HINT))
     results[node] = result
-    if not result.no_wheel:  # fetching may help: said when it is known
+    if not result.no_wheel:  # without a wheel, the result is shown after the download
         shown.done(result)
 
 
@@ -254,7 +255,7 @@ def _last_words(runner: Any) -> str:
 
 
 def inventory_text(site: Site, chosen: Sequence[Target], bundle: str) -> str:
-    """An INI inventory: names and addresses; everything else is the same for all."""
+    """Return an INI inventory: names and addresses. Everything else is the same for all nodes."""
     a = site.ansible
     lines = [t.node if t.address == t.node else f"{t.node} ansible_host={t.address}" for t in chosen]
     common = {
@@ -270,12 +271,12 @@ def inventory_text(site: Site, chosen: Sequence[Target], bundle: str) -> str:
 
 
 def environment(site: Site, folder: Path, address: str) -> dict[str, str]:
-    """Ansible's settings for a run. ``address``: of any of its nodes."""
+    """Return Ansible's settings for a run. ``address``: of any of its nodes."""
     own = site.ansible.ssh_args
     return {
         "PATH": f"{os.path.dirname(sys.executable)}:{os.environ.get('PATH', '/usr/bin:/bin')}",
         "PYTHONPATH": os.path.dirname(os.path.dirname(os.path.abspath(assets.__file__))),
-        "LC_ALL": "C.UTF-8",  # Ansible ends at any other encoding, and at a locale that is not installed here
+        "LC_ALL": "C.UTF-8",  # Ansible refuses any other encoding, and a locale that is not installed here
         "ANSIBLE_HOME": str(folder / "ansible"),
         "ANSIBLE_CONFIG": str(folder / "ansible.cfg"),
         "ANSIBLE_FORKS": str(site.ansible.forks),
@@ -283,7 +284,7 @@ def environment(site: Site, folder: Path, address: str) -> dict[str, str]:
         "ANSIBLE_SSH_ARGS": " ".join(filter(None, (own, SSH_ARGS, shared_connections(own, address)))),
         "ANSIBLE_GATHERING": "explicit",
         "ANSIBLE_INJECT_FACT_VARS": "0",
-        "MAX_EVENT_RES": str(4 * LINE_MAX),  # ansible-runner makes a longer result an empty one
+        "MAX_EVENT_RES": str(4 * LINE_MAX),  # ansible-runner empties a longer result
         "ANSIBLE_INVENTORY_ENABLED": "ini",
         "ANSIBLE_RETRY_FILES_ENABLED": "0",
         "ANSIBLE_NOCOLOR": "1",
@@ -297,8 +298,8 @@ _KEPT_PREFIXES = ("ANSIBLE_", "SSH_", "XDG_", "KRB5", "GSSAPI_")
 
 @contextmanager
 def lean_environment() -> Iterator[None]:
-    """Meanwhile this process has only the variables that Ansible and ssh need: ansible-runner writes all that it finds into a
-    file (artifacts/*/command, Runner.run), and an admin's environment holds passwords and tokens."""
+    """Give this process only the variables that Ansible and ssh need, for as long as the block runs. ansible-runner writes all
+    variables into a file (artifacts/*/command, Runner.run), and an admin's environment may have passwords and tokens."""
     before = dict(os.environ)
     secret = [n for n in before if "PASS" in n and not n.endswith(("_FILE", "_FILES"))]
     kept = {n: v for n, v in before.items() if (n in _KEPT or n.startswith(_KEPT_PREFIXES)) and n not in secret}
@@ -313,7 +314,8 @@ def lean_environment() -> Iterator[None]:
 
 @contextmanager
 def private_folder() -> Iterator[Path]:
-    """A 0700 folder on tmpfs where there is one, gone afterwards; also those of runs that were killed."""
+    """Make a 0700 folder, on tmpfs where there is one, and remove it afterwards. Folders of runs that were killed are removed
+    too."""
     base = "/dev/shm" if os.path.isdir("/dev/shm") and os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
     _remove_orphaned(base)
     folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}.", dir=base))
@@ -330,7 +332,7 @@ def _remove_orphaned(base: str) -> None:
         dead = name.startswith(_PREFIX) and pid.isdecimal() and not os.path.exists(f"/proc/{pid}")
         try:
             ours = dead and os.lstat(path).st_uid == os.geteuid()
-        except FileNotFoundError:  # another run has swept it
+        except FileNotFoundError:  # another run has removed it
             continue
         if ours:
             shutil.rmtree(path, ignore_errors=True)

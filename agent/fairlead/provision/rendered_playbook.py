@@ -1,10 +1,10 @@
-"""A folder for people with a playbook of their own: the bundle, an inventory and the roles, made from the site's declaration.
+"""Makes a folder for people with a playbook of their own: the bundle, an inventory and the roles, from the site's declaration.
 
-OUTPUT/bundle           what the role `node` hands to the nodes (bundle.py); also `node_bundle` of the inventory
+OUTPUT/bundle           what the role `node` sends to the nodes (run_bundle.py); also `node_bundle` of the inventory
 OUTPUT/inventory.yml    the nodes by class, with their addresses
-OUTPUT/roles            the roles, at one version with the bundle
+OUTPUT/roles            the roles, of the same version as the bundle
 
-Made beside and renamed, so that a run never meets half of it.
+The folder is made under another name and then renamed, so that no run sees half of it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ PARTS = ("bundle", "inventory.yml", "roles")
 
 
 def render(site: Site, chosen: Sequence[Target], own: Wheel, wheels: Sequence[Wheel], output: Path, **request: Any) -> bool:
-    """Write ``output``; False when it was already so. request: what write_bundle takes besides. Raises DataError for a folder
-    with other things in it, HostError."""
+    """Write ``output``; return False when it was already so. request: the other arguments of write_bundle. Raises HostError, and
+    DataError for a folder with other things in it."""
     if output.is_dir() and (strange := sorted({p.name for p in output.iterdir()} - set(PARTS))):
         raise DataError(f"{output}: has {strange[0]} in it, which is not of `fairlead render`", hint="name another folder")
     try:
@@ -52,7 +52,7 @@ def render(site: Site, chosen: Sequence[Target], own: Wheel, wheels: Sequence[Wh
 
 
 def inventory(site: Site, chosen: Sequence[Target], bundle: str) -> bytes:
-    """An inventory: a group per class, and what all nodes have in common. JSON, which is YAML too."""
+    """Return an inventory: a group for each class, and what all nodes have in common. It is JSON, which is YAML too."""
     a = site.ansible
     common: dict[str, Any] = {"ansible_user": a.user, "node_bundle": bundle}
     common |= {"ansible_python_interpreter": a.python, "node_python": a.python} if a.python else {}
@@ -68,7 +68,7 @@ def inventory(site: Site, chosen: Sequence[Target], bundle: str) -> bytes:
 
 
 def _group(name: str) -> str:
-    """A class's name as Ansible takes it for a group: letters, digits and _."""
+    """Return a class's name in the form that Ansible accepts for a group: letters, digits and _."""
     return "class_" + "".join(c if c.isalnum() and c.isascii() else "_" for c in name)
 
 

@@ -1,4 +1,4 @@
-"""Bounds how wide a report for a person gets, however long a nodelist or a node's own words are; JSON has both whole."""
+"""Bounds how wide a report for a person gets, however long a nodelist or a node's own words are. JSON has both in full."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from fairlead.provision.inventory import fold
 
 WIDTH = 120
 NAMES_WIDTH = 80
-_FURTHER = "      | "  # no line of a node's words begins as one of ours
+_FURTHER = "      | "  # it marks the rest of a line, so that no node's words look like a line of fairlead
 
 
 def names(nodes: Sequence[str]) -> str:
-    """Return a nodelist; of one that is too wide the beginning, which ends in three dots."""
+    """Return a nodelist. If it is too wide, only its beginning is returned, followed by three dots."""
     whole = fold(list(nodes))
     if len(whole) <= NAMES_WIDTH:
         return whole
@@ -29,7 +29,7 @@ def counted(nodes: Sequence[str]) -> str:
 
 
 def within(lines: Iterable[str]) -> list[str]:
-    """Return the lines, each that is too wide as several, of which the further ones are marked."""
+    """Return the lines. A line that is too wide becomes several, and all but the first of them are marked."""
     found: list[str] = []
     for line in lines:
         found += [line] if len(line) <= WIDTH else _wrapped(line)

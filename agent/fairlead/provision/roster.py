@@ -1,6 +1,7 @@
-"""The roster: one row for each node, of what Slurm and the node's own agent say of it; and equal rows folded into one.
+"""Makes the roster: one row for each node, with what Slurm and the node's own agent say about it. Equal rows are folded into
+one.
 
-A row is never ``ok`` by Slurm's word alone, nor when the agent was not reached: ``word`` says which of them is missing.
+A row is never ``ok`` by Slurm's word alone, nor when the agent was not reached. ``word`` says which of them is missing.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from fairlead.slurm.client import UNAVAILABLE
 from fairlead.slurm.listing import Listed
 
 DRAINED = frozenset({"DRAIN", "DRAINED", "DRAINING"})
-#: Worst first: what has to be looked at stands at the top.
+#: The worst is first, so that what needs attention is at the top.
 WORDS = ("unreachable", "none", "stale", "drain", "unknown", "warn", NOT_ASKED := "not asked", "ok")
 #: Reasons that slurmctld sets by itself (drain_nodes and set_node_reason of src/slurmctld; ``SUFFIXES`` without their " : ").
 _SLURMS = (PROLOG_ERROR, "Epilog error", "Kill task failed", "Batch job complete failure", "Low ", "gres/")
@@ -28,8 +29,8 @@ _AGO = re.compile(r"[0-9]+ s ago")
 
 
 class OutOfService(Struct, frozen=True, kw_only=True):
-    """Who took the node out of service. by: agent, hand (`fairlead drain`), maintain, slurm or person. check: the agent's.
-    user: as slurmctld has it. since_unix: whole seconds. why: their words, without fairlead's token."""
+    """Says who took the node out of service. by: agent, hand (`fairlead drain`), maintain, slurm or person. check: the
+    agent's. user: as slurmctld has it. since_unix: whole seconds. why: their words, without fairlead's token."""
 
     by: str
     check: str = ""
@@ -39,13 +40,13 @@ class OutOfService(Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """For a column."""
+        """Return the text for a column."""
         words = {"agent": f"agent ({self.check})", "hand": "fairlead drain", "maintain": "fairlead maintain"}
         return words.get(self.by, self.by if self.by == "slurm" else self.user or self.by)
 
 
 class RosterRow(Struct, frozen=True, kw_only=True):
-    """One node. states: Slurm's words. account: None when agents were not asked. jobs: ids of jobs that hold the node."""
+    """Describes one node. states: Slurm's words. account: None when agents were not asked. jobs: ids of the jobs on the node."""
 
     node: str
     states: tuple[str, ...]
@@ -57,14 +58,14 @@ class RosterRow(Struct, frozen=True, kw_only=True):
 
     @property
     def word(self) -> str:
-        """``ok`` only by the word of an agent that was reached just now."""
+        """Return the verdict's word. It is ``ok`` only if an agent was reached just now and says so."""
         if self.account is None:
             return NOT_ASKED
         return self.account.verdict if self.account.reached else "unreachable"
 
     @property
     def slurm(self) -> str:
-        """Slurm's state in a word or two: up (idle or not), draining, drained, and what else there is."""
+        """Return Slurm's state in a word or two: up (idle or not), draining, drained, and other states."""
         states = set(self.states)
         busy = bool(states & {"ALLOCATED", "MIXED", "COMPLETING"})
         rest = states - {"IDLE", "ALLOCATED", "MIXED", "COMPLETING", "PLANNED"}
@@ -75,12 +76,12 @@ class RosterRow(Struct, frozen=True, kw_only=True):
 
     @property
     def why(self) -> str:
-        """What is to be said of it: why it is out of service, and what its agent says."""
+        """Return why the node is out of service, and what its agent says."""
         return self._text(str)
 
     @property
     def alike(self) -> str:
-        """The same without what differs from node to node: the job at the end, and how long ago something was."""
+        """Return ``why`` without what differs from node to node: the job at the end, and how long ago something was."""
         return self._text(_alike)
 
     def _text(self, fit: Callable[[str], str]) -> str:
@@ -93,7 +94,8 @@ class RosterRow(Struct, frozen=True, kw_only=True):
 
 
 def rows(nodes: Iterable[Listed], accounts: Mapping[str, AgentAccount] | None) -> tuple[RosterRow, ...]:
-    """Rows in Slurm's order. ``accounts``: None when agents were not asked; a node without one was not reached."""
+    """Return the rows in Slurm's order. ``accounts``: None when agents were not asked. A node that is missing there was not
+    reached."""
     lost = AgentAccount(reached=False, trouble="it was not asked")
     return tuple(_row(n, None if accounts is None else accounts.get(n.state.name, lost)) for n in nodes)
 
@@ -112,7 +114,8 @@ def _row(node: Listed, account: AgentAccount | None) -> RosterRow:
 
 
 def out_of_service(node: Listed) -> OutOfService | None:
-    """Who took the node out of service; None for a node that is in it. A resumed node's old reason (24.11) is nobody's."""
+    """Return who took the node out of service; None for a node that is in service. The old reason of a resumed node (24.11)
+    does not count."""
     state = node.state
     if not state.states & UNAVAILABLE or not state.reason:
         return None
@@ -135,7 +138,7 @@ def _alike(text: str) -> str:
 
 
 class RosterFold(Struct, frozen=True, kw_only=True):
-    """Rows that say the same. age_seconds: the oldest look; since_unix: the first and the last."""
+    """Holds rows that say the same. age_seconds: since the oldest sweep. since_unix: the first and the last."""
 
     nodes: str
     rows: tuple[RosterRow, ...]
@@ -152,7 +155,8 @@ class RosterFold(Struct, frozen=True, kw_only=True):
 
     @property
     def why(self) -> str:
-        """What its rows say; where they differ in a job or a time, nothing of that: it would be one node's, shown for all."""
+        """Return what its rows say. A job or a time in which they differ is left out, because one node's value would appear
+        for all."""
         said = {r.why for r in self.rows}
         return said.pop() if len(said) == 1 else self.rows[0].alike
 
@@ -162,8 +166,8 @@ class RosterFold(Struct, frozen=True, kw_only=True):
 
 
 def fold(rows: Iterable[RosterRow]) -> tuple[RosterFold, ...]:
-    """Equal rows together, the worst first, then by the number of nodes. What differs from node to node by its nature is not
-    compared: ages, jobs, times."""
+    """Return equal rows together, the worst first, then by the number of nodes. Ages, jobs and times differ from node to node
+    by nature, so they are not compared."""
     groups: dict[tuple[object, ...], list[RosterRow]] = {}
     for row in rows:
         groups.setdefault(_likeness(row), []).append(row)
@@ -185,7 +189,7 @@ def _likeness(row: RosterRow) -> tuple[object, ...]:
 
 
 def as_data(made: Iterable[RosterRow]) -> dict[str, Any]:
-    """The rows for --json: one object for each node, and the nodes folded by their word."""
+    """Return the rows for --json: one object for each node, and the nodes folded by their word."""
     listed = tuple(made)
     by_word = {w: str(NodeSet.fromlist([r.node for r in listed if r.word == w])) for w in WORDS}
     return {

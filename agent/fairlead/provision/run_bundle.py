@@ -1,14 +1,14 @@
-"""What a run carries to the nodes, laid out in one private folder that is wiped when the run ends.
+"""Lays out what a run sends to the nodes, in one private folder that is removed when the run ends.
 
 request.json      what every node must have: release, files with their hashes, links, units
 files.json, files the contents, sent only to a node that lacks one
-wheels/           wheels, the same
-documents/NODE    what one node's request has besides: its documents, the units of its local disk, its driver's package files
+wheels/           wheels, sent in the same way
+documents/NODE    what only this node's request has: its documents, the units of its local disk, its driver's package files
 nodes             the names of all nodes that the site declares
 packages          where the package files of the lock are on this host
-program.zip       the program that does the work there (fairlead/on_node)
-lib/fairlead      what the action plugin imports, as the Python that runs Ansible need not have fairlead: what a node may answer,
-                  how its Python is found, and how to choose among the wheels
+program.zip       the program that does the work on the node (fairlead/on_node)
+lib/fairlead      what the action plugin imports, because the Python that runs Ansible need not have fairlead: what a node may
+                  answer, how its Python is found, and how to choose among the wheels
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fairlead.settings.driver import DriverWant
 
 OPT = "/opt/fairlead"
 AGENT_DROP_INS = "/etc/systemd/system/fairlead-agent.service.d"
-# Slurm runs everything in prolog.d and epilog.d: only these two go there, the others beside.
+# Slurm runs everything in prolog.d and epilog.d. Only these two hooks go there, and the others go elsewhere.
 HOOKS = {
     "prolog": "/etc/slurm/prolog.d/50-fairlead",
     "epilog": "/etc/slurm/epilog.d/50-fairlead",
@@ -39,7 +39,7 @@ HOOKS = {
     "bind-plan": "/etc/slurm/fairlead/bind-plan",
     "health-check": "/etc/slurm/fairlead/health-check",
 }
-#: Modules of the standard library and of each other alone, with the packages that they are in.
+#: Modules that import the standard library and each other alone, with the packages that they are in.
 PLUGIN_MODULES = (
     "__init__.py",
     "model/__init__.py",
@@ -57,7 +57,7 @@ def _mode(source: Path) -> int:
 
 
 def node_files() -> list[tuple[str, bytes, int]]:
-    """(path on the node, content, mode) of everything that is the same on every node."""
+    """Return (path on the node, content, mode) of everything that is the same on every node. Raises InputMissing."""
     found: list[tuple[str, bytes, int]] = []
     hooks = assets.directory("slurm")
     for name, path in HOOKS.items():
@@ -73,14 +73,14 @@ def node_files() -> list[tuple[str, bytes, int]]:
 
 
 def release_name(own: Wheel) -> str:
-    """VERSION-DIGEST: other contents of ours, or other versions of what it needs, are another release."""
+    """Return VERSION-DIGEST. Other contents of fairlead, or other versions of what it needs, are another release."""
     versions = sorted(f"{name}-{version}" for name, version in wheel_lock.load().versions().items())
     digest = hashlib.sha256("\n".join([own.record, *versions]).encode()).hexdigest()
     return f"{fairlead.__version__}-{digest[:10]}"
 
 
 def scratch_units(document: config.Document) -> list[dict[str, Any]]:
-    """The units of the node's local disk (jobenv.scratch): instances by its path, as systemd.unit(5) escapes it."""
+    """Return the units of the node's local disk (jobenv.scratch): instances by its path, as systemd.unit(5) escapes it."""
     path = document.jobenv.scratch.strip("/")
     if not path:
         return []
@@ -92,7 +92,8 @@ def scratch_units(document: config.Document) -> list[dict[str, Any]]:
 
 
 def driver_files(document: config.Document) -> list[dict[str, Any]]:
-    """The package files of the node's driver that come from here; none where a mirror is declared, or where it is not managed."""
+    """Return the package files of the node's driver that this host sends. There are none where a mirror is declared, or where
+    the driver is not managed."""
     driver = document.settings.get("driver")
     if not isinstance(driver, DriverWant) or not driver.managed or driver.mirror:
         return []
@@ -100,8 +101,8 @@ def driver_files(document: config.Document) -> list[dict[str, Any]]:
 
 
 def metrics_drop_in(document: config.Document) -> str:
-    """Return the drop-in that lets the agent's unit write its metrics where the document says; without more than a comment where
-    the unit may write there anyway."""
+    """Return the drop-in that lets the agent's unit write its metrics where the document says. It is only a comment where the
+    unit may write there anyway."""
     agent = document.agent
     folder = os.path.dirname(agent.metrics_textfile)
     own = not folder or any(f"{folder}/".startswith(f"{path}/") for path in (agent.run_dir, agent.state_dir))
@@ -110,7 +111,7 @@ def metrics_drop_in(document: config.Document) -> str:
 
 
 def documents(document: config.Document) -> list[dict[str, Any]]:
-    """The files that differ from node to node."""
+    """Return the files that differ from node to node."""
     return [
         {"path": "/etc/fairlead/node.json", "content": config.encode_document(document).decode(), "mode": 0o644},
         {"path": "/etc/fairlead/hooks", "content": config.hooks_line(document), "mode": 0o644},
@@ -133,8 +134,8 @@ def write_bundle(
     declared: Sequence[str] = (),
 ) -> None:
     """Lay out everything that the action plugin needs below ``folder``. declared: every node of the site. drained: `fairlead
-    apply --drained` is run there; only: of these settings. packages: the folder here with the files of the lock's packages; only
-    its path is written."""
+    apply --drained` is run there. only: with these settings alone. packages: the folder here with the files of the lock's
+    packages; only its path is written."""
     files = node_files()
     index = [{"name": w.name, "size": len(w.content), "sha256": w.sha256} for w in (own, *wheels)]
     how = {"state": state, "undo": undo, "force": force, "drained": drained, "only": list(only)}
@@ -157,7 +158,7 @@ def write_bundle(
 
 
 def _request_of(document: config.Document) -> dict[str, Any]:
-    """What one node is asked for besides what every node is (``_request``)."""
+    """Return what is asked of one node only, in addition to ``_request``."""
     return {
         "documents": documents(document),
         "scratch_units": scratch_units(document),
@@ -166,17 +167,18 @@ def _request_of(document: config.Document) -> dict[str, Any]:
 
 
 def _request(files: Sequence[tuple[str, bytes, int]], release: str, index: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What every node is asked for: the files, the wheels of ``index``, the links and units; and what an uninstall removes."""
+    """Return what is asked of every node: the files, the wheels of ``index``, the links and units, and what an uninstall
+    removes."""
     units = [u for u in UNITS if any(path.endswith(f"/{u['name']}") for path, _, _ in files)]
     return {
         "opt": OPT,
         "release": release,
-        # The node installs no other wheels: each is held against this on the admin host's word, which came over ssh.
+        # The node installs no other wheels. It compares each with this list, which the admin host sent over ssh.
         "wheels": index,
         "files": [{"path": p, "mode": m, "sha256": hashlib.sha256(c).hexdigest(), "size": len(c)} for p, c, m in files],
         "links": [[f"{OPT}/current", release], ["/usr/local/bin/fairlead", f"{OPT}/current/bin/fairlead"]],
         "units": units,
-        # Removed by uninstall: what the node made itself, then folders where nothing else is left.
+        # Uninstall removes what the node made itself, then folders where nothing else is left.
         "leftovers": [
             "/etc/slurm/fairlead/scratch-clean",
             "/run/fairlead",

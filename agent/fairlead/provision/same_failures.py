@@ -1,4 +1,4 @@
-"""Says when nodes fail in the same way: equal words but for each node's own name and address, however else the nodes differ."""
+"""Says when nodes fail in the same way: their failures are equal except for each node's own name and address."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TypeVar
 
 K = TypeVar("K", bound=Hashable)
 _NAME_WORD = r"(?<![\w.-]){}(?:\.[\w-]+)*(?![\w-])"
-#: Where ssh(1) and Ansible's ssh connection name the address of the node that they do not reach.
+#: Finds the address of a node that is not reached, in the words of ssh(1) and of Ansible's ssh connection.
 _ADDRESS = re.compile(
     r"(?<=\bhost )[\w.:%-]+(?= port\b)|(?<=\bhost \")[\w.:%-]+|(?<=\bhostname )[\w.:%-]+(?=: )|(?<=\bby )[\w.:%-]+(?= port\b)"
     r"|(?<=@)[\w.:%-]+(?=:)|\b\d{1,3}(?:\.\d{1,3}){3}\b"
@@ -24,7 +24,7 @@ def of_any_node(text: str, node: str, *, from_ssh: bool = False) -> str:
 
 
 def shown_texts(texts: Sequence[Sequence[str]], common: Sequence[str]) -> tuple[str, ...]:
-    """Return what is told of several nodes: their own texts where these are all equal, else what they have in ``common``."""
+    """Return the texts that are shown for several nodes: their own where these are all equal, else ``common``."""
     return tuple(texts[0]) if all(tuple(each) == tuple(texts[0]) for each in texts) else tuple(common)
 
 

@@ -1,7 +1,7 @@
-"""Everything that is wrong with a site's declaration, and the nodes of each class: what `config check` prints.
+"""Finds everything that is wrong with a site's declaration, and the nodes of each class, for `config check`.
 
-A run takes the first mistake as a reason to touch nothing. A person who mends the file wants all of them, so here one mistake
-hides no other that can still be found.
+A run stops at the first mistake and touches nothing. A person who corrects the file wants to see all mistakes. Therefore no
+mistake hides another one that can still be found.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from fairlead.model.nodelist import fold
 from fairlead.provision.inventory import UNDECLARED, address_mistakes, expand, nodelist_hint, targets
 
 Layers = list[tuple[str, Mapping[str, Any]]]
-_ANY = "\0"  # stands on both sides of nodes in the text of a mistake, and then for them: several groups of nodes may have it
+_ANY = "\0"  # encloses nodes in the text of a mistake, and later replaces them, because several groups of nodes may have it
 _NODES = re.compile(f"{_ANY}([^{_ANY}]*){_ANY}")
 
 
 class Mistake(Struct, frozen=True, kw_only=True):
-    """One thing to mend. ``key``: dotted, "" for the file as a whole. ``missing``: a file that is named is not there."""
+    """Describes one thing to correct. ``key``: dotted, "" for the file as a whole. ``missing``: a named file does not exist."""
 
     file: str
     key: str
@@ -45,7 +45,7 @@ class Mistake(Struct, frozen=True, kw_only=True):
 
 
 class SiteCheck(Struct, frozen=True, kw_only=True):
-    """``classes``: the nodes of each class whose nodelist can be read."""
+    """Holds the result of a check. ``classes``: the nodes of each class whose nodelist can be read."""
 
     mistakes: tuple[Mistake, ...]
     classes: Mapping[str, tuple[str, ...]]
@@ -60,7 +60,7 @@ class SiteCheck(Struct, frozen=True, kw_only=True):
 
 
 def check_site(path: str) -> SiteCheck:
-    """Return every mistake of a site. Raise InputMissing, and ConfigError for a file that is no text."""
+    """Return every mistake of a site. Raise InputMissing, and ConfigError for a file that is not text."""
     site, wrong = config.read_site(path)
     if site is None:
         return SiteCheck(mistakes=_each_once(path, wrong), classes={}, nodes=(), generation=0)
@@ -73,7 +73,7 @@ def check_site(path: str) -> SiteCheck:
     found += [m for m in address_mistakes(site, nodes, {}) if complete or m.reason != UNDECLARED]
     by_layer = _layer_mistakes(site)
     of_nodes = [*_resolved(site, classes, nodes, right=not by_layer)]
-    precise = {(e.file, e.key) for e in of_nodes if isinstance(e, ConfigError)}  # MIG: by the GPUs of the nodes, not by any
+    precise = {(e.file, e.key) for e in of_nodes if isinstance(e, ConfigError)}  # for MIG these know the GPUs of the nodes
     found += [e for e in by_layer if not isinstance(e, ConfigError) or (e.file, e.key) not in precise]
     found += of_nodes
     if not found:
@@ -89,7 +89,7 @@ def _members(site: Site, found: list[FairleadError]) -> dict[str, tuple[str, ...
     classes = {}
     for entry in site.classes:
         if not entry.nodes:
-            continue  # which is a mistake of its structure already
+            continue  # that is reported as a mistake of its structure already
         try:
             classes[entry.name] = expand(entry.nodes)
         except ValueError as e:
@@ -108,14 +108,14 @@ def _outside(site: Site, classes: Mapping[str, tuple[str, ...]]) -> Iterator[Con
     inside = {node for names in classes.values() for node in names}
     for node in site.nodes:
         if node not in inside:
-            hint = "add it to the nodes of a class, or mend its name"
+            hint = "add it to the nodes of a class, or correct its name"
             if classes:
                 hint += f"; the classes have {'; '.join(f'{name}: {fold(names)}' for name, names in classes.items())}"
             yield ConfigError(site.file, f"nodes.{node}", "this node is in no class", hint=hint)
 
 
 def _layer_mistakes(site: Site) -> list[FairleadError]:
-    """Return what is wrong in each layer by itself, and in the profiles that the classes name."""
+    """Return what is wrong in each layer alone, and in the profiles that the classes name."""
     wrong: list[FairleadError] = [*layer_mistakes(site.file, site.layer)]
     named: dict[tuple[str, str], str] = {}
     for entry in site.classes:
@@ -144,14 +144,14 @@ def _of_profile(name: str) -> dict[str, Any]:
 def _resolved(
     site: Site, classes: Mapping[str, tuple[str, ...]], nodes: tuple[str, ...], *, right: bool
 ) -> Iterator[FairleadError]:
-    """Yield what is wrong with the documents of nodes though each layer may be right: the profiles of two classes, MIG on the
-    GPUs of a profile, the lock, and, where all layers are ``right``, what none of them says."""
+    """Yield what is wrong with the documents of nodes even where each layer alone is right: the profiles of two classes, MIG
+    on the GPUs of a profile, and the lock. Where all layers are ``right``, also yield what is wrong in their combination."""
     for group, names in _alike(site, classes, nodes).items():
         try:
             layers, profile = config.layers_of(site, names[0], group[0])
         except (ConfigError, InputMissing) as e:
             layers, profile = own_layers(site, names[0], group[0]), ""
-            if isinstance(e, ConfigError):  # a profile that is missing is a mistake of its layer already
+            if isinstance(e, ConfigError):  # a missing profile is reported as a mistake of its layer already
                 yield e
         for origin, layer in layers:
             yield from mig_mistakes_of_profile(origin, layer, profile)
@@ -166,7 +166,7 @@ def _resolved(
 def _alike(
     site: Site, classes: Mapping[str, tuple[str, ...]], nodes: tuple[str, ...]
 ) -> dict[tuple[tuple[str, ...], str], list[str]]:
-    """Return the nodes by what their documents are made of: their classes, and a table of their own."""
+    """Return the nodes, grouped by what their documents are made of: their classes, and a table of their own."""
     of_node: dict[str, list[str]] = {node: [] for node in nodes}
     for name, members in classes.items():
         for node in members:
@@ -178,7 +178,8 @@ def _alike(
 
 
 def _each_once(path: str, found: Iterable[FairleadError]) -> tuple[Mistake, ...]:
-    """Return the mistakes, each once, with the keys of the site's file; of one that several nodes have, all these nodes."""
+    """Return the mistakes, each once, with the keys of the site's file. A mistake that several nodes have names all these
+    nodes."""
     nodes: dict[Mistake, list[str]] = {}
     for error in found:
         mistake = _mistake(path, error)
@@ -197,6 +198,6 @@ def _mistake(path: str, error: FairleadError) -> Mistake:
         missing = isinstance(error, InputMissing)
         return Mistake(file=path, key=key if colon else "", reason=rest if colon else reason, hint=error.hint, missing=missing)
     file, key = error.file, error.key
-    if file.startswith(f"{path} "):  # the origin of a layer: the file and the table in it
+    if file.startswith(f"{path} "):  # it is the origin of a layer: the file and the table in it
         file, key = path, f"{file[len(path) + 1 :]}.{key}".strip(".")
     return Mistake(file=file, key=key, reason=error.reason, hint=error.hint)

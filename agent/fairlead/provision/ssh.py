@@ -1,4 +1,4 @@
-"""How the admin host's ssh is told to reach the nodes: never by asking, never for long, and by connections that are kept."""
+"""Says how the admin host's ssh reaches the nodes: it never asks a person, never waits long, and keeps connections open."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-ANSWER_MAX_BYTES = 8 << 20  # of what a node may say to one question; far above what any does
+ANSWER_MAX_BYTES = 8 << 20  # of one answer of a node; no honest answer is so long
 
-# ssh takes the first value that it is given, so these come after the site's own. A node that dies ends its own task in a minute.
-# A node is handed nothing of the admin's: no agent that would log in elsewhere, no display, no port of this host.
+# ssh uses the first value of an option, so these come after the site's own. The task of a node that dies ends within a minute.
+# A node gets nothing of the admin's: no agent that would log in elsewhere, no display, no port of this host.
 SSH_ARGS = (
     "-o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=15 -o ServerAliveCountMax=4"
     " -o ForwardAgent=no -o ForwardX11=no -o PermitLocalCommand=no -o ClearAllForwardings=yes"
@@ -23,14 +23,15 @@ _SHARED = "-o ControlMaster=auto -o ControlPersist=60"
 
 
 def shared_connections(ssh_args: str, address: str) -> str:
-    """ssh's options that keep a connection for the next minute's run, where the admin's own configuration says nothing of it."""
+    """Return ssh's options that keep a connection for the next minute's run; "" where the admin's own configuration decides
+    about it."""
     if "control" in ssh_args.lower():
         return ""
     try:
         words = ["ssh", *shlex.split(ssh_args), "-G", address]
         said = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=10, check=False).stdout
     except (OSError, ValueError, subprocess.TimeoutExpired):
-        return ""  # the run itself will say what is wrong
+        return ""  # the run itself then says what is wrong
     settings = dict(line.partition(" ")[::2] for line in said.splitlines())
     if settings.get("controlmaster") != "false" or settings.get("controlpath", "none") != "none":
         return ""
@@ -40,7 +41,8 @@ def shared_connections(ssh_args: str, address: str) -> str:
 
 
 class SshAnswer(Struct, frozen=True):
-    """What a program has written when it ended. code: None where it was ended, for its time or its length (``endless``)."""
+    """Holds what a program had written when it ended. code: None where it was killed, for its time or its length
+    (``endless``)."""
 
     code: int | None
     out: bytes = b""
@@ -49,9 +51,10 @@ class SshAnswer(Struct, frozen=True):
 
 
 def ask(words: Sequence[str], seconds: float) -> SshAnswer:
-    """Run ssh, and keep no more of it than an answer can be, for no longer than this. Raises OSError where it cannot be started.
+    """Run ssh for at most so many ``seconds``; return its answer, up to the length that an answer can have. Raises OSError
+    where ssh cannot be started.
 
-    In a session of its own: Ctrl-C in the terminal is for this program to answer.
+    ssh runs in a session of its own, so that Ctrl-C in the terminal reaches only this program.
     """
     end = time.monotonic() + seconds
     kept = (bytearray(), bytearray())
@@ -74,7 +77,7 @@ def ask(words: Sequence[str], seconds: float) -> SshAnswer:
             if sum(map(len, kept)) > ANSWER_MAX_BYTES:
                 process.kill()
                 return SshAnswer(None, endless=True)
-            if ended and not ready:  # a kept connection that it has left behind holds its pipes
+            if ended and not ready:  # a connection that ssh keeps open still has these pipes
                 break
             ended = process.poll() is not None
         try:

@@ -1,4 +1,4 @@
-"""A frame at the bottom of a terminal that is drawn anew, with lines above it that stay."""
+"""Draws a frame at the bottom of a terminal again and again, with lines above it that stay."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ KEPT_LINES = 200
 
 
 def drawable(stream: TextIO) -> bool:
-    """Is it a terminal that can move its cursor? ``TERM=dumb`` says that it cannot."""
+    """Say whether the stream is a terminal that can move its cursor. ``TERM=dumb`` says that it cannot."""
     return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
 
 
 def beneath(stream: TextIO) -> TextIO:
-    """Where a command's standard output or error goes (cli/terminal.py), for what moves the cursor; for no text of others."""
+    """Return the stream below a command's standard output or error (cli/terminal.py). It is for what moves the cursor, and
+    never for text of others."""
     found: TextIO = getattr(stream, "beneath", stream)
     return found
 
 
 class Screen:
-    """``frame``: what is drawn, for a width and a height, as one rich renderable whose lines do not wrap. transient: it is gone
-    when the ``with`` block ends. rich leaves out colours where NO_COLOR is set."""
+    """Draws a frame and lines above it. transient: the frame is removed when the ``with`` block ends. rich leaves out colours
+    where NO_COLOR is set."""
 
     def __init__(self, *, stderr: bool = False, transient: bool = False) -> None:
         from rich.console import Console
@@ -48,7 +49,7 @@ class Screen:
 
     @property
     def height(self) -> int:
-        """Lines that a frame may have."""
+        """Return how many lines a frame may have."""
         return max(4, self._console.size.height - 2)
 
     def __enter__(self) -> Self:
@@ -59,7 +60,7 @@ class Screen:
         self._live.stop()
 
     def say(self, text: str, style: str = "") -> None:
-        """A line that stays."""
+        """Write a line that stays."""
         text = one_line(text)
         self._lines.append((text, style))
         self._print(text, style)
@@ -68,8 +69,9 @@ class Screen:
         self._console.print(text, style=style, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
     def draw(self, frame: Any) -> None:
-        """Draw it in the place of the one before. After a change of size nobody knows where that stands (a terminal may have
-        wrapped its lines anew, or not), so all that is on the screen is written again."""
+        """Draw ``frame``, a rich renderable whose lines do not wrap, over the one before. After a change of size its position
+        is unknown, because a terminal may have wrapped its lines again. Therefore all that is on the screen is then written
+        again."""
         from rich.console import Group
         from rich.text import Text
 
@@ -81,9 +83,9 @@ class Screen:
                 self._print(text, style)
             self._live = self._made()
             self._live.start()
-        # The cursor waits in an empty line: the terminal's own ^C at the end of a full one would wrap, and move the frame.
+        # The cursor is left in an empty line: the terminal's own ^C at the end of a full line would wrap, and move the frame.
         self._live.update(Group(frame, Text("")), refresh=True)
 
     def resized(self) -> bool:
-        """Has the terminal another size than when it was last drawn on?"""
+        """Say whether the terminal has another size than when it was last drawn on."""
         return self._console.size != self._size

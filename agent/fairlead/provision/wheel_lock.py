@@ -1,7 +1,7 @@
-"""The lock of what runs as root on nodes: exact versions of three packages, and the sha256 of every wheel of them.
+"""Reads the lock of what runs as root on nodes: exact versions of three packages, and the sha256 of every wheel of them.
 
-node_wheels.toml is written by `make lock` and is part of fairlead. No other file of these packages reaches a node, wherever
-it was found: an index, a mirror, a wheelhouse, the cache or a bundle.
+node_wheels.toml is written by `make lock` and is part of fairlead. No other file of these packages reaches a node, wherever it
+was found: an index, a mirror, a wheelhouse, the cache or a bundle.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fairlead.errors import DataError, InputMissing
 from fairlead.provision.wheel_tags import normal
 
 FILE = Path(__file__).parent / "node_wheels.toml"
-# For `pip --require-hashes`: the same, and what an admin host needs.
+# These two are for `pip --require-hashes`: the same wheels, and what an admin host needs.
 NODE_FILE = Path(__file__).parent / "node.txt"
 ADMIN_FILE = Path(__file__).parent / "admin.txt"
 
@@ -44,7 +44,7 @@ class WheelLock(Struct, frozen=True, forbid_unknown_fields=True):
     packages: tuple[LockedPackage, ...]
 
     def wheel(self, name: str) -> LockedWheel | None:
-        """The wheel of this file name."""
+        """Return the wheel of this file name; None where the lock has none."""
         return next((w for p in self.packages for w in p.wheels if w.name == name), None)
 
     def versions(self) -> dict[str, str]:
@@ -53,20 +53,20 @@ class WheelLock(Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def load() -> WheelLock:
-    """The lock of this installation."""
+    """Return the lock of this installation."""
     return msgspec.convert(tomllib.loads(FILE.read_text(encoding="utf-8")), WheelLock)
 
 
 @cache
 def admin() -> dict[tuple[str, str], frozenset[str]]:
-    """What an admin host needs: the sha256 of the wheels of each (name, version), the name as PEP 503 normalises it."""
+    """Return what an admin host needs: the sha256 of the wheels of each (name, version), the name as PEP 503 normalises it."""
     text = ADMIN_FILE.read_text(encoding="utf-8")
     found = re.findall(r"^([^#\s]\S*)==(\S+)((?:\s+\\?\s*--hash=\S+)+)", text, re.MULTILINE)
     return {(normal(name), version): frozenset(re.findall("sha256:([0-9a-f]{64})", hashes)) for name, version, hashes in found}
 
 
 def locked(path: str) -> LockedWheel:
-    """The lock's entry of a wheel file, by its name. Raises DataError for one that is not in it."""
+    """Return the lock's entry of a wheel file, by its name. Raises DataError for one that is not in the lock."""
     found = load().wheel(os.path.basename(path))
     if found is None:
         known = ", ".join(f"{name} {version}" for name, version in load().versions().items())
@@ -75,10 +75,11 @@ def locked(path: str) -> LockedWheel:
 
 
 def read_locked(path: str) -> bytes:
-    """The content of a wheel that the lock has. Raises InputMissing, and DataError for a file that is not in it or is another."""
+    """Return the content of a wheel that the lock has. Raises InputMissing, and DataError for a file that is not in the lock
+    or has other content."""
     wanted = locked(path)
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a FIFO must not hold us
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a FIFO must not block us
             regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
             content = file.read(wanted.size + 1) if regular else b""
     except OSError as e:

@@ -1,4 +1,5 @@
-"""Which wheel runs on which Python. Standard library only: the bundle carries this file to where Ansible runs, for its plugin.
+"""Says which wheel runs on which Python. Standard library only: the bundle brings this file to where Ansible runs, for its
+plugin.
 
 Sources: PEP 425, PEP 600 (tags), PEP 503 (names).
 """
@@ -13,12 +14,12 @@ _GLIBC = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 1
 
 
 def normal(name: str) -> str:
-    """A distribution's name as PEP 503 normalises it."""
+    """Return a distribution's name as PEP 503 normalises it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def fits(name: str, python: str, machine: str, libc: Sequence[str]) -> bool:
-    """Whether a wheel runs on CPython ``python`` ("3.11") on ``machine`` ("x86_64") with ``libc`` (("glibc", "2.36"))."""
+    """Say whether a wheel runs on CPython ``python`` ("3.11") on ``machine`` ("x86_64") with ``libc`` (("glibc", "2.36"))."""
     parts = name.removesuffix(".whl").split("-")
     return len(parts) >= 5 and _python_fits(parts, python) and any(_platform_fits(p, machine, libc) for p in parts[-1].split("."))
 
@@ -56,16 +57,16 @@ def _platform_fits(platform: str, machine: str, libc: Sequence[str]) -> bool:
 
 
 def newness(name: str, here: str) -> tuple[tuple[int, ...], bool, tuple[int, ...], str]:
-    """Of wheels that fit, the one with the greatest: the newest version, built for this very Python (``here``: "cp311"), for the
-    newest C library."""
+    """Return the order of wheels that fit; the greatest is the best. The newest version is better, then one built for this
+    very Python (``here``: "cp311"), then one for the newest C library."""
     parts = name.removesuffix(".whl").split("-")
     libraries = [tuple(map(int, found)) for found in re.findall(r"manylinux_(\d+)_(\d+)_", parts[-1])]
-    version = tuple(int(x) for x in re.findall(r"\d+", parts[1]))  # the lock has no versions but released ones
+    version = tuple(int(x) for x in re.findall(r"\d+", parts[1]))  # the lock has released versions only
     return version, here in parts[-2].split("."), max(libraries, default=(0, 0)), name
 
 
 def choose(names: Iterable[str], python: str, machine: str, libc: Sequence[str]) -> tuple[list[str], list[str]]:
-    """For each dependency the newest wheel that fits, and the dependencies for which there is none."""
+    """Return for each dependency the newest wheel that fits, and the dependencies for which there is none."""
     chosen: list[str] = []
     missing: list[str] = []
     known = list(names)

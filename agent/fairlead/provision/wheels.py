@@ -1,6 +1,7 @@
-"""Wheels that travel to the nodes: fairlead's own, packed from this installation, and its three dependencies.
+"""Makes and reads the wheels that are sent to the nodes: fairlead's own, packed from this installation, and its three
+dependencies.
 
-Nodes have no network, and each has its own Python: a wheelhouse holds wheels for several, and the right ones are chosen
+Nodes have no network, and each has its own Python. A wheelhouse has wheels for several Pythons, and the right ones are chosen
 by what the node says it is (wheel_tags.py). Wheels of the dependencies are those of the lock (wheel_lock.py), and no others.
 Source: PEP 427 (wheel files).
 """
@@ -31,7 +32,7 @@ _WHEEL = "Wheel-Version: 1.0\nGenerator: fairlead\nRoot-Is-Purelib: true\nTag: p
 
 
 class Wheel(Struct, frozen=True):
-    """A wheel file's name and content."""
+    """Holds a wheel file's name and content."""
 
     name: str
     content: bytes
@@ -42,7 +43,8 @@ class Wheel(Struct, frozen=True):
 
     @property
     def record(self) -> str:
-        """What is in it: its RECORD, sorted, however it was compressed. Raises DataError for what is no wheel of its name."""
+        """Return the list of what is in it: its RECORD, sorted, however it was compressed. Raises DataError for what is no
+        wheel of its name."""
         try:
             with zipfile.ZipFile(io.BytesIO(self.content)) as archive:
                 text = archive.read("-".join(self.name.split("-")[:2]) + ".dist-info/RECORD").decode()
@@ -56,7 +58,7 @@ class Wheel(Struct, frozen=True):
 
 
 def pack(files: Iterable[tuple[str, bytes, int]], dist_info: str) -> bytes:
-    """A wheel of (path, content, mode), with its RECORD; the same files give the same bytes."""
+    """Return a wheel of (path, content, mode), with its RECORD. The same files give the same bytes."""
     out = io.BytesIO()
     rows = []
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -82,7 +84,7 @@ def _tree(folder: Path, prefix: str) -> list[tuple[str, bytes, int]]:
 
 
 def own_wheel() -> Wheel:
-    """fairlead's wheel from the files of this very installation, be it a checkout or site-packages."""
+    """Return fairlead's wheel from the files of this very installation, a checkout or site-packages."""
     package = Path(fairlead.__file__).resolve().parent
     files = [f for f in _tree(package, "fairlead") if not f[0].startswith("fairlead/_data/")]
     for name in ("playbooks", "templates", "slurm"):
@@ -99,7 +101,7 @@ def own_wheel() -> Wheel:
 
 
 def read_wheel(path: str) -> Wheel:
-    """A wheel from a file. Raises InputMissing."""
+    """Return a wheel from a file. Raises InputMissing."""
     try:
         return Wheel(os.path.basename(path), Path(path).read_bytes())
     except OSError as e:
@@ -107,7 +109,7 @@ def read_wheel(path: str) -> Wheel:
 
 
 def own_from(path: str) -> Wheel:
-    """fairlead's wheel: the named file, or "" for one packed from this installation. Raises InputMissing, DataError."""
+    """Return fairlead's wheel: the named file, or for "" one packed from this installation. Raises InputMissing, DataError."""
     own = read_wheel(path) if path else own_wheel()
     if own.distribution != "fairlead":
         raise DataError(f"{own.name}: not a wheel of fairlead", hint="--wheel takes fairlead's own; dependencies: --wheelhouse")
@@ -115,7 +117,7 @@ def own_from(path: str) -> Wheel:
 
 
 def wheelhouse(folder: str) -> tuple[Wheel, ...]:
-    """Every wheel of the dependencies in a folder, each as the lock has it. Raises InputMissing, DataError."""
+    """Return every wheel of the dependencies in a folder, each as the lock has it. Raises InputMissing, DataError."""
     if not os.path.isdir(folder):
         raise InputMissing(f"{folder}: no such wheelhouse", hint="fill one with `fairlead bundle`, which makes one in its folder")
     names = sorted(n for n in os.listdir(folder) if n.endswith(".whl") and normal(n.split("-")[0]) in DEPENDENCIES)
@@ -123,12 +125,12 @@ def wheelhouse(folder: str) -> tuple[Wheel, ...]:
 
 
 def cache_folder() -> str:
-    """Where downloaded wheels are kept."""
+    """Return the folder in which downloaded wheels are kept."""
     return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "fairlead", "wheelhouse")
 
 
 def pip_download(words: Sequence[str], purpose: str, seconds: float, hint: str) -> None:
-    """`pip download` of wheels whose hashes the given requirements name. Raises ProvisionError with pip's reason."""
+    """Run `pip download` for wheels whose hashes the named requirements have. Raises ProvisionError with pip's reason."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "-q", "--only-binary=:all:"]
     command += ["--require-hashes", "--retries", "1", "--timeout", "10", *words]
     try:
@@ -149,7 +151,7 @@ def pip_download(words: Sequence[str], purpose: str, seconds: float, hint: str) 
 
 
 def download(python: str, machine: str, folder: str) -> None:
-    """Fetch the dependencies' wheels for a node's Python with pip, those of the lock. Raises ProvisionError."""
+    """Fetch the dependencies' wheels of the lock with pip, for a node's Python. Raises ProvisionError."""
     os.makedirs(folder, exist_ok=True)
     kinds = ("manylinux_2_34", "manylinux_2_28", "manylinux_2_17", "manylinux2014")
     platforms = [x for kind in kinds for x in ("--platform", f"{kind}_{machine}")]
@@ -159,11 +161,13 @@ def download(python: str, machine: str, folder: str) -> None:
 
 
 def collect(folder: str, *, fetch: bool = False) -> tuple[Wheel, ...]:
-    """The dependencies' wheels at hand: all of the given wheelhouse, or what was downloaded before. fetch: where there is none,
-    download those for the Python and machine of this host. Raises InputMissing, DataError; with fetch also ProvisionError."""
+    """Return the dependencies' wheels that are at hand: all of the named wheelhouse, or those downloaded before. fetch: where
+    there are none, download those for the Python and machine of this host. Raises InputMissing, DataError; with fetch also
+    ProvisionError."""
     if folder:
         return wheelhouse(folder)
-    cached = [os.path.join(cache_folder(), w.name) for p in load().packages for w in p.wheels]  # of older versions: left there
+    # those of older versions stay in the folder
+    cached = [os.path.join(cache_folder(), w.name) for p in load().packages for w in p.wheels]
     if fetch and not any(map(os.path.exists, cached)):
         download("{}.{}".format(*sys.version_info[:2]), platform.machine(), cache_folder())
     return tuple(Wheel(os.path.basename(path), read_locked(path)) for path in cached if os.path.exists(path))

@@ -1,4 +1,4 @@
-"""The folder is the list: every module here that has a ``setting`` is one, named by its file."""
+"""Holds the settings, one in each module. The file name of a module is the name of its setting."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fairlead.model.setting import Setting
 
 @cache
 def load() -> dict[str, Setting]:
-    """All settings by name, sorted."""
+    """Return all settings by name, sorted by name."""
     found: dict[str, Setting] = {}
     for module in sorted(m.name for m in pkgutil.iter_modules(__path__)):
         found[module] = importlib.import_module(f"{__name__}.{module}").setting
@@ -20,7 +20,7 @@ def load() -> dict[str, Setting]:
 
 
 def groups() -> dict[str, tuple[str, ...]]:
-    """The settings of each group, sorted."""
+    """Return the settings of each group, sorted."""
     found: dict[str, list[str]] = {}
     for name, setting in load().items():
         if setting.group:
@@ -29,7 +29,8 @@ def groups() -> dict[str, tuple[str, ...]]:
 
 
 def select(words: str) -> tuple[str, ...]:
-    """The settings that a list of names and groups means: "nccl,pcie". Raises UsageError for a word that is neither."""
+    """Return the settings that a list of names and groups means, such as "nccl,pcie". Raises UsageError for a word that is
+    neither."""
     every, grouped = load(), groups()
     chosen: set[str] = set()
     for word in filter(None, (w.strip() for w in words.split(","))):

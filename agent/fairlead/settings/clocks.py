@@ -1,12 +1,13 @@
-"""Clocks of the GPUs: locked to a range, or application clocks.
+"""Locks the clocks of the GPUs to a range, or sets their application clocks.
 
-Locked clocks make runs repeatable and keep a power budget; they cost the boost above the range. Application clocks are the
-older way, which newer GPUs and drivers no longer have (deprecated in CUDA 13). What is not declared is left as it is.
-NVML has no call that reads a lock back: what was locked is noted in ``NOTE`` (in /run, so it goes with the reboot that takes
-the lock away), and a clock seen above the lock says that somebody lifted it. A reset of the GPU lifts it unseen. Where the
-range ends far below the highest clock, declare ``checks.gpu_clocks`` accordingly. Sources: NVML API reference,
-nvmlDeviceSetGpuLockedClocks, nvmlDeviceSetMemoryLockedClocks, nvmlDeviceSetApplicationsClocks (root; lost at reboot); the
-boot unit applies it again.
+Locked clocks make runs repeatable and keep a power budget. They cost the boost above the range. Application clocks are the
+older way, which newer GPUs and drivers no longer have (deprecated in CUDA 13). A clock that is not declared is left as it is.
+
+NVML has no call that reads a lock back. fairlead therefore records in ``NOTE`` what it has locked. This file is in /run and is
+lost with the reboot that removes the lock. A clock above the lock shows that somebody has removed the lock. A reset of the GPU
+removes it without such a sign. Where the range ends far below the highest clock, declare ``checks.gpu_clocks`` accordingly.
+Sources: NVML API reference, nvmlDeviceSetGpuLockedClocks, nvmlDeviceSetMemoryLockedClocks, nvmlDeviceSetApplicationsClocks
+(root; lost at reboot). The boot unit applies the setting again.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ Range = tuple[Megahertz, Megahertz]
 
 class ClocksWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
     sm_megahertz: Annotated[Range | None, Meta(description="Lowest and highest SM clock that GPUs are locked to.")] = None
-    memory_megahertz: Annotated[Range | None, Meta(description="Lowest and highest memory clock they are locked to.")] = None
+    memory_megahertz: Annotated[Range | None, Meta(description="Lowest and highest memory clock that GPUs are locked to.")] = None
     application_megahertz: Annotated[
         Range | None, Meta(description="Application clocks: memory, then SM; a pair of `nvidia-smi -q -d SUPPORTED_CLOCKS`.")
     ] = None
 
 
 class Clocks(Struct, frozen=True):
-    """Of one GPU, in MHz."""
+    """Holds the clocks of one GPU, in MHz."""
 
     sm: int
     sm_most: int
@@ -45,7 +46,8 @@ class Clocks(Struct, frozen=True):
 
 
 class Observed(Struct, frozen=True):
-    """``gpus``: PCI address -> clocks. ``applications``: (memory, SM) of each, or why there are none. ``note``: its text."""
+    """Holds what was read. ``gpus``: clocks by PCI address. ``applications``: (memory, SM) by PCI address, or why there are
+    none. ``note``: the text of ``NOTE``."""
 
     gpus: dict[str, Clocks]
     applications: dict[str, tuple[int, int]] | Missing

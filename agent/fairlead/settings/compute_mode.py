@@ -1,8 +1,8 @@
-"""Compute mode of the GPUs: how many processes may use one at a time.
+"""Sets the compute mode of the GPUs, which says how many processes may use one GPU at a time.
 
-``exclusive_process`` keeps a second process off a GPU that a job has to itself, and is what MPS daemons of jobs expect;
-``default`` is right where ranks or services share a GPU. Source: NVML API reference, nvmlDeviceSetComputeMode (root; lost at
-reboot and, without persistence mode, when the driver lets go of the GPU); the boot unit applies it again.
+With ``exclusive_process`` no second process can use a GPU that a job has to itself, and MPS daemons of jobs expect this mode.
+``default`` is right where ranks or services use a GPU together. Source: NVML API reference, nvmlDeviceSetComputeMode (root;
+lost at reboot and, without persistence mode, when the driver releases the GPU). The boot unit applies the setting again.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ NAMES = {**{number: name for name, number in NUMBERS.items()}, 1: "exclusive_thr
 
 class ComputeModeWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
     compute: Annotated[
-        Literal["default", "exclusive_process", "prohibited"], Meta(description="Who may open the GPUs at the same time.")
+        Literal["default", "exclusive_process", "prohibited"],
+        Meta(description="Which processes may open a GPU at the same time."),
     ] = "default"
 
 
 class Observed(Struct, frozen=True):
-    """PCI address -> nvmlComputeMode_t."""
+    """Holds the nvmlComputeMode_t of each GPU by PCI address."""
 
     modes: dict[str, int]
 

@@ -1,10 +1,10 @@
-"""CPU frequency governor of every online CPU.
+"""Sets the CPU frequency governor of every online CPU.
 
-The governor decides how fast a core leaves low frequency; launch-bound GPU jobs wait for one core. Source: kernel
+The governor decides how fast a core leaves low frequency, and launch-bound GPU jobs wait for one core. Source: kernel
 documentation, admin-guide/pm/cpufreq.rst, ``scaling_governor`` and ``scaling_available_governors`` (intel_pstate and
-amd_pstate in active mode offer only performance and powersave). Lost at reboot; the boot unit applies it again.
-Where no CPU has cpufreq, that is a warning and all other settings are made. A hardware profile that names
-``cpufreq`` in ``unsupported`` makes the setting not applicable.
+amd_pstate in active mode offer only performance and powersave). The value is lost at reboot; the boot unit applies it again.
+If no CPU has cpufreq, this is a warning, and all other settings are still applied. A hardware profile that names ``cpufreq``
+in ``unsupported`` makes the setting not applicable.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Idle states of the CPUs: those that take longer to leave than a declared latency are switched off.
+"""Switches off the idle states of the CPUs that take longer to leave than a declared latency.
 
-A core in a deep C-state answers an interrupt of a GPU or adapter tens to hundreds of microseconds late; the depth that
-is worth its power is a matter of the site. Source: kernel documentation, admin-guide/pm/cpuidle.rst (``latency``: exit
-latency in microseconds; ``disable``: 1 switches the state off on this CPU). Lost at reboot; the boot unit applies it again.
-Where no CPU has idle states, that is a warning and all other settings are made. A hardware profile that names
+A core in a deep C-state answers an interrupt of a GPU or adapter tens to hundreds of microseconds late. The site decides which
+depth is worth the power that it saves. Source: kernel documentation, admin-guide/pm/cpuidle.rst (``latency``: exit latency in
+microseconds; ``disable``: 1 switches the state off on this CPU). The values are lost at reboot; the boot unit applies them
+again. If no CPU has idle states, this is a warning, and all other settings are still applied. A hardware profile that names
 ``cpuidle`` in ``unsupported`` makes the setting not applicable.
 """
 
@@ -24,12 +24,13 @@ PATTERN = "/sys/devices/system/cpu/cpu[0-9]*/cpuidle/state[0-9]*/"
 
 class CpuIdleWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
     max_exit_latency_microseconds: Annotated[
-        int, Meta(ge=0, le=100_000, description="Idle states that take longer to leave are switched off.")
+        int, Meta(ge=0, le=100_000, description="Idle states that take longer than this to leave are switched off.")
     ] = 50
 
 
 class Observed(Struct, frozen=True):
-    """(CPU, state) -> (exit latency in microseconds, switched off). ``without``: online CPUs that have no idle states."""
+    """Holds what was read. ``states``: (exit latency in microseconds, whether the state is switched off) by (CPU, state).
+    ``without``: online CPUs that have no idle states."""
 
     states: dict[tuple[int, int], tuple[int, bool]]
     without: tuple[int, ...]

@@ -1,12 +1,15 @@
-"""The NVIDIA driver: one exact version, and everything that has to move with it, in one transaction.
+"""Installs one exact version of the NVIDIA driver, and everything that has to change with it, in one transaction.
 
-What is wanted is a set of packages by version and hash, which `fairlead lock` has resolved on the admin host (fairlead.lock) and
-the document carries. Persisted: the packages are installed, on hold, pinned (apt_preferences(5)), and unattended-upgrades keeps
-off them. Effective: the module in the kernel (/sys/module/nvidia/version, /proc/driver/nvidia/version) and the library that
-programs get are of that version. In between lies a reload of the modules, for which nothing may hold a GPU, or a reboot; and
-before a reboot the kernel that boots next must have a module of that version, or the node comes back without a driver.
+The wanted set is a list of packages by version and hash. `fairlead lock` has resolved it on the admin host (fairlead.lock),
+and the document carries it. The set is persisted when its packages are installed, on hold and pinned (apt_preferences(5)), and
+excluded from unattended-upgrades. It is effective when the module in the kernel (/sys/module/nvidia/version,
+/proc/driver/nvidia/version) and the library that programs load have this version. Between the two there is a reload of the
+modules, for which no program may use a GPU, or a reboot. Before a reboot, the kernel that boots next must have a module of
+this version. Without it the node comes back without a driver.
+
 Sources: apt_preferences(5), apt-mark(8), unattended-upgrades README (Unattended-Upgrade::Package-Blacklist, Python regular
-expressions), dkms(8); NVIDIA driver README, "Open Linux Kernel Modules"; NVIDIA Fabric Manager user guide (versions must match).
+expressions), dkms(8); NVIDIA driver README, "Open Linux Kernel Modules"; NVIDIA Fabric Manager user guide (versions must
+match).
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from fairlead.model.setting import Setting, Want
 INSTALLED, KERNELS, RUNNING = "/@packages", "/@kernels", "/proc/sys/kernel/osrelease"
 PIN = "/etc/apt/preferences.d/fairlead-driver.pref"
 UNATTENDED = "/etc/apt/apt.conf.d/52fairlead-driver"
-#: Above 1000 apt goes back a version too; others pin NVIDIA's newest at 1001 (azhpc-images, 00-nvidia-prefer).
+#: Above 1000, apt also installs an older version. Others pin NVIDIA's newest at 1001 (azhpc-images, 00-nvidia-prefer).
 PRIORITY = 2000
 _HEAD = "Written by fairlead (setting driver); changes made here are put back."
 _PINNED = re.compile(r"^Package: (\S+)\nPin: version (\S+)$", re.MULTILINE)
@@ -40,23 +43,23 @@ class DriverWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
         str,
         Meta(
             pattern=r"^([0-9]{3}\.[0-9]+(\.[0-9]+)?)?(?!\n)$",
-            description="Exact driver version. Empty, with no branch: nothing is done.",
+            description="Exact driver version; empty, and no branch: fairlead does nothing.",
         ),
     ] = ""
     module: Annotated[
         Literal["open", "proprietary", "none"],
-        Meta(description="Which kernel module; none: the set has none (it comes otherwise)."),
+        Meta(description="Which kernel module the set has; none: the module comes in another way."),
     ] = "open"
     install: Annotated[
         tuple[Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9+.-]*(?!\n)$")], ...],
-        Meta(description="Packages to have, by name; `fairlead lock` adds what they need."),
+        Meta(description="Packages to install, by name; `fairlead lock` adds what they need."),
     ] = ()
     set: Annotated[
         str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]*(?!\n)$", description="The set of fairlead.lock that this node takes.")
     ] = "default"
     gpu: Annotated[
         Literal["", "maxwell", "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell"],
-        Meta(description="Architecture of the GPUs; empty: as the hardware profile says."),
+        Meta(description="Architecture of the GPUs; empty: the one in the hardware profile."),
     ] = ""
     mirror: Annotated[
         str,
@@ -65,12 +68,14 @@ class DriverWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
             description="Folder of package files (http or a path on the node); empty: `fairlead provision` brings them.",
         ),
     ] = ""
-    hold: Annotated[bool, Meta(description="Keep the packages on hold, pinned, and from unattended-upgrades.")] = True
-    packages: Annotated[tuple[Package, ...], Meta(description="The set; written by `fairlead lock`, not by hand.")] = ()
+    hold: Annotated[bool, Meta(description="Packages are on hold, pinned, and excluded from unattended-upgrades.")] = True
+    packages: Annotated[
+        tuple[Package, ...], Meta(description="The packages of the set; `fairlead lock` writes them, not a person.")
+    ] = ()
 
 
 class Installed(Struct, frozen=True):
-    """A package as dpkg knows it. ``whole``: installed and configured, nothing left half done."""
+    """Describes a package as dpkg knows it. ``whole``: it is installed and configured, and nothing is half done."""
 
     version: str
     on_hold: bool
@@ -78,7 +83,8 @@ class Installed(Struct, frozen=True):
 
 
 class Kernel(Struct, frozen=True):
-    """An installed kernel. ``module``: version of its NVIDIA module, none or unknown. ``next``: yes, no, maybe."""
+    """Describes an installed kernel. ``module``: the version of its NVIDIA module, "none" or "unknown". ``next``: whether it
+    boots next: "yes", "no" or "maybe"."""
 
     release: str
     headers: bool
@@ -87,8 +93,8 @@ class Kernel(Struct, frozen=True):
 
 
 class Observed(Struct, frozen=True):
-    """``loaded``: version of the module in the kernel, None for none. ``open``: whether it is the open one. ``library``: version
-    of the library that programs get. ``pin``, ``unattended``: the texts of our files."""
+    """Holds what was read. ``loaded``: the version of the module in the kernel, None for none. ``open``: whether it is the
+    open module. ``library``: the version of the library that programs load. ``pin``, ``unattended``: the texts of our files."""
 
     installed: dict[str, Installed]
     kernels: tuple[Kernel, ...]
@@ -142,7 +148,7 @@ def unattended_text(packages: tuple[Package, ...]) -> str:
 
 
 def former(pin: str | None) -> dict[str, str]:
-    """The set before this one, as our pin file has it: version by name."""
+    """Return the set before this one, as our pin file has it: versions by package name."""
     return dict(_PINNED.findall(pin or ""))
 
 
@@ -174,7 +180,8 @@ def _file(path: str, content: str | None, before: str | None, why: str, disrupti
 
 
 def _no_longer_declared(observed: Observed) -> tuple[AnyChange, ...]:
-    """No driver is declared any more: what fairlead keeps others from is given free; packages stay as they are."""
+    """Return the changes for a node that declares no driver any more. They remove our two files, and the packages stay as they
+    are."""
     ours = tuple((p, text) for p, text in ((PIN, observed.pin), (UNATTENDED, observed.unattended)) if text is not None)
     return tuple(_file(path, None, text, f"{path} is ours, and no driver is declared any more") for path, text in ours)
 
@@ -255,7 +262,8 @@ def _check_library(want: DriverWant, observed: Observed) -> None:
 
 
 def _check_next_kernel(want: DriverWant, observed: Observed) -> None:
-    """Before any reboot: the kernel that boots next (any, where that cannot be told) has the module."""
+    """Raise ConfigError if the kernel that boots next has no module of the wanted version. Where it is not known which one
+    boots next, every kernel counts."""
     if want.module == "none":
         return
     for kernel in observed.kernels:

@@ -1,9 +1,9 @@
-"""ECC mode of the GPUs' memory.
+"""Sets the ECC mode of the GPUs' memory.
 
-The mode is kept by the board and takes effect with its next reset or the next reboot: what is written is pending until then.
+The GPU card keeps the mode, which takes effect at its next reset or at the next reboot. Until then a written mode is pending.
 Writing it disturbs no job. Sources: NVML API reference, nvmlDeviceSetEccMode ("changes in ECC mode take effect after the next
-reboot") and nvmlDeviceGetEccMode (current and pending); NVIDIA GPU memory error management guide. ECC off gives a few percent
-of memory on GPUs without HBM, and wrong results that nobody sees.
+reboot") and nvmlDeviceGetEccMode (current and pending); NVIDIA GPU memory error management guide. With ECC off, GPUs without
+HBM have a few percent more memory, and wrong results that nobody sees.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from fairlead.model.setting import Setting, Want
 
 
 class EccModeWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    enabled: Annotated[bool, Meta(description="ECC of every GPU that has it.")] = True
+    enabled: Annotated[bool, Meta(description="ECC is on for every GPU that has it.")] = True
 
 
 class Observed(Struct, frozen=True):
-    """PCI address -> (current mode, mode after the next reset)."""
+    """Holds (current mode, mode after the next reset) of each GPU by PCI address."""
 
     modes: dict[str, tuple[bool, bool]]
 

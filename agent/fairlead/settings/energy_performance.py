@@ -1,10 +1,10 @@
-"""Energy performance preference (EPP) of every CPU: the hint by which the processor itself picks its clock.
+"""Sets the energy performance preference (EPP) of every CPU, the hint by which the processor itself chooses its clock.
 
-With intel_pstate or amd_pstate in active mode the governor is only half the story: the hardware chooses between the limits
-by this hint. Source: kernel documentation, admin-guide/pm/intel_pstate.rst and amd-pstate.rst,
-``energy_performance_preference`` and ``energy_performance_available_preferences``; with the governor ``performance`` the
-driver accepts no other hint than performance (EBUSY). Lost at reboot; the boot unit applies it again.
-Where no CPU has the attribute, that is a warning and all other settings are made. A hardware profile that names
+With intel_pstate or amd_pstate in active mode the governor alone does not decide: the hardware chooses a clock between the
+limits by this hint. Source: kernel documentation, admin-guide/pm/intel_pstate.rst and amd-pstate.rst,
+``energy_performance_preference`` and ``energy_performance_available_preferences``. With the governor ``performance`` the
+driver accepts no other hint than performance (EBUSY). The value is lost at reboot; the boot unit applies it again. If no CPU
+has the attribute, this is a warning, and all other settings are still applied. A hardware profile that names
 ``energy_performance`` in ``unsupported`` makes the setting not applicable.
 """
 

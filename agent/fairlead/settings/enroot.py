@@ -1,9 +1,9 @@
-"""What containers of enroot and pyxis have to see of the node: /etc/nccl.conf, and what the task prolog reads.
+"""Shows containers of enroot and pyxis what they need of the node: /etc/nccl.conf, and the files that the task prolog reads.
 
-A file of a container's own hides the host's: NCCL in it reads its own /etc/nccl.conf or none. The task prolog of a step in a
-container of pyxis runs inside, where a hook that is missing ends the task. Declare it where enroot is used. Source: enroot's
-doc/configuration.md (mounts.d) and doc/image-format.md (fstab lines; x-create makes the place, nofail and silent pass over what
-is not there).
+A container's own file hides the host's file. NCCL in a container therefore reads the container's /etc/nccl.conf, or none. The
+task prolog of a step in a pyxis container runs inside the container, and there a missing hook ends the task. Declare this
+setting where enroot is used. Source: enroot's doc/configuration.md (mounts.d) and doc/image-format.md (fstab lines; x-create
+makes the mount point, and nofail and silent skip files that do not exist).
 """
 
 from __future__ import annotations
@@ -24,11 +24,15 @@ _SAFE = "bind,ro,nosuid,nodev,nofail,silent"
 
 class EnrootWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
     files: Annotated[
-        tuple[_PATH, ...], Meta(description="More files to show inside, read-only (the site's own task prolog, a topology file).")
+        tuple[_PATH, ...],
+        Meta(description="More files that containers see, read-only (the site's own task prolog, a topology file)."),
     ] = ()
-    scratch: Annotated[str, Meta(pattern=r"^$|^(/[A-Za-z0-9_.+-]+)+(?!\n)$", description="jobenv.scratch, to be written in.")] = (
-        ""
-    )
+    scratch: Annotated[
+        str,
+        Meta(
+            pattern=r"^$|^(/[A-Za-z0-9_.+-]+)+(?!\n)$", description="The folder of jobenv.scratch, which containers may write to."
+        ),
+    ] = ""
 
 
 class Observed(Struct, frozen=True):
@@ -41,7 +45,8 @@ def observe(node: Node) -> Observed | Missing:
 
 
 def content(want: EnrootWant) -> str:
-    """The fstab: hooks can be run, all else is only read."""
+    """Return the fstab. Containers can run the hooks and the declared files, read the other files, and write to the scratch
+    folder."""
     lines = [f"{path} {path} none x-create=file,{_SAFE},noexec" for path in ("/etc/nccl.conf", "/etc/fairlead/hooks")]
     lines.append(f"/run/fairlead /run/fairlead none x-create=dir,{_SAFE},noexec")
     lines.append(f"/etc/slurm/fairlead /etc/slurm/fairlead none x-create=dir,{_SAFE}")

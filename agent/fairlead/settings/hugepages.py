@@ -1,8 +1,9 @@
-"""Reserved huge pages (hugetlbfs), for programs that ask for them by name: DPDK, some MPI and storage stacks.
+"""Reserves huge pages (hugetlbfs) for programs that ask for them by name: DPDK, some MPI and storage stacks.
 
-Reserved memory is gone for everything else, and Slurm's RealMemory has to be lowered by it: reserve none unless something
-uses it. The kernel gives as many as it finds free in one piece, so the number is read back. Source: kernel documentation,
-admin-guide/mm/hugetlbpage.rst. Lost at reboot; the boot unit applies it again, early, while memory is still in one piece.
+Nothing else can use reserved memory, and Slurm's RealMemory has to be lowered by it, so reserve none unless something uses it.
+The kernel reserves only as many pages as it finds free in one piece, so the number is read back. Source: kernel documentation,
+admin-guide/mm/hugetlbpage.rst. The reservation is lost at reboot. The boot unit applies it again early, while memory is still
+in one piece.
 """
 
 from __future__ import annotations
@@ -23,12 +24,16 @@ Pages = Annotated[int, Meta(ge=0, le=1 << 24)]
 
 
 class HugepagesWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    pages_2_mib: Annotated[Pages | None, Meta(description="Reserved pages of 2 MiB, whole node; unset: left as they are.")] = None
-    pages_1_gib: Annotated[Pages | None, Meta(description="Reserved pages of 1 GiB, whole node; unset: left as they are.")] = None
+    pages_2_mib: Annotated[
+        Pages | None, Meta(description="Reserved pages of 2 MiB on the whole node; unset: left as they are.")
+    ] = None
+    pages_1_gib: Annotated[
+        Pages | None, Meta(description="Reserved pages of 1 GiB on the whole node; unset: left as they are.")
+    ] = None
 
 
 class Observed(Struct, frozen=True):
-    """Reserved pages by page size in KiB."""
+    """Holds the reserved pages by page size in KiB."""
 
     reserved: dict[int, int]
 

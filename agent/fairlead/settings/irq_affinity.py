@@ -1,14 +1,14 @@
-"""Interrupts of GPUs and adapters: kept on CPUs of the system's own, away from the cores that jobs compute on.
+"""Keeps interrupts of GPUs and adapters on CPUs of the system, away from the cores that jobs compute on.
 
-An interrupt takes a core from a rank that all others wait for. Those of a device go to the CPUs kept for the system on its own
-NUMA node, where there are some, else to all of them; these CPUs should be Slurm's too (CpuSpecList or CoreSpecCount), or jobs
-run there as well. Sources: kernel documentation, core-api/irq/irq-affinity.rst (/proc/irq/N/smp_affinity_list) and
-ABI/testing/sysfs-bus-pci (msi_irqs); Slurm slurm.conf(5), CpuSpecList. An interrupt that its driver manages (NVMe queues)
-cannot be moved, and the kernel answers EIO: a device with such ones is named in ``skip``. Lost at reboot; the boot unit applies
-it again, and a driver that makes new queues is found as drift.
+An interrupt takes a core from a rank that all other ranks wait for. The interrupts of a device go to the system's CPUs on the
+NUMA node of the device. If there are none, they go to all of the system's CPUs. Reserve these CPUs in Slurm too (CpuSpecList
+or CoreSpecCount), or jobs run there as well. Sources: kernel documentation, core-api/irq/irq-affinity.rst
+(/proc/irq/N/smp_affinity_list) and ABI/testing/sysfs-bus-pci (msi_irqs); Slurm slurm.conf(5), CpuSpecList. An interrupt that
+its driver manages (NVMe queues) cannot be moved, and the kernel answers EIO: name a device with such interrupts in ``skip``.
+The values are lost at reboot, and the boot unit applies them again. New queues that a driver makes show as drift.
 
-irqbalance moves interrupts every ten seconds. Either it does not run (the default), or it is told to keep off all other CPUs
-(IRQBALANCE_BANNED_CPULIST, irqbalance(1)) and may move them among the system's.
+irqbalance moves interrupts every ten seconds. Either it does not run (the default), or all other CPUs are forbidden to it
+(IRQBALANCE_BANNED_CPULIST, irqbalance(1)), and it may move interrupts among the system's CPUs.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ Address = Annotated[str, Meta(pattern=r"^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.
 class IrqAffinityWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
     cpus: Annotated[
         str, Meta(pattern=r"^([0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*)?(?!\n)$",
-                  description="CPUs that are the system's, such as 0-1,56-57; empty: the first cores of each NUMA node."),
+                  description="CPUs of the system, such as 0-1,56-57; empty: the first cores of each NUMA node."),
     ] = ""  # fmt: skip
-    cores_per_node: Annotated[
-        int, Meta(ge=1, le=64, description="How many cores of each NUMA node, where `cpus` names none.")
-    ] = 1
+    cores_per_node: Annotated[int, Meta(ge=1, le=64, description="Number of cores of each NUMA node, where `cpus` is empty.")] = 1
     skip: Annotated[tuple[Address, ...], Meta(description="Devices whose interrupts are left alone.")] = ()
-    irqbalance: Annotated[bool, Meta(description="irqbalance runs, kept off all other CPUs; false: it does not run.")] = False
+    irqbalance: Annotated[
+        bool, Meta(description="irqbalance runs, and all other CPUs are forbidden to it; false: it does not run.")
+    ] = False
 
 
 def cpus_of(text: str) -> tuple[int, ...] | None:
-    """The CPUs of a list such as 0-3,8; None for what is none."""
+    """Return the CPUs of a list such as 0-3,8. Return None for a text that is no such list."""
     try:
         return cpus_in(parse_cpu_set(text))
     except ValueError:
@@ -61,7 +61,7 @@ def text_of(cpus: tuple[int, ...]) -> str:
 
 
 class Irq(Struct, frozen=True):
-    """``cpus``: where it may go now."""
+    """Describes one interrupt. ``cpus``: the CPUs that it may go to now."""
 
     number: int
     device: str
@@ -70,7 +70,8 @@ class Irq(Struct, frozen=True):
 
 
 class Observed(Struct, frozen=True):
-    """``cores``: the CPUs (hardware threads) of each core, by NUMA node. ``defaults``: the text of irqbalance's own file."""
+    """Holds what was read. ``cores``: the CPUs (hardware threads) of each core, by NUMA node. ``defaults``: the text of
+    irqbalance's own file."""
 
     irqs: tuple[Irq, ...]
     cores: dict[int, tuple[tuple[int, ...], ...]]
@@ -95,7 +96,7 @@ def observe(node: Node) -> Observed | Missing:
         if isinstance(now, Missing):
             return now
         if now is None:
-            continue  # allocated, and no driver has asked for it
+            continue  # it is allocated, but no driver has requested it
         cpus = cpus_of(now.strip())
         if cpus is None:
             return unreadable(f"{at}: not a list of CPUs: {now[:40]!r}")
@@ -111,7 +112,7 @@ def observe(node: Node) -> Observed | Missing:
 
 
 def system_cpus(want: IrqAffinityWant, observed: Observed) -> dict[int, tuple[int, ...]]:
-    """The system's CPUs by NUMA node. Raises ConfigError for CPUs that are not there."""
+    """Return the system's CPUs by NUMA node. Raises ConfigError for CPUs that are not online."""
     everything = {cpu: numa for numa, cores in observed.cores.items() for core in cores for cpu in core}
     if want.cpus:
         named = cpus_of(want.cpus) or ()

@@ -1,9 +1,10 @@
-"""Bounds of the system journal: kept on disk, so that what a crashed node said survives, and never filling it.
+"""Bounds the system journal: it is on disk, so that what a crashed node logged survives, and it never fills the disk.
 
-The default takes a tenth of the file system and drops what comes faster than 10,000 lines in 30 s, which is when a broken
-GPU or fabric speaks. Source: journald.conf(5): of all drop-ins the one whose name sorts last wins, so one that is read after
-ours and says otherwise is named instead of being fought. The journal daemon is started anew, which loses no line. Effective
-cannot be read back from the daemon: the file is what it was started with.
+By default the journal takes a tenth of the file system. It also drops lines that come faster than 10,000 in 30 s, as they do
+when a GPU or fabric breaks. Source: journald.conf(5). Of all drop-ins the one whose name sorts last wins. A drop-in that is
+read after ours and says something else is therefore reported, and fairlead does not overwrite it. The journal daemon is
+restarted, which loses no line. The effective values cannot be read back from the daemon; the file has what it was started
+with.
 """
 
 from __future__ import annotations
@@ -26,15 +27,17 @@ class JournaldWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
     storage: Annotated[Literal["persistent", "volatile", "auto", "none"], Meta(description="Where the journal is kept.")] = (
         "persistent"
     )
-    max_use_mib: Annotated[int, Meta(ge=16, le=1 << 20, description="The most that it takes of its file system, in MiB.")] = 2048
-    keep_free_mib: Annotated[int, Meta(ge=0, le=1 << 20, description="What it leaves free there, in MiB.")] = 1024
+    max_use_mib: Annotated[int, Meta(ge=16, le=1 << 20, description="The most space that the journal takes, in MiB.")] = 2048
+    keep_free_mib: Annotated[
+        int, Meta(ge=0, le=1 << 20, description="Space that the journal leaves free on its file system, in MiB.")
+    ] = 1024
     burst_lines: Annotated[
-        int, Meta(ge=0, le=10_000_000, description="Lines of one service in 30 s before it drops; 0: never.")
+        int, Meta(ge=0, le=10_000_000, description="Lines of one service in 30 s before the journal drops more; 0: never.")
     ] = 100_000
 
 
 class Observed(Struct, frozen=True):
-    """``file``: our drop-in. ``later``: key -> (drop-in that is read after ours, value)."""
+    """Holds what was read. ``file``: our drop-in. ``later``: (drop-in that is read after ours, value) by key."""
 
     file: str | None
     later: dict[str, tuple[str, str]] = {}
@@ -45,7 +48,7 @@ def observe(node: Node) -> Observed | Missing:
     if isinstance(file, Missing):
         return file
     later: dict[str, tuple[str, str]] = {}
-    # A file in /etc hides one of the same name in /run, and that one in /usr/lib.
+    # A file in /etc hides one of the same name in /run, and a file in /run hides one in /usr/lib.
     named = {path.rpartition("/")[2]: path for folder in reversed(FOLDERS) for path in node.texts if path.startswith(folder)}
     for name, path in sorted(named.items()):
         text = node.texts[path]

@@ -1,9 +1,10 @@
-"""Words of the kernel command line: iommu=pt, pci=realloc=on, pcie_aspm=off and the like.
+"""Adds words to the kernel command line, such as iommu=pt, pci=realloc=on or pcie_aspm=off.
 
-Effective is /proc/cmdline, where the last word of a key wins (the options of ``pci=`` add up). Persisted is a drop-in that
-GRUB reads last of all (/etc/default/grub.d, Debian and Ubuntu; cloud images have a 50-cloudimg-settings.cfg there) and that
-is really in grub.cfg, or every boot entry of the Boot Loader Specification by grubby (EL family). In between lies a reboot.
-Sources: kernel documentation, admin-guide/kernel-parameters.rst; grub-mkconfig(8); grubby(8);
+/proc/cmdline has the effective words. The last word of a key wins there (the options of ``pci=`` add up). On Debian and Ubuntu
+the words are persisted in a drop-in that GRUB reads last of all (/etc/default/grub.d; cloud images have a
+50-cloudimg-settings.cfg there), and they must also be in grub.cfg. On the EL family, grubby persists them in every boot entry
+of the Boot Loader Specification. A persisted word becomes effective at a reboot. Sources: kernel documentation,
+admin-guide/kernel-parameters.rst; grub-mkconfig(8); grubby(8);
 https://uapi-group.org/specifications/specs/boot_loader_specification/.
 """
 
@@ -26,7 +27,8 @@ FILE = "/etc/default/grub.d/99-fairlead.cfg"
 GRUB_CFG = "/boot/grub/grub.cfg"
 ENTRIES = "/boot/loader/entries/*.conf"
 ADD_UP = frozenset({"pci", "console", "earlycon", "modprobe.blacklist", "module_blacklist"})
-_WORD = r"^[A-Za-z0-9_.-]+(=[A-Za-z0-9_.,:;@/=+*-]*)?$"  # no blank, quote or $: the words go into a shell file of GRUB
+# it allows no blank, quote or $, because the words go into a shell file of GRUB
+_WORD = r"^[A-Za-z0-9_.-]+(=[A-Za-z0-9_.,:;@/=+*-]*)?$"
 _KEEPS = re.compile(r'(GRUB_CMDLINE_LINUX(?:_DEFAULT)?)="((?:[^"$`\\]* )?)\$\{?\1\}?((?: [^"$`\\]*)?)"')
 _ASSIGNED = re.compile(r"^[ \t]*(?:export[ \t]+)?(GRUB_CMDLINE_LINUX\w*)\+?=.*$", re.MULTILINE)
 _LINUX = re.compile(r"^\s*linux(?:efi|16)?\s+\S+\s*(.*)$", re.MULTILINE)
@@ -40,9 +42,9 @@ class KernelCmdlineWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class Observed(Struct, frozen=True):
-    """``running``: words of /proc/cmdline. ``file``: our drop-in. ``grub``: GRUB reads drop-ins here. ``menu``: the command
-    lines in grub.cfg, None where there is none. ``entries``: path -> command line of each boot entry. ``later``: path -> text
-    of the drop-ins that are read after ours."""
+    """Holds what was read. ``running``: the words of /proc/cmdline. ``file``: our drop-in. ``grub``: whether GRUB reads
+    drop-ins here. ``menu``: the command lines in grub.cfg, None where there is none. ``entries``: the command line of each
+    boot entry, by path. ``later``: the texts of the drop-ins that are read after ours, by path."""
 
     running: tuple[str, ...]
     file: str | None
@@ -53,8 +55,11 @@ class Observed(Struct, frozen=True):
 
 
 def in_force(words: tuple[str, ...], wanted: str) -> bool:
-    """Whether a command line has ``wanted`` in force: its key's last word, or for keys that add up all of its options, of which
-    again the last of a name wins (``pci=realloc=on`` before ``pci=realloc=off`` is off)."""
+    """Say whether a command line has ``wanted`` in force. For most keys the last word of the key counts.
+
+    For keys that add up, all options of ``wanted`` must be in force, and of each option the last one wins (``pci=realloc=on``
+    before ``pci=realloc=off`` is off).
+    """
     key, sign, value = wanted.partition("=")
     same = [w.partition("=")[2] for w in words if w.partition("=")[0] == key]
     if not same:
@@ -93,15 +98,16 @@ def observe(node: Node) -> Observed | Missing:
 
 
 def _added(text: str) -> tuple[str, ...] | None:
-    """The words that a drop-in puts after those of the files before it, as kdump-tools.cfg does (crashkernel=); None where it may
-    drop those."""
+    """Return the words that a drop-in adds after those of the files before it, as kdump-tools.cfg does (crashkernel=). Return
+    None for a drop-in that may drop those words."""
     said = [line.strip() for line in text.splitlines() if "GRUB_CMDLINE_LINUX" in line and not line.lstrip().startswith("#")]
     kept = [_KEEPS.fullmatch(line) for line in said]
     return tuple(word for match in kept if match for word in match[3].split()) if all(kept) else None
 
 
 def _variable(text: str) -> str:
-    """The variable that a drop-in assigns to, in the line that stands in the way: one that drops our words comes first."""
+    """Return the variable that a drop-in assigns in the line that conflicts with ours. A line that drops our words comes
+    first."""
     lines = sorted(_ASSIGNED.finditer(text), key=lambda line: _KEEPS.fullmatch(line[0].strip()) is not None)
     return lines[0][1] if lines else "GRUB_CMDLINE_LINUX_DEFAULT"
 

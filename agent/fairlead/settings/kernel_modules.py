@@ -1,11 +1,11 @@
-"""Kernel modules that are loaded at boot (nvidia_peermem), and those that must never be (nouveau).
+"""Loads kernel modules at boot (nvidia_peermem), and keeps others from loading (nouveau).
 
 Sources: modules-load.d(5), modprobe.d(5) (``blacklist`` keeps a module's own aliases from loading it), /proc/modules
-(proc_modules(5)). A blacklisted module that is loaded now holds the device until a reboot. A module that is built into the
-kernel is in no list of loaded ones and is not for this setting. A kernel built without loadable modules has neither that file
-nor /proc/sys/kernel/modprobe (both under CONFIG_MODULES: kernel/module/procfs.c, kernel/module/kmod.c); where only the list is
-missing, it is unreadable and nothing is known. nvidia_peermem: NVIDIA driver README, chapter "GPUDirect
-RDMA Peer Memory Client"; where the driver and kernel have dma-buf it is not needed.
+(proc_modules(5)). A blacklisted module that is loaded now keeps the device until a reboot. A module that is built into the
+kernel is in no list of loaded modules, and this setting does not handle it. A kernel without loadable modules has neither that
+file nor /proc/sys/kernel/modprobe (both under CONFIG_MODULES: kernel/module/procfs.c, kernel/module/kmod.c). If only the list
+is missing, it is unreadable and nothing is known. For nvidia_peermem see the NVIDIA driver README, chapter "GPUDirect RDMA
+Peer Memory Client". It is not needed where the driver and the kernel have dma-buf.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Name = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,60}$")]
 
 class KernelModulesWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
     load: Annotated[tuple[Name, ...], Meta(description="Modules to load, now and at every boot.")] = ()
-    blacklist: Annotated[tuple[Name, ...], Meta(description="Modules that may not load by themselves.")] = ("nouveau",)
+    blacklist: Annotated[tuple[Name, ...], Meta(description="Modules that must not load automatically.")] = ("nouveau",)
 
 
 class Observed(Struct, frozen=True):
-    """``loaded``: names as /proc/modules has them (underscores), None: a kernel without loadable modules.
-    ``load``, ``blacklist``: the texts of our files."""
+    """Holds what was read. ``loaded``: names as /proc/modules has them (with underscores); None means a kernel without
+    loadable modules. ``load``, ``blacklist``: the texts of our files."""
 
     loaded: frozenset[str] | None
     load: str | None

@@ -1,9 +1,9 @@
-"""Locked-memory limit of slurmd, which every job step inherits.
+"""Sets the locked-memory limit of slurmd, which every job step inherits.
 
-RDMA registration and GPUDirect pin memory; a unit of systemd starts with a limit of 8 MiB, and pam limits do not reach
-slurmd. Source: systemd.exec(5), ``LimitMEMLOCK=``; Slurm's own slurmd.service sets it for the same reason.
-Persisted in a drop-in of slurmd's unit; effective is the limit of the running slurmd (/proc/PID/limits). A changed drop-in
-takes effect with a restart of slurmd, which leaves running jobs alone (slurmstepd holds them) but is not done on a busy node.
+RDMA registration and GPUDirect pin memory. A systemd unit starts with a limit of 8 MiB, and pam limits do not reach slurmd.
+Source: systemd.exec(5), ``LimitMEMLOCK=``; Slurm's own slurmd.service sets it for the same reason. The limit is persisted in a
+drop-in of slurmd's unit. The effective limit is that of the running slurmd (/proc/PID/limits). A changed drop-in takes effect
+when slurmd restarts. A restart does not disturb running jobs, which belong to slurmstepd, but it is not done on a busy node.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class MemlockWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Observed(Struct, frozen=True):
-    """``file``: our drop-in. ``running``: soft and hard limit of the running slurmd, in bytes or "infinity"; None: none runs.
-    ``ceiling``: bytes that systemd itself cannot go beyond (in a container); None: it can.
-    """
+    """Holds what was read. ``file``: our drop-in. ``running``: the soft and hard limit of the running slurmd, in bytes or
+    "infinity"; None: no slurmd runs. ``ceiling``: the bytes that systemd itself cannot exceed (in a container); None: it has
+    no such limit."""
 
     file: str | None
     running: tuple[str, str] | None

@@ -1,13 +1,14 @@
-"""MIG: into which GPU instances each GPU is divided, or that it is not.
+"""Divides each GPU into the declared GPU instances (MIG), or switches MIG off.
 
-The geometry is declared by profile names, as `nvidia-smi mig -lgip` has them; each GPU instance holds one compute instance that
-spans it, which is what CUDA and Slurm use. Destroying instances takes GPUs from under their jobs, so it waits for a drained
-node; a driver that cannot switch the mode at once keeps it pending until the GPU is reset or the node reboots. Instances never
-outlive a reboot, nor does the mode on Hopper and later: the boot unit makes them again before slurmd starts.
+The geometry is declared by profile names, as `nvidia-smi mig -lgip` lists them. Each GPU instance has one compute instance
+that spans it, which is what CUDA and Slurm use. Destroying instances takes GPUs from their jobs, so fairlead does it only on a
+drained node. A driver that cannot switch the mode at once keeps it pending until the GPU is reset or the node reboots.
+Instances are always lost at a reboot, and so is the mode on Hopper and later. The boot unit makes them again before slurmd
+starts.
 
-Slurm has to be told: with ``AutoDetect=nvml`` in gres.conf slurmd finds the instances when it starts (restart it after a
-change), and the node's ``Gres=`` in slurm.conf must count them by type, such as ``Gres=gpu:3g.40gb:8,gpu:1g.10gb:8``; a node
-whose Gres= still says eight whole GPUs is set to "invalid" by slurmctld. Sources: NVML API reference, "Multi Instance GPU
+Slurm must know the instances. With ``AutoDetect=nvml`` in gres.conf slurmd finds them when it starts, so restart it after a
+change. The node's ``Gres=`` in slurm.conf must count them by type, such as ``Gres=gpu:3g.40gb:8,gpu:1g.10gb:8``. slurmctld
+sets a node to "invalid" if its Gres= still says eight whole GPUs. Sources: NVML API reference, "Multi Instance GPU
 Management"; NVIDIA Multi-Instance GPU user guide; Slurm gres.conf(5), "MultipleFiles" and AutoDetect.
 """
 
@@ -38,12 +39,13 @@ class MigWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
         Geometry, Meta(description='GPU instances of every GPU, such as ["3g.40gb", "2g.20gb", "1g.10gb"]; empty: MIG off.')
     ] = ()
     by_gpu: Annotated[
-        dict[Address, Geometry], Meta(description="GPUs that are divided otherwise, by PCI address; an empty list: MIG off.")
+        dict[Address, Geometry], Meta(description="GPUs with another geometry, by PCI address; an empty list: MIG off.")
     ] = {}
 
 
 class MigState(Struct, frozen=True):
-    """``instances`` is () while MIG is off; ``profiles``: what the GPU offers, () while it does not say."""
+    """Holds the MIG state of one GPU. ``instances`` is () while MIG is off. ``profiles``: those that the GPU offers, () while
+    it lists none."""
 
     on: bool
     pending: bool
@@ -52,12 +54,12 @@ class MigState(Struct, frozen=True):
 
     @property
     def value(self) -> str:
-        """As ``Nvml.value`` has it; what undo sets."""
+        """Return the geometry in the form of ``Nvml.value``. Undo sets this value."""
         return ",".join(sorted(i.profile for i in self.instances)) or OFF
 
 
 class Observed(Struct, frozen=True):
-    """PCI address -> state; None: a GPU without MIG."""
+    """Holds the state of each GPU by PCI address. None means a GPU without MIG."""
 
     gpus: dict[str, MigState | None]
 

@@ -1,9 +1,9 @@
-"""NCCL's node facts in /etc/nccl.conf: which HCAs, which interface, which addresses, which topology file.
+"""Writes the facts of this node that NCCL needs to /etc/nccl.conf: HCAs, interface, addresses and topology file.
 
-Only facts of this node go there: NCCL lets the job's environment win over the file, and ranks must agree on all else.
-Sources: NCCL user guide, environment variables NCCL_IB_HCA, NCCL_SOCKET_IFNAME, NCCL_IB_ADDR_RANGE, NCCL_TOPO_FILE; NCCL 2.30.7
-src/misc/param.cc for the file. A node whose ports do not match the declared number gets a finding, never a shorter list.
-A file that somebody else wrote is left alone until ``replace_existing`` says otherwise.
+Only facts of this node are in the file: for NCCL the job's environment overrides the file, and all ranks must have the same
+value of everything else. Sources: NCCL user guide, environment variables NCCL_IB_HCA, NCCL_SOCKET_IFNAME, NCCL_IB_ADDR_RANGE,
+NCCL_TOPO_FILE; NCCL 2.30.7 src/misc/param.cc for the file. A node whose ports do not match the declared number gets a finding,
+never a shorter list. A file that somebody else wrote is not changed unless ``replace_existing`` is true.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TOPOLOGY_FILES = ("/etc/fairlead/nccl-topology.xml", "/opt/microsoft/*.xml", "/o
 
 
 class Stated(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A variable of the fabric profile: its value, why, and who says so. ``nccl``: the versions that it is for."""
+    """Describes a variable of the fabric profile: its value, the reason and the source. ``nccl``: the versions that it is for."""
 
     name: str
     value: str
@@ -43,13 +43,14 @@ class Stated(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class NcclWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    network: Annotated[bool, Meta(description="false: nothing about networks is written (nodes that compute alone).")] = True
+    network: Annotated[bool, Meta(description="false: fairlead writes nothing about networks (nodes that compute alone).")] = True
     hcas: Annotated[
         Annotated[int, Meta(ge=0, le=64)] | None,
-        Meta(description="Compute HCA ports that this node must have up; unset: not checked."),
+        Meta(description="Number of compute HCA ports that must be up on this node; unset: not checked."),
     ] = None
     exclude: Annotated[
-        tuple[str, ...], Meta(description="HCAs or interfaces not for NCCL (storage, management): exact, or a prefix with *.")
+        tuple[str, ...],
+        Meta(description="HCAs or interfaces that NCCL must not use (storage, management): a name, or a prefix with *."),
     ] = ()
     socket_interface: Annotated[
         str,
@@ -75,8 +76,10 @@ class NcclWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
     topology_file: Annotated[
         str, Meta(pattern=r"^(/[\x21-\x7e]+)?$", description="The vendor's topology XML, used only in virtual machines.")
     ] = ""
-    variables: Annotated[tuple[Stated, ...], Meta(description="Variables of the fabric profile, each with why and source.")] = ()
-    extra: Annotated[dict[str, str], Meta(description="More NCCL_ variables of this node.")] = field(default_factory=dict)
+    variables: Annotated[
+        tuple[Stated, ...], Meta(description="Variables of the fabric profile, each with a reason and a source.")
+    ] = ()
+    extra: Annotated[dict[str, str], Meta(description="Further NCCL_ variables of this node.")] = field(default_factory=dict)
     replace_existing: Annotated[bool, Meta(description="Replace an /etc/nccl.conf that fairlead did not write.")] = False
 
 
@@ -113,7 +116,7 @@ def observe(node: Node) -> Observed | Missing:
 
 def _hcas(want: NcclWant, seen: Observed) -> Draft:
     traffic = other_traffic(seen.routes, seen.mounts)
-    if "." in want.socket_interface and "/" in want.socket_interface:  # the network of the nodes' own addresses
+    if "." in want.socket_interface and "/" in want.socket_interface:  # it is the network of the nodes' own addresses
         for name in connected(parse_routes(seen.routes), ipaddress.IPv4Network(want.socket_interface, strict=False)):
             traffic.setdefault(name, "the nodes' own addresses")
     choice = choose(seen.nics, seen.pci, expected=want.hcas, exclude=want.exclude, other_traffic=traffic)
@@ -126,9 +129,9 @@ def _hcas(want: NcclWant, seen: Observed) -> Draft:
         notes = (f"{down}; how many ports there must be is not declared (settings.nccl.hcas)",)
     others = tuple(p for p in choice.default if p not in choice.compute and p not in choice.down)
     lines: tuple[ConfLine, ...] = ()
-    if choice.compute and others:  # else NCCL takes exactly these by itself
+    if choice.compute and others:  # without others, NCCL uses exactly these by default
         reasons = ", ".join(f"{p} {choice.left_out.get(p, 'left out')}" for p in others)
-        if want.hcas is None:  # nothing declared how many there should be: a list could be too short, an exclusion cannot
+        if want.hcas is None:  # without a declared number a list could be too short, but an exclusion cannot
             lines = (ConfLine("NCCL_IB_HCA", "^=" + ",".join(others), f"All HCAs but these: {reasons}."),)
         else:
             lines = (ConfLine("NCCL_IB_HCA", "=" + ",".join(choice.compute), f"The compute HCAs by exact name; not {reasons}."),)
@@ -142,7 +145,7 @@ def _hcas(want: NcclWant, seen: Observed) -> Draft:
 def _topology(want: NcclWant, seen: Observed) -> Draft:
     if not want.topology_file:
         return Draft()
-    if seen.virtual is not True:  # bare metal shows its real topology: never a file there
+    if seen.virtual is not True:  # bare metal shows its real topology, so it gets no file
         return Draft(notes=(f"{want.topology_file} is not for bare metal, which shows its real topology",))
     text = seen.topologies.get(want.topology_file)
     if text is None:
@@ -165,9 +168,9 @@ def _stated(want: NcclWant) -> Draft:
 
 
 def draft(want: NcclWant, seen: Observed) -> Draft:
-    """What should stand in the file of this node, what was left alone, and why it may have to stay as it is.
+    """Return the lines for the file of this node, notes about what was left alone, and problems that keep the file as it is.
 
-    Raises ConfigError for a variable that must not stand there.
+    Raises ConfigError for a variable that must not be in the file.
     """
     for key, declared in (("extra", want.extra), ("variables", {v.name: v.value for v in want.variables})):
         for name, value in declared.items():
@@ -186,7 +189,8 @@ def draft(want: NcclWant, seen: Observed) -> Draft:
 
 
 def wanted(want: NcclWant, seen: Observed) -> str | None:
-    """The file's text for this node, None for no file. Raises ConfigError for the first problem: the file stays as it is."""
+    """Return the file's text for this node, or None for no file. Raises ConfigError for the first problem; the file then stays
+    as it is."""
     made = draft(want, seen)
     for problem in made.problems:
         raise ConfigError(FILE, problem.key, problem.reason, hint=problem.hint)
@@ -194,7 +198,7 @@ def wanted(want: NcclWant, seen: Observed) -> str | None:
 
 
 def interface(want: NcclWant, node: Node) -> str:
-    """The interface of NCCL's sockets on this node, by its bare name; "" where it is not certain."""
+    """Return the bare name of the interface that NCCL's sockets use on this node. Return "" where it is not certain."""
     declared = want.extra.get(socket.NAME, "")
     if declared:
         return declared[1:] if declared.startswith("=") and "," not in declared else ""
@@ -223,7 +227,7 @@ def plan(want: NcclWant, observed: Observed) -> tuple[File, ...]:
         why = f"{FILE} is missing"
     else:
         why = f"{FILE} has nothing to say on this node" if text is None else f"{FILE} differs from the node's facts"
-    # NCCL reads the file when a job starts: what it says is effective, not only for the next boot.
+    # NCCL reads the file when a job starts, so a change is effective at once, not only after the next boot.
     return (File(setting="nccl", why=why, path=FILE, content=text, before=observed.file),)
 
 

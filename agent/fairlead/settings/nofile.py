@@ -1,11 +1,11 @@
-"""Open-files limit of slurmd, which every job step inherits.
+"""Sets the open-files limit of slurmd, which every job step inherits.
 
-A step with many ranks, data loaders and NCCL connections runs out of descriptors; what a job inherits is slurmd's own limit,
-which pam limits do not reach. slurmd raises its soft limit to the hard one when it starts (rlimits_use_max_nofile() in
-src/slurmd/slurmd/slurmd.c; seen on 22.05), so there is one number; the soft limit of a step is the submitting shell's unless
-PropagateResourceLimitsExcept names NOFILE (slurm.conf(5)). Source: systemd.exec(5), ``LimitNOFILE=``; Slurm's own unit has
-131072. Persisted in a drop-in of slurmd's unit; effective is the limit of the running slurmd (/proc/PID/limits); it takes
-effect with a restart of slurmd, which leaves jobs alone.
+A step with many ranks, data loaders and NCCL connections runs out of descriptors. A job inherits slurmd's own limit, which pam
+limits do not reach. slurmd raises its soft limit to the hard one when it starts (rlimits_use_max_nofile() in
+src/slurmd/slurmd/slurmd.c; seen on 22.05), so there is only one number to set. The soft limit of a step is that of the
+submitting shell unless PropagateResourceLimitsExcept names NOFILE (slurm.conf(5)). Source: systemd.exec(5), ``LimitNOFILE=``;
+Slurm's own unit has 131072. The limit is persisted in a drop-in of slurmd's unit. The effective limit is that of the running
+slurmd (/proc/PID/limits). A change takes effect when slurmd restarts, which does not disturb jobs.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ NR_OPEN = "/proc/sys/fs/nr_open"
 
 class NofileWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
     limit: Annotated[
-        int, Meta(ge=1024, le=2**31 - 1, description="LimitNOFILE of slurmd: open files that a step may raise its own limit to.")
+        int,
+        Meta(ge=1024, le=2**31 - 1, description="LimitNOFILE of slurmd, to which a step may raise its own limit of open files."),
     ] = 131072
 
 
 class Observed(Struct, frozen=True):
-    """``file``: our drop-in. ``running``: hard limit of the running slurmd; None: none runs. ``most``: the kernel's own ceiling
-    (fs.nr_open), above which a limit is refused. ``ceiling``: as for memlock, where systemd itself has less."""
+    """Holds what was read. ``file``: our drop-in. ``running``: the hard limit of the running slurmd; None: no slurmd runs.
+    ``most``: the kernel's own ceiling (fs.nr_open), above which a limit is refused. ``ceiling``: as for memlock, where systemd
+    itself has a lower limit."""
 
     file: str | None
     running: int | None

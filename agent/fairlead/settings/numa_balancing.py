@@ -1,9 +1,9 @@
-"""Automatic NUMA balancing: the kernel unmaps pages to see who touches them, then moves them between nodes.
+"""Sets automatic NUMA balancing: the kernel unmaps pages to see which CPUs touch them, then moves them between NUMA nodes.
 
-For a process bound to its GPU's socket the faults cost time and move nothing useful, and pinned DMA buffers cannot move
-at all. Source: kernel documentation, admin-guide/sysctl/kernel.rst, ``numa_balancing`` (0 off, 1 on, 2 memory tiering).
-Persisted in a sysctl.d file of ours, effective in /proc/sys. A file that sorts later and says otherwise would win at the
-next boot (sysctl.d(5)): that is reported instead of being fought.
+For a process that is bound to its GPU's socket, the page faults cost time and move nothing useful. Pinned DMA buffers cannot
+move at all. Source: kernel documentation, admin-guide/sysctl/kernel.rst, ``numa_balancing`` (0 off, 1 on, 2 memory tiering).
+The value is persisted in a sysctl.d file of ours and effective in /proc/sys. A file that sorts later and sets another value
+would win at the next boot (sysctl.d(5)). fairlead reports such a file and does not overwrite it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class NumaBalancingWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class Observed(Struct, frozen=True):
-    """``effective``: the running kernel's value. ``file``: our file's text. ``later``: the last other file (and its value)
-    that is read after ours."""
+    """Holds what was read. ``effective``: the running kernel's value. ``file``: our file's text. ``later``: the last other
+    file that is read after ours, and its value."""
 
     effective: int
     file: str | None

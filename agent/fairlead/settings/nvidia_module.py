@@ -1,11 +1,11 @@
-"""Parameters of the NVIDIA kernel module (NVreg_...), checked against the module that is installed.
+"""Sets parameters of the NVIDIA kernel module (NVreg_...), after a check against the installed module.
 
-The kernel ignores an unknown module parameter without a word (and public advice names ones that do not exist, such as
-NVreg_SetPCIERelaxedOrdering; the driver has NVreg_EnablePCIERelaxedOrderingMode), so each name must be in ``modinfo``.
-Persisted in a modprobe.d file that is read last; effective in /proc/driver/nvidia/params of the loaded module; in between
-lies a reload of the driver, for which no program may hold the GPUs: a reboot. Sources: NVIDIA open-gpu-kernel-modules,
-kernel-open/nvidia/nv-reg.h; modprobe.d(5); NVIDIA driver README, chapter "Module Parameters" (nvidia.conf in an initramfs
-has to be made anew with it).
+The kernel silently ignores an unknown module parameter. Public advice names ones that do not exist, such as
+NVreg_SetPCIERelaxedOrdering; the driver has NVreg_EnablePCIERelaxedOrderingMode. So each name must be in ``modinfo``. The
+values are persisted in a modprobe.d file that is read last, and effective in /proc/driver/nvidia/params of the loaded module.
+They become effective when the driver is reloaded, for which no program may use the GPUs, so this takes a reboot. Sources:
+NVIDIA open-gpu-kernel-modules, kernel-open/nvidia/nv-reg.h; modprobe.d(5); NVIDIA driver README, chapter "Module Parameters"
+(an initramfs that has nvidia.conf must be rebuilt with it).
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ class NvidiaModuleWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class Observed(Struct, frozen=True):
-    """``known``: parameter names of the installed module, None where it is not installed. ``running``: values of the loaded
-    module by name, None where it is not loaded. ``file``: our file. ``others``: (path, name, value) of every other file."""
+    """Holds what was read. ``known``: the parameter names of the installed module, None where it is not installed.
+    ``running``: the values of the loaded module by name, None where it is not loaded. ``file``: our file. ``others``: (path,
+    name, value) in every other file."""
 
     known: frozenset[str] | None
     running: dict[str, str] | None

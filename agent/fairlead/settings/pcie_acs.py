@@ -1,15 +1,16 @@
-"""PCIe Access Control Services on the bridges between GPUs and NICs.
+"""Clears bits of PCIe Access Control Services (ACS) on the bridges between GPUs and NICs.
 
-ACS redirect bits send peer traffic up to the root complex and down again: GPUDirect and P2P then run at a fraction, or
-not at all. Sources: PCI Express Base Specification, ACS Extended Capability (id 0x000D, control word at +6); NCCL
+ACS redirect bits send peer traffic up to the root complex and down again. GPUDirect and P2P then run at a fraction of their
+speed, or not at all. Sources: PCI Express Base Specification, ACS Extended Capability (id 0x000D, control word at +6); NCCL
 troubleshooting guide, "PCI Access Control Services (ACS)"; kernel documentation, driver-api/pci/p2pdma.rst.
 
-Only bits that hurt are cleared (P2P Request Redirect, Completion Redirect, Egress Control; Source Validation alone does
-not), only on bridges that lie on a path between two of the node's GPUs and NICs, by a mask per bridge role.
-It refuses, in words, where the bits isolate: in a virtual machine, with devices bound to vfio-pci, with an IOMMU that
-translates (the kernel built its IOMMU groups from these bits; clearing them makes the groups a lie), and where kernel
-lockdown forbids writes to config space. The bits come back with a reset: the agent has them
-cleared again as soon as it sees that, as the boot unit does.
+Only harmful bits are cleared, by a mask per bridge role: P2P Request Redirect, Completion Redirect and Egress Control. Source
+Validation alone does no harm. Only bridges on a path between two of the node's GPUs and NICs are changed.
+
+The setting refuses, with a reason, where the bits isolate: in a virtual machine, with devices bound to vfio-pci, and with an
+IOMMU that translates. The kernel built its IOMMU groups from these bits, and without them the groups would be wrong. It also
+refuses where kernel lockdown forbids writes to config space. A reset sets the bits again. The agent has them cleared as soon
+as it sees this, and so does the boot unit.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class Bridge(Struct, frozen=True):
 
 
 class Observed(Struct, frozen=True):
-    """``bridges`` with an ACS capability on a peer path; ``refusal``: why their bits must stay, or empty."""
+    """Holds what was read. ``bridges``: those with an ACS capability on a peer path. ``refusal``: why their bits must stay, or
+    ""."""
 
     bridges: tuple[Bridge, ...]
     refusal: str = ""
@@ -55,18 +57,18 @@ class Observed(Struct, frozen=True):
 
 
 def bits(word: int) -> str:
-    """The names of the set bits, as lspci writes them."""
+    """Return the names of the set bits, as lspci writes them."""
     return " ".join(f"{name}+" for i, name in enumerate(NAMES) if word >> i & 1) or "none"
 
 
 def peers(node: Node) -> tuple[PciDevice, ...]:
-    """GPUs and RDMA NICs by PCI class, so that it works at boot before any driver has loaded."""
+    """Return GPUs and RDMA NICs by PCI class, which works at boot before any driver has loaded."""
     nics = {nic.pci for nic in node.nics if nic.rdma}
     return tuple(d for d in node.pci if kind_of(d) == "gpu" or d.class_code >> 8 == INFINIBAND_CLASS or d.address in nics)
 
 
 def on_peer_paths(node: Node) -> frozenset[str]:
-    """Addresses of all bridges that a transfer between two peers passes: both paths below what they have in common."""
+    """Return the addresses of all bridges that a transfer between two peers passes: both paths below their common part."""
     found: set[str] = set()
     for a, b in combinations({d.path[:-1] for d in peers(node)}, 2):
         common = 0

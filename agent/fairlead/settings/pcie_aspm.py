@@ -1,12 +1,12 @@
-"""Active State Power Management of PCIe links: whether idle links go to sleep.
+"""Sets Active State Power Management (ASPM) of PCIe links, which decides whether idle links sleep.
 
-A link that sleeps takes microseconds to wake, which adapters show as latency and some as lost links. The kernel's policy
-``performance`` keeps every link awake. Where the firmware keeps ASPM for itself the kernel cannot change it: then links of GPUs
-and adapters that still have it are named. Sources: kernel documentation, admin-guide/kernel-parameters.txt, pcie_aspm;
-drivers/pci/pcie/aspm.c (module parameter ``policy``); PCI Express Base Specification, Link Control Register, ASPM Control (bits
-1:0). Lost at reboot; the boot unit applies it again.
-Where the kernel has no ASPM policy, that is a warning and all other settings are made. A hardware profile that names
-``pcie_aspm`` in ``unsupported`` makes the setting not applicable.
+A link that sleeps takes microseconds to wake. Adapters show this as latency, and some as lost links. The kernel's policy
+``performance`` keeps every link awake. Where the firmware owns ASPM the kernel cannot change it, and the setting then names
+the links of GPUs and adapters that still have it. Sources: kernel documentation, admin-guide/kernel-parameters.txt, pcie_aspm;
+drivers/pci/pcie/aspm.c (module parameter ``policy``); PCI Express Base Specification, Link Control Register, ASPM Control
+(bits 1:0). The policy is lost at reboot; the boot unit applies it again. If the kernel has no ASPM policy, this is a warning,
+and all other settings are still applied. A hardware profile that names ``pcie_aspm`` in ``unsupported`` makes the setting not
+applicable.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class PcieAspmWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Observed(Struct, frozen=True):
-    """``policy``: the chosen one, None for a kernel without ASPM. ``offered``: all, or
-    the chosen one where the tree is of plain files. ``asleep``: devices whose link may sleep."""
+    """Holds what was read. ``policy``: the chosen one, None for a kernel without ASPM. ``offered``: all policies, or only the
+    chosen one where the machine tree has plain files. ``asleep``: devices whose link may sleep."""
 
     policy: str | None
     offered: tuple[str, ...]

@@ -1,13 +1,13 @@
-"""Largest read request that GPUs, adapters and drives send over PCIe.
+"""Sets the largest read request that GPUs, adapters and drives send over PCIe.
 
-An adapter that asks host memory for 512 bytes at a time needs eight times the requests of one that asks for 4096, and 400 Gb/s
-adapters then do not reach their rate. Firmware and drivers leave what the kernel's policy gave. Sources: PCI Express Base
-Specification, Device Control Register, Max_Read_Request_Size (bits 14:12); include/uapi/linux/pci_regs.h,
+An adapter that reads 512 bytes of host memory at a time needs eight times as many requests as one that reads 4096. With 512
+bytes, 400 Gb/s adapters do not reach their rate. Firmware and drivers keep what the kernel's policy has set. Sources: PCI
+Express Base Specification, Device Control Register, Max_Read_Request_Size (bits 14:12); include/uapi/linux/pci_regs.h,
 PCI_EXP_DEVCTL_READRQ; NVIDIA, "Understanding PCIe configuration for maximum performance" (enterprise-support article 1117).
 
-It refuses under ``pci=pcie_bus_perf``, where the kernel keeps read requests no larger than each device's payload on purpose
-(admin-guide/kernel-parameters.txt), and where kernel lockdown forbids writes to config space. A reset of the device brings
-the old value back: the agent has it applied again, as the boot unit does.
+The setting refuses under ``pci=pcie_bus_perf``, where the kernel deliberately keeps read requests no larger than each device's
+payload (admin-guide/kernel-parameters.txt). It also refuses where kernel lockdown forbids writes to config space. A reset of
+the device restores the old value. The agent has the setting applied again, and so does the boot unit.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ Bytes = Literal[128, 256, 512, 1024, 2048, 4096]
 
 
 class PcieMaxReadRequestWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    gpu_bytes: Annotated[Bytes | None, Meta(description="Of every GPU; unset: left as it is.")] = None
-    nic_bytes: Annotated[Bytes | None, Meta(description="Of every Ethernet and InfiniBand adapter; unset: left as it is.")] = 4096
-    nvme_bytes: Annotated[Bytes | None, Meta(description="Of every NVMe drive; unset: left as it is.")] = None
+    gpu_bytes: Annotated[Bytes | None, Meta(description="Largest read request of every GPU; unset: left as it is.")] = None
+    nic_bytes: Annotated[
+        Bytes | None, Meta(description="The same of every Ethernet and InfiniBand adapter; unset: left as it is.")
+    ] = 4096
+    nvme_bytes: Annotated[Bytes | None, Meta(description="The same of every NVMe drive; unset: left as it is.")] = None
 
 
 class Observed(Struct, frozen=True):
-    """``refusal``: why the values must stay, or empty; ``hint``: what to do instead."""
+    """Holds what was read. ``refusal``: why the values must stay, or "". ``hint``: what to do instead."""
 
     devices: tuple[Controlled, ...]
     refusal: str = ""
@@ -59,7 +61,7 @@ def observe(node: Node) -> Observed | Missing:
 
 
 def size(control: int) -> int:
-    """Bytes of a Device Control word."""
+    """Return the bytes that a Device Control word means."""
     return 128 << (control & MASK) // 0x1000
 
 

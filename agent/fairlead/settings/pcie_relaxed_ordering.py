@@ -1,14 +1,15 @@
-"""Relaxed ordering of PCIe writes by GPUs, adapters and drives.
+"""Sets relaxed ordering of PCIe writes by GPUs, adapters and drives.
 
-With it a root complex may let later writes overtake earlier ones, which processors with many internal paths (AMD EPYC most of
-all) need for the full rate of a 200 or 400 Gb/s adapter. This bit only allows a device to ask for it: the RDMA application
-does so per memory region (NCCL: NCCL_IB_PCI_RELAXED_ORDERING, by default where the device can), the NVIDIA driver by
-NVreg_EnablePCIERelaxedOrderingMode. Sources: PCI Express Base Specification, Device Control Register, Enable Relaxed Ordering
-(bit 4); include/uapi/linux/pci_regs.h, PCI_EXP_DEVCTL_RELAX_EN; NCCL user guide, NCCL_IB_PCI_RELAXED_ORDERING.
+With relaxed ordering a root complex may let later writes overtake earlier ones. Processors with many internal paths (above all
+AMD EPYC) need this for the full rate of a 200 or 400 Gb/s adapter. The bit only allows a device to ask for it. The RDMA
+application asks per memory region (NCCL: NCCL_IB_PCI_RELAXED_ORDERING, by default where the device can), and the NVIDIA driver
+with NVreg_EnablePCIERelaxedOrderingMode. Sources: PCI Express Base Specification, Device Control Register, Enable Relaxed
+Ordering (bit 4); include/uapi/linux/pci_regs.h, PCI_EXP_DEVCTL_RELAX_EN; NCCL user guide, NCCL_IB_PCI_RELAXED_ORDERING.
 
-It refuses below root ports that corrupt or stall such writes, for which the kernel clears the bit itself (drivers/pci/quirks.c,
-quirk_relaxedordering_disable: Intel Haswell and Broadwell, AMD A1100), and where kernel lockdown forbids writes to config
-space. A reset of the device brings the old value back: the agent has it applied again, as the boot unit does.
+The setting refuses below root ports that corrupt or stall such writes. The kernel itself clears the bit there
+(drivers/pci/quirks.c, quirk_relaxedordering_disable: Intel Haswell and Broadwell, AMD A1100). It also refuses where kernel
+lockdown forbids writes to config space. A reset of the device restores the old value. The agent has the setting applied again,
+and so does the boot unit.
 """
 
 from __future__ import annotations
@@ -29,13 +30,15 @@ _BROADWELL, _HASWELL, _A1100 = range(0x6F01, 0x6F0F), range(0x2F01, 0x2F0F), ran
 
 
 class PcieRelaxedOrderingWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    gpu: Annotated[bool | None, Meta(description="Of every GPU; unset: left as it is.")] = True
-    nic: Annotated[bool | None, Meta(description="Of every Ethernet and InfiniBand adapter; unset: left as it is.")] = True
-    nvme: Annotated[bool | None, Meta(description="Of every NVMe drive; unset: left as it is.")] = None
+    gpu: Annotated[bool | None, Meta(description="Relaxed ordering of every GPU; unset: left as it is.")] = True
+    nic: Annotated[bool | None, Meta(description="The same of every Ethernet and InfiniBand adapter; unset: left as it is.")] = (
+        True
+    )
+    nvme: Annotated[bool | None, Meta(description="The same of every NVMe drive; unset: left as it is.")] = None
 
 
 class Observed(Struct, frozen=True):
-    """``cannot``: addresses of root ports below which no device can have it."""
+    """Holds what was read. ``cannot``: addresses of root ports below which no device can have relaxed ordering."""
 
     devices: tuple[Controlled, ...]
     cannot: frozenset[str] = frozenset()

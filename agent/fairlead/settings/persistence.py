@@ -1,9 +1,9 @@
-"""NVIDIA persistence mode: keeps the driver initialised on a GPU that nobody uses.
+"""Sets NVIDIA persistence mode, which keeps the driver initialised on a GPU that nobody uses.
 
-Without it the driver tears the GPU down when the last client leaves: the next job pays seconds of start-up, and clock
-and ECC state is read from a GPU that just woke up. Source: NVIDIA Driver Persistence,
-https://docs.nvidia.com/deploy/driver-persistence/ ("Persistence Mode (Legacy)", "Persistence Daemon").
-The mode is set by NVML (nvmlDeviceSetPersistenceMode), is lost at reboot, and is applied again by the boot unit.
+Without it the driver shuts the GPU down when the last client exits. The next job then needs seconds of start-up, and clock and
+ECC state is read from a GPU that has just started. Source: NVIDIA Driver Persistence,
+https://docs.nvidia.com/deploy/driver-persistence/ ("Persistence Mode (Legacy)", "Persistence Daemon"). NVML sets the mode
+(nvmlDeviceSetPersistenceMode). It is lost at reboot, and the boot unit applies it again.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from fairlead.model.setting import Setting, Want
 
 
 class PersistenceWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    enabled: Annotated[bool, Meta(description="Persistence mode of every GPU.")] = True
+    enabled: Annotated[bool, Meta(description="Persistence mode is on for every GPU.")] = True
 
 
 class Observed(Struct, frozen=True):
-    """(PCI address, mode) of each GPU that answers; a lost one is the concern of the check gpu_count."""
+    """Holds (PCI address, mode) of each GPU that answers. The check gpu_count reports a lost GPU."""
 
     gpus: tuple[tuple[str, bool], ...]
 

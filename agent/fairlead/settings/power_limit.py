@@ -1,9 +1,10 @@
-"""Power limit of the GPUs.
+"""Sets the power limit of the GPUs.
 
-A limit below the board's own makes every GPU slower and cooler, by the same amount on all nodes or the slowest one sets the
-pace; a limit that a job with root left behind does it to one. The board says what it takes: a value outside is refused here,
-with the range. Source: NVML API reference, nvmlDeviceSetPowerManagementLimit and ...LimitConstraints (milliwatts; lost at
-reboot and, without persistence mode, when the driver lets go of the GPU); the boot unit applies it again.
+A limit below the card's own makes every GPU slower and cooler. It must be the same on all nodes, because otherwise the slowest
+GPU slows all others. A limit that a job with root left behind does this to one GPU. The card gives the range that it accepts,
+and a value outside is refused here with that range. Source: NVML API reference, nvmlDeviceSetPowerManagementLimit and
+...LimitConstraints (milliwatts; lost at reboot and, without persistence mode, when the driver releases the GPU). The boot unit
+applies the setting again.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ _TOLERANCE_WATTS = 0.5
 
 class PowerLimitWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
     watts: Annotated[
-        Annotated[int, Meta(ge=1, le=5000)] | None, Meta(description="Limit of each GPU in watts; unset: the board's default.")
+        Annotated[int, Meta(ge=1, le=5000)] | None, Meta(description="Limit of each GPU in watts; unset: the card's default.")
     ] = None
 
 
 class Limits(Struct, frozen=True):
-    """Of one GPU, in watts."""
+    """Holds the limits of one GPU, in watts."""
 
     now: float
     default: float
@@ -37,7 +38,7 @@ class Limits(Struct, frozen=True):
 
 
 class Observed(Struct, frozen=True):
-    """PCI address -> limits."""
+    """Holds the limits of each GPU by PCI address."""
 
     gpus: dict[str, Limits]
 
@@ -57,7 +58,7 @@ def plan(want: PowerLimitWant, observed: Observed) -> tuple[Nvml, ...]:
                 "node.json",
                 "settings.power_limit.watts",
                 f"GPU {pci} takes {limits.least:.0f} to {limits.most:.0f} W, wanted {wanted:.0f}",
-                hint="declare a value in this range, or leave it out for the board's default",
+                hint="declare a value in this range, or leave it out for the card's default",
             )
         if abs(limits.now - wanted) > _TOLERANCE_WATTS:
             changes.append(

@@ -1,9 +1,10 @@
-"""Services that a compute node does without, and those that it must have.
+"""Stops services that a compute node does not need, and starts those that it must have.
 
-What runs beside a job takes time from one of its ranks, and all others wait: indexers, mail, printers, update timers. A unit in
-``off`` is stopped and disabled, with the sockets, timers and paths that would start it again; one in ``masked`` is masked as
-well, so that no other unit can pull it in (an empty unit file in /etc, systemd.unit(5)). One in ``on`` is enabled and runs. A
-unit that is not installed is off; one that is wanted and not installed is an error. Sources: systemctl(1), systemd.unit(5).
+Everything that runs beside a job takes time from one of its ranks, and all others wait: indexers, mail, printers, update
+timers. A unit in ``off`` is stopped and disabled, together with the sockets, timers and paths that would start it again. A
+unit in ``masked`` is masked as well, so that no other unit can start it (an empty unit file in /etc, systemd.unit(5)). A unit
+in ``on`` is enabled and runs. A unit that is not installed counts as off. A unit in ``on`` that is not installed is an error.
+Sources: systemctl(1), systemd.unit(5).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class ServicesWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Observed(Struct, frozen=True):
-    """``units`` by name, and ``files``: the text of each one's file in ``FOLDER``."""
+    """Holds what was read. ``units``: by name. ``files``: the text of each unit's file in ``FOLDER``."""
 
     units: dict[str, UnitSeen]
     files: dict[str, str | None]
@@ -114,7 +115,7 @@ def _off(unit: UnitSeen) -> list[AnyChange]:
     if unit.load == "masked" and not unit.runs:
         return []
     if unit.runs:
-        for trigger in unit.triggers:  # stopped first: a socket starts its service again
+        for trigger in unit.triggers:  # triggers are stopped first: a socket would start its service again
             why = f"{trigger} starts {unit.name}, which should not run"
             changes.append(Unit(setting="services", why=why, name=trigger, enabled=False, active=False))
     if unit.runs or unit.starts_at_boot:

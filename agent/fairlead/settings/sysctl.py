@@ -1,11 +1,11 @@
-"""Kernel parameters by name: network buffers, zone reclaim, swapping, and whatever else a site declares.
+"""Sets kernel parameters by name: network buffers, zone reclaim, swapping, and any other that a site declares.
 
-Each is checked before anything is written: the key must exist in the running kernel, a number must be in the kernel's own
-range, a word must be one that the kernel offers. A congestion control that does not exist is an error with the list of
-those that do, not a line that the next boot ignores. Effective in /proc/sys, persisted in a sysctl.d file of ours, which is
-only written once the kernel has taken the values. A file that is read later and says otherwise would win at the next boot
-(sysctl.d(5)): it is named instead of being fought. Sources: kernel documentation, admin-guide/sysctl/{vm,kernel,net,fs}.rst,
-networking/ip-sysctl.rst.
+Each parameter is checked before anything is written: the key must exist in the running kernel, a number must be in the
+kernel's own range, and a word must be one that the kernel offers. A congestion control that does not exist is an error with
+the list of those that do, not a line that the next boot ignores. The values are effective in /proc/sys. They are persisted in
+a sysctl.d file of ours, which is written only after the kernel has accepted them. A file that is read later and sets another
+value would win at the next boot (sysctl.d(5)). fairlead reports such a file and does not overwrite it. Sources: kernel
+documentation, admin-guide/sysctl/{vm,kernel,net,fs}.rst, networking/ip-sysctl.rst.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from fairlead.model.sysctl_files import GLOBS, later_writers, proc_path, unreada
 
 FILE = "/etc/sysctl.d/90-fairlead-sysctl.conf"
 CONGESTION = "/proc/sys/net/ipv4/tcp_available_congestion_control"
-NUMA_BALANCING = "kernel.numa_balancing"  # a setting of its own
+NUMA_BALANCING = "kernel.numa_balancing"  # this key has a setting of its own
 _INT = 2**31 - 1
-#: Ranges in the kernel's own tables (mm/ and net/ ``ctl_table`` entries with extra1 and extra2), by key.
+#: Holds the ranges of the kernel's own tables (mm/ and net/ ``ctl_table`` entries with extra1 and extra2), by key.
 RANGES: dict[str, tuple[int, int]] = {
     "vm.zone_reclaim_mode": (0, 7),
     "vm.swappiness": (0, 200),
@@ -61,7 +61,7 @@ class SysctlWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Observed(Struct, frozen=True):
-    """``texts``: each file of the node that was read. ``file``: our file's text."""
+    """Holds what was read. ``texts``: each file of the node that was read. ``file``: our file's text."""
 
     texts: dict[str, str | Missing | None]
     file: str | None
@@ -93,7 +93,7 @@ def _refuse(key: str, words: str, hint: str) -> ConfigError:
 
 
 def check(key: str, value: str, observed: Observed) -> None:
-    """Raises ConfigError for a value that this kernel cannot take, as far as that can be known beforehand."""
+    """Raise ConfigError for a value that this kernel does not accept, as far as this can be known before the write."""
     if key == NUMA_BALANCING:
         raise _refuse(key, "has a setting of its own", "declare settings.numa_balancing.value")
     text = observed.texts.get(proc_path(key))

@@ -1,9 +1,9 @@
-"""Time synchronisation: exactly one program sets the clock, from the declared servers.
+"""Makes exactly one program set the clock, from the declared servers.
 
-Two of them pull the clock to and fro; none lets it run away, and munge then refuses every credential that is older or newer
-than five minutes. Its servers are a drop-in of ours; the program's own file stays. Whether the clock is synchronised is the
-check ``clock``, which asks the kernel (adjtimex(2)): it takes the program minutes. Sources: chrony.conf(5) (confdir,
-sourcedir), timesyncd.conf(5), ntp.conf(5), which has no drop-ins.
+Two programs change the clock against each other. With none the clock drifts, and munge then refuses every credential that is
+older or newer than five minutes. The servers are in a drop-in of ours, and the program's own file stays as it is. The check
+``clock`` asks the kernel whether the clock is synchronised (adjtimex(2)). The program needs minutes to synchronise it.
+Sources: chrony.conf(5) (confdir, sourcedir), timesyncd.conf(5), ntp.conf(5), which has no drop-ins.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from fairlead.model.facts import Missing, Node
 from fairlead.model.setting import Setting, Want
 from fairlead.model.unit import UnitSeen, reads_of, unit_seen
 
-#: Unit names of each program: Debian's first, then those of the EL family.
+#: Holds the unit names of each program: Debian's first, then those of the EL family.
 UNITS = {
     "chrony": ("chrony.service", "chronyd.service"),
     "systemd-timesyncd": ("systemd-timesyncd.service",),
     "ntp": ("ntpsec.service", "ntp.service", "ntpd.service"),
 }
-CHRONY = "/etc/chrony/conf.d/90-fairlead.conf"  # Debian, Ubuntu: chrony.conf has "confdir /etc/chrony/conf.d"
+CHRONY = "/etc/chrony/conf.d/90-fairlead.conf"  # chrony.conf of Debian and Ubuntu has "confdir /etc/chrony/conf.d"
 TIMESYNCD = "/etc/systemd/timesyncd.conf.d/90-fairlead.conf"
 CHRONY_CONF, CHRONY_CONF_EL = "/etc/chrony/chrony.conf", "/etc/chrony.conf"
 _HEAD = "# Written by fairlead (setting time_sync); changes made here are put back.\n"
@@ -37,12 +37,13 @@ class TimeSyncWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
         "chrony"
     )
     servers: Annotated[
-        tuple[Server, ...], Meta(max_length=16, description="Its time servers; empty: those of its own configuration.")
+        tuple[Server, ...],
+        Meta(max_length=16, description="Time servers of that program; empty: those of its own configuration."),
     ] = ()
 
 
 class Observed(Struct, frozen=True):
-    """``units`` by name. ``files``: our drop-ins and chrony's own file, by path."""
+    """Holds what was read. ``units``: by name. ``files``: our drop-ins and chrony's own file, by path."""
 
     units: dict[str, UnitSeen]
     files: dict[str, str | None]

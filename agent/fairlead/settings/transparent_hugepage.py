@@ -1,8 +1,8 @@
-"""Transparent huge pages: when the kernel uses pages of 2 MiB by itself, and what it does to get one.
+"""Sets when the kernel uses transparent huge pages of 2 MiB by itself, and what it does to get one.
 
-``always`` helps trainers with large heaps; what hurts is direct compaction in a page fault, which stalls a rank for
-milliseconds: ``defrag = madvise`` keeps that to programs that asked. Source: kernel documentation,
-admin-guide/mm/transhuge.rst. Lost at reboot; the boot unit applies it again (the kernel command line
+``always`` helps trainers with large heaps. Direct compaction in a page fault does harm, because it stalls a rank for
+milliseconds; ``defrag = madvise`` limits it to programs that asked. Source: kernel documentation,
+admin-guide/mm/transhuge.rst. The values are lost at reboot; the boot unit applies them again (the kernel command line
 ``transparent_hugepage=`` sets only the first of the two).
 """
 
@@ -22,15 +22,17 @@ ENABLED, DEFRAG = f"{FOLDER}/enabled", f"{FOLDER}/defrag"
 
 
 class TransparentHugepageWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    enabled: Annotated[Literal["always", "madvise", "never"], Meta(description="Who gets huge pages without asking.")] = "always"
+    enabled: Annotated[
+        Literal["always", "madvise", "never"], Meta(description="Which programs get huge pages without asking.")
+    ] = "always"
     defrag: Annotated[
         Literal["always", "defer", "defer+madvise", "madvise", "never"],
-        Meta(description="Who waits for the kernel to make room for one."),
+        Meta(description="Which programs wait until the kernel has made room for one."),
     ] = "madvise"
 
 
 class Observed(Struct, frozen=True):
-    """Path -> (choice in force, choices on offer). Empty: a kernel without transparent huge pages."""
+    """Holds (choice in force, offered choices) by path. It is empty for a kernel without transparent huge pages."""
 
     files: dict[str, tuple[str, tuple[str, ...]]]
 
@@ -47,7 +49,7 @@ def observe(node: Node) -> Observed | Missing:
         chosen = words if len(words) == 1 else [w for w in words if w.startswith("[") and w.endswith("]")]
         if len(chosen) != 1:
             return unreadable(f"{path}: no choice in brackets: {text.strip()[:40]!r}")
-        offered = tuple(w.strip("[]") for w in words) if len(words) > 1 else ()  # a single word does not say what else
+        offered = tuple(w.strip("[]") for w in words) if len(words) > 1 else ()  # a single word does not say what else is offered
         files[path] = (chosen[0].strip("[]"), offered)
     return Observed(files)
 

@@ -1,9 +1,10 @@
-"""tuned, the second writer: a daemon that sets governor, huge pages, NUMA balancing and sysctls by a profile of its own.
+"""Switches tuned off, or runs it with one profile. tuned is a second daemon that sets governor, huge pages, NUMA balancing and
+sysctls.
 
-Two programs that write the same values undo each other for ever, and each reports the other's work as drift. So it is
-declared: either tuned does not run here (the default), or it runs with one named profile, and what that profile sets is not
-declared as a setting of fairlead. Source: tuned(8), tuned-adm(8): /etc/tuned/active_profile holds the profile's name,
-/etc/tuned/profile_mode says whether a person chose it.
+Two programs that write the same values undo each other's work for ever, and each reports the other's work as drift. So the
+site declares one of two: either tuned does not run here (the default), or it runs with one named profile, and fairlead
+declares no setting for what that profile sets. Source: tuned(8), tuned-adm(8). /etc/tuned/active_profile has the profile's
+name, and /etc/tuned/profile_mode says whether a person chose it.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ class TunedWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Observed(Struct, frozen=True):
-    """``running``: a tuned daemon runs. ``profile``: the active one, None where tuned never had one. ``mode``: auto or manual.
-    ``absent``: systemd says that there is no such unit to run (a tree and an image do not say)."""
+    """Holds what was read. ``running``: whether a tuned daemon runs. ``profile``: the active one, None where tuned never had
+    one. ``mode``: auto or manual. ``absent``: why systemd has no such unit to run, or "" (a machine tree and an image do not
+    say)."""
 
     running: bool
     profile: str | None

@@ -234,7 +234,7 @@ def test_reload(agents: Make) -> None:
     agent.until(lambda: agent.sequence() > before + 1, "later verdict")
     agent.write_document(checks={"xid": {"enabled": False}})
     agent.send(signal.SIGHUP)
-    agent.until(lambda: "document_taken_up" in agent.log.read_text(), "new document")
+    agent.until(lambda: "document_loaded" in agent.log.read_text(), "new document")
     agent.kernel(xid79())
     before = agent.sequence()
     agent.until(lambda: agent.sequence() > before + 2, "later verdicts")

@@ -95,7 +95,7 @@ FAULTS = (
     Fault("board-swapped", "another board sits in the slot", "gpu_identity", "warn",
           (Sweeps(1, thorough=True), Nvml(1, "serial", "1659999999999"), Nvml(1, "uuid", "GPU-11111111-2222-3333-4444-555555555555"), Elapse(300)),
           (Sweeps(1, thorough=True), Nvml(1, "serial", GPUS[1]["serial"]), Elapse(300)), "the same board after a boot of the agent",
-          f"{API}, nvmlDeviceGetSerial", fresh=True, says="another board"),
+          f"{API}, nvmlDeviceGetSerial", fresh=True, says="another card"),
     Fault("boards-exchanged", "two boards have changed places", "gpu_identity", "warn",
           (Sweeps(1, thorough=True), Nvml(2, "serial", GPUS[3]["serial"]), Nvml(3, "serial", GPUS[2]["serial"]), Elapse(300)),
           (Sweeps(1, thorough=True), Nvml(2, "serial", GPUS[2]["serial"]), Nvml(3, "serial", GPUS[3]["serial"]), Elapse(300)),

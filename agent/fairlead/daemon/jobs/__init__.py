@@ -1,1 +1,1 @@
-"""The jobs on this node by the records of prolog and epilog."""
+"""Finds the jobs on this node in the records of prolog and epilog."""

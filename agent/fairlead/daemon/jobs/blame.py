@@ -1,4 +1,4 @@
-"""Finds the jobs that were on a GPU when the kernel reported something about it, by the records of prolog and epilog."""
+"""Finds the jobs that were on a GPU when the kernel reported an error of that GPU, from the records of prolog and epilog."""
 
 from __future__ import annotations
 
@@ -14,33 +14,35 @@ from fairlead.model.facts import Missing, Node
 from fairlead.xid import XidKind, XidLine, parse
 
 TOPOLOGY_MAX_BYTES = 1 << 20
-LINGER_SECONDS = 10  # a fault is printed while the job's processes end, which the epilog may overtake
+LINGER_SECONDS = 10  # the kernel may print a fault only after the epilog, while the job's processes end
 REMEMBERED = 256  # ended jobs
 NO_JOBS = Jobs()
 
 
 class Blame:
-    """Knows which jobs and users were on which GPU, for kernel records.
+    """Keeps which jobs and users were on which GPU, for kernel records.
 
-    Which GRES index is which GPU is read from ``topology`` in the run directory, which outlives the agent. MIG instances have
-    indices of their own that are not in there: then all jobs with GPUs may be meant. With nothing known, nobody is blamed.
+    The file ``topology`` in the run directory says which GRES index is which GPU. It survives a restart of the agent. MIG
+    instances have indices of their own, which are not in that file; then every job with GPUs may be meant. Where nothing is
+    known, no job is blamed.
     """
 
     def __init__(self) -> None:
         self._jobs: dict[int, Job] = {}
 
     def heed(self, jobs: Jobs) -> None:
-        """Take in what the records say now; jobs whose records went meanwhile are remembered as they were."""
+        """Add what the records say now. A job whose record has gone meanwhile is remembered as it was."""
         self._jobs |= {job.id: job for job in jobs.known}
         over = [job for job, known in self._jobs.items() if known.end is not None]
         for job in over[:-REMEMBERED]:
             del self._jobs[job]
         for job in [j for j, known in self._jobs.items() if known.end is None and j not in jobs.running]:
-            del self._jobs[job]  # its record went without an end: nothing is known of it any more
+            del self._jobs[job]  # its record has gone without an end, so nothing more is known of it
 
     def attribute(self, records: Iterable[KernelRecord], run_dir: str, node: Node | None) -> list[KernelRecord]:
-        """Return the records with the jobs and users on their GPU. ``node``: the facts of the last sweep; None at the start of
-        the agent, when the records may be old: then their own time counts, else this moment (the two clocks drift apart)."""
+        """Return the records with the jobs and users on their GPU. ``node``: the facts of the last sweep. It is None at the
+        start of the agent, when the records may be old; then the records' own times count. Else the present time counts,
+        because the two clocks drift apart."""
         now = None if node is None else boottime()
         mig = node is not None and not isinstance(node.gpus, Missing) and any(g.mig_current is True for g in node.gpus)
         order = None if mig else _order(run_dir)
@@ -59,7 +61,7 @@ class Blame:
 
     def _at(self, line: XidLine, order: dict[str, int] | None, seconds: float) -> tuple[list[Job], bool]:
         """Return the jobs on the line's GPU at that time, and whether no other job can have been there. ``order``: None where
-        indices name MIG instances. A job without GPUs of Slurm's may use any GPU where the site does not confine it."""
+        indices name MIG instances. A job without GPUs from Slurm may use any GPU where the site does not confine jobs."""
         there = [j for j in self._jobs.values() if (j.start or 0) <= seconds + 1]
         jobs = [j for j in there if j.gpus]
         index = None
@@ -71,7 +73,7 @@ class Blame:
 
 
 def _then(jobs: list[Job], seconds: float) -> list[Job]:
-    """Return those of the jobs, which had all begun, that had not ended or had only just ended."""
+    """Return those of the jobs that had not ended at that time, else those that had only just ended. All of them had begun."""
     ran = [j for j in jobs if j.end is None or seconds <= j.end]
     return ran or [j for j in jobs if j.end is not None and seconds <= j.end + LINGER_SECONDS]
 

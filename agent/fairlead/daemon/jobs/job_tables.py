@@ -1,4 +1,4 @@
-"""Renders what the task prolog reads of the job environment: /run/fairlead/env and presets/."""
+"""Renders the job environment that the task prolog reads: /run/fairlead/env and presets/."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from fairlead.settings import nccl
 
 
 class JobTables:
-    """Renders the texts of one document, by name below the run directory. ``trouble``: why there is no scratch folder, or ""."""
+    """Renders the texts of one document, by name below the run directory. ``trouble``: why there is no scratch folder, else
+    ""."""
 
     def __init__(self, document: Document) -> None:
         self._document = document
@@ -20,7 +21,8 @@ class JobTables:
         self.trouble = ""
 
     def facts(self, node: Node) -> tuple[str, str]:
-        """Return the facts of a node that the texts depend on: NCCL's interface, and the scratch folder where it can be used."""
+        """Return the facts of a node that the texts depend on: the network interface for NCCL, and the scratch folder if it is
+        usable."""
         want = self._document.settings.get("nccl")
         seen = (node.nics, *(node.texts.get(path) for path in nccl.NETWORK))
         if isinstance(want, nccl.NcclWant) and seen != self._seen:

@@ -1,4 +1,4 @@
-"""Watches which jobs run on this node and what has changed, by the records of prolog and epilog under RUN_DIR/jobs."""
+"""Watches which jobs run on this node, and what has changed, by the records of prolog and epilog under RUN_DIR/jobs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from fairlead.model.facts import Node
 
 
 class JobNews(Struct, frozen=True, kw_only=True):
-    """Holds what one reading of the records found to be new.
+    """Holds what is new since the last reading of the records.
 
-    refused: jobs that our prolog has refused since the reading before. ended: the epilog of some job has run. changed: other jobs
-    run than before.
+    refused: jobs that our prolog has refused since then. ended: the epilog of some job has run. changed: the running jobs are
+    others than before.
     """
 
     refused: frozenset[int] = frozenset()
@@ -27,8 +27,8 @@ class JobNews(Struct, frozen=True, kw_only=True):
 
 
 class JobWatch:
-    """Reads the records. ``jobs``: what they said at the last reading. ``live``: this is the machine itself, whose processes
-    count too; a machine tree has none."""
+    """Reads the records. ``jobs``: their content at the last reading. ``live``: this is the machine itself, whose processes
+    count too. A machine tree has no processes."""
 
     def __init__(self, *, live: bool) -> None:
         self.jobs: Jobs = NO_JOBS
@@ -44,7 +44,7 @@ class JobWatch:
 
     @property
     def only_job(self) -> int | None:
-        """Return the job that runs here alone, if one does."""
+        """Return the job that runs here if it is the only one, else None."""
         return next(iter(self.running)) if len(self.running) == 1 else None
 
     def read(self, run_dir: str) -> JobNews:
@@ -56,7 +56,8 @@ class JobWatch:
         return JobNews(refused=found.refused - before.refused, ended=bool(found.ended), changed=found.running != before.running)
 
     def forget(self, run_dir: str, *, refusal_pending: bool) -> None:
-        """Remove the records of ended jobs, and of refused ones unless Slurm's mark for a refusal may still come."""
+        """Remove the records of ended jobs. Remove those of refused jobs too, unless Slurm's mark for a refusal may still
+        come."""
         job_records.forget(_folder(run_dir), self.jobs.ended | (frozenset() if refusal_pending else self._reported))
 
     def attribute(self, records: Iterable[KernelRecord], run_dir: str, node: Node | None) -> list[KernelRecord]:
@@ -64,7 +65,7 @@ class JobWatch:
         return self._blame.attribute(records, run_dir, node)
 
     def _without_gone(self, found: Jobs) -> Jobs:
-        """Leave out jobs that have no process here: nothing waits for them, and nothing is their fault."""
+        """Return the jobs without those that have no process here: nothing waits for such a job, and it is never blamed."""
         gone = self._local.gone(found.running) if self._local is not None else frozenset()
         if not gone:
             return found

@@ -1,9 +1,9 @@
 """Finds the jobs that have a slurmstepd on this node, without asking slurmctld.
 
-A record says "running" for ever where no epilog ended it (none configured, slurmd away, a full /run). slurmstepd writes its
-step into its title, ``slurmstepd: [JOB.STEP]`` (setproctitle in slurmd/slurmstepd/slurmstepd.c). A job may be allocated and
-have no step here for a while; such a job uses no GPU, so nothing is to wait for it and nothing is its fault. What counts as
-slurmstepd and slurmd is in ``host.process``: a user's process of that name is neither.
+A record says "running" for ever where no epilog ended it: none is configured, slurmd is away, or /run is full. slurmstepd
+writes its step into its title, ``slurmstepd: [JOB.STEP]`` (setproctitle in slurmd/slurmstepd/slurmstepd.c). A job may be
+allocated and have no step here for a while. Such a job uses no GPU, so nothing waits for it and it is never blamed.
+``host.process`` decides which processes are slurmstepd and slurmd. A user's process of the same name is neither.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from collections.abc import Callable
 from fairlead.host.process import PROC, command, daemons
 
 SCAN_SECONDS = 30.0
-GONE_AFTER_SECONDS = 120.0  # without a step for so long
+GONE_AFTER_SECONDS = 120.0  # a job without a step for this long is gone
 _STEP = re.compile(rb"slurmstepd: \[(\d{1,10})[.\]]")
 
 
 class LocalJobs:
-    """Scans /proc at most every ``SCAN_SECONDS``, and only while a record says that a job runs. ``proc``: where /proc is."""
+    """Scans /proc at most every ``SCAN_SECONDS``, and only while a record says that a job runs. ``proc``: the path of /proc."""
 
     def __init__(self, proc: str = PROC, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._proc = proc
         self._clock = clock
         self._scanned = float("-inf")
-        self._missed: dict[int, float] = {}  # since when no step was seen
+        self._missed: dict[int, float] = {}  # by job: the time since which no step was seen
 
     def gone(self, running: frozenset[int]) -> frozenset[int]:
-        """Return the jobs of ``running`` that have had no slurmstepd here for a while. While no slurmd is seen either, /proc does
-        not show everything and none is returned."""
+        """Return the jobs of ``running`` that have had no slurmstepd here for ``GONE_AFTER_SECONDS``. While no slurmd is seen
+        either, /proc does not show every process, so no job is returned."""
         now = self._clock()
         if running and now - self._scanned >= SCAN_SECONDS:
             self._scanned = now

@@ -1,1 +1,1 @@
-"""The agent's main loop, what it reads the node with, and what it starts on the node."""
+"""Contains the agent's main loop, what it reads the node with, and the commands that it starts on the node."""

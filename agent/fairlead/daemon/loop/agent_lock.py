@@ -1,8 +1,9 @@
-"""Keeps a second agent off the node: the agent holds a lock on RUN_DIR/agent.lock for as long as it lives.
+"""Keeps a second agent off the node: the agent holds a lock on RUN_DIR/agent.lock as long as it lives.
 
-Two agents would write the verdict in turns, and each would take the other's drain for somebody else's. The file is root's alone
-(0600): who can open a file can also lock it (flock(2)). An agent that was killed while one of its threads hangs on a dead disk
-keeps the lock until that disk answers. It judges nothing any more, so it does not count: its lock file is replaced.
+Two agents would write the verdict in turns, and each would treat the other's drain as somebody else's. The file is root's
+alone (0600), because every process that can open a file can also lock it (flock(2)). An agent that was killed while one of its
+threads hangs on a dead disk keeps the lock until that disk answers. Such an agent does not judge any more, so its lock file is
+replaced.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from fairlead.host import log
 
 NAME = "agent.lock"
 _SIGKILL = 1 << 8
-_WRITES_SECONDS = 0.1  # between taking the lock and having written its own process id
+_WRITES_SECONDS = 0.1  # an agent writes its process id within this time after taking the lock
 
 
 @contextmanager
@@ -33,7 +34,7 @@ def alone(run_dir: str) -> Iterator[None]:
 
 
 def claim(run_dir: str) -> int:
-    """Take the lock and return its descriptor, or -1 where no lock can be had because the folder cannot be written. Raises
+    """Take the lock and return its descriptor. Return -1 where the folder cannot be written, so that there is no lock. Raises
     AgentRuns."""
     path = os.path.join(run_dir, NAME)
     for _ in range(3):
@@ -55,10 +56,10 @@ def claim(run_dir: str) -> int:
                 raise AgentRuns(f"an agent runs on this node already (process {other}, {path})", hint=hint) from None
             os.unlink(path)
             continue
-        if not _is_at(lock, path):  # another has replaced it meanwhile
+        if not _is_at(lock, path):  # another agent has replaced the file meanwhile
             os.close(lock)
             continue
-        # Not by the lock's descriptor: a file that is open for writing keeps /run from being made read-only.
+        # The lock's descriptor is not used, because a file that is open for writing keeps /run from being made read-only.
         with suppress(OSError), open(path, "w", encoding="ascii") as note:
             note.write(f"{os.getpid()}\n")
         return lock

@@ -1,4 +1,4 @@
-"""Writes a sweep into the history: counters, which facts could be read, which GPU card sits where and what its labels are."""
+"""Adds a sweep to the history: counters, which facts could be read, which GPU card is where, and the labels of the cards."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from fairlead.history.memory import History
 from fairlead.model.device import gpu_cards_of, gpu_labels_of, readable_fields
 from fairlead.model.facts import Missing, Node
 
-KEEP_SECONDS = 60.0  # what rarely changes is remembered this often at most: as counters are
-DRIVER = "driver/"  # among the readable names: the driver that could read them
+KEEP_SECONDS = 60.0  # what rarely changes is added this often at most, like the counters
+DRIVER = "driver/"  # prefix of the entry among the readable names that names the driver
 
 
 def before_judging(history: History, node: Node) -> None:
-    """Forget what could be read where the driver has changed since the last sweep: another driver may rightly know less."""
+    """Forget which facts could be read where the driver has changed since the last sweep, because another driver may support
+    fewer."""
     version, known = node.driver.library_version, history.past().readable
     if isinstance(version, str) and known and f"{DRIVER}{version}" not in known:
         history.forget_readable((), everything=True)
@@ -24,10 +25,10 @@ def before_judging(history: History, node: Node) -> None:
 def after_judging(
     history: History, document: Document, node: Node, seconds: float, *, ran: Collection[str] | None, thorough: bool
 ) -> None:
-    """Remember the counters and devices of a sweep that was judged.
+    """Add the counters and devices of a judged sweep to the history.
 
-    ``seconds``: CLOCK_BOOTTIME of the sweep. ``ran``: the checks that judged it (None: all). ``thorough``: also remember what
-    rarely changes. Counters are kept once a minute at most, from thorough sweeps.
+    ``seconds``: CLOCK_BOOTTIME of the sweep. ``ran``: the checks that judged it (None: all). ``thorough``: add what rarely
+    changes too. Counters are added once a minute at most, from thorough sweeps.
     """
     if not isinstance(node.host, Missing) and not isinstance(node.host.devices, Missing):
         history.add_devices(node.host.devices)

@@ -1,4 +1,4 @@
-"""Reads the records of the kernel log that an enabled check declared; all others are dropped."""
+"""Reads the kernel records that an enabled check declared, and drops all others."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from fairlead.model.check import KernelRecord
 
 
 class KernelLog:
-    """Reads the log through ``readers`` and saves in ``history`` how far it is read and what was lost.
+    """Reads the log through ``readers``, and saves in ``history`` how far it has read and what was lost.
 
-    ``lost``: whether the last ``read()`` found that records were overwritten before they could be read. ``woken``: how many
-    records have woken checks since the agent started.
+    ``lost``: the last ``read()`` found that records were overwritten before they could be read. ``woken``: how many records
+    have woken checks since the agent started.
     """
 
     def __init__(self, document: Document, readers: Readers, history: History) -> None:
@@ -28,13 +28,13 @@ class KernelLog:
         self.change(document)
 
     def change(self, document: Document) -> None:
-        """Take up a document: which records its checks declare."""
+        """Use another document, whose checks may declare other records."""
         self._wakes = prefixes(document)
         self._prefixes = tuple(prefix for known in self._wakes.values() for prefix in known)
 
     def has_news(self, ready: Sequence[int] | None) -> bool:
-        """Return whether the log may have news. ``ready``: the descriptors that select(2) named; where it named none the log is
-        read anyway."""
+        """Return whether the log may have new records. ``ready``: the descriptors that select(2) returned. Where it returned
+        none, the log is read anyway."""
         return self._readers.follower is not None and (not ready or self._readers.kernel_log_ready(ready))
 
     def read(self, uptime_seconds: float) -> list[KernelRecord]:
@@ -48,13 +48,13 @@ class KernelLog:
         self.lost = lost > self._records_lost
         if self.lost:
             count = lost - self._records_lost
-            log.line(log.WARNING, "kernel records lost", count=count, now="reading goes on at the oldest record left")
+            log.line(log.WARNING, "kernel records lost", count=count, now="reading continues at the oldest record left")
             self._records_lost = lost
         known = [r for r in records if r.text.startswith(self._prefixes)] if records and self._prefixes else []
         return [r for r in known if any(heeded_by(r.text, self._wakes))]
 
     def remember(self, records: Sequence[KernelRecord]) -> frozenset[str]:
-        """Put records into the history; return the checks that they wake, none where no record was new."""
+        """Add records to the history. Return the checks that they wake, none where no record was new."""
         follower = self._readers.follower
         if not self._history.add_records(records, follower.cursor if follower is not None else None):
             return frozenset()

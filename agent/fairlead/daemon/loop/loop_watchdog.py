@@ -1,9 +1,9 @@
-"""A thread that notices when the agent's main loop is blocked, and publishes ``unknown`` for it.
+"""Notices in a thread of its own when the agent's main loop is blocked, and publishes ``unknown`` then.
 
-The loop itself reads /proc and /sys. A file there that never answers (a driver that holds a lock, a dead disk under a program)
-keeps the loop in uninterruptible sleep, which neither a signal nor systemd's watchdog ends. Then this thread names the file and
-replaces an ``ok`` that nobody renews, so that no job starts on it. A published drain stays. The thread does not answer systemd's
-watchdog in the loop's place: where a restart helps, systemd restarts the agent.
+The loop itself reads /proc and /sys. A file there may never answer, because a driver holds a lock or a program's disk is dead.
+The loop is then in uninterruptible sleep, which neither a signal nor systemd's watchdog ends. This thread names the file, and
+replaces an ``ok`` that the loop does not renew, so that no job starts on it. A published drain stays. The thread does not
+answer systemd's watchdog for the loop: where a restart helps, systemd restarts the agent.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from collections.abc import Callable
 from fairlead.daemon.publishing.publisher import Publisher
 from fairlead.host import log
 
-LATE_PART = 3  # the loop is late when it has not come round for this part of the time that a verdict is valid
-_TESTS = 4  # in that time
+LATE_PART = 3  # the loop is late when it has made no turn for a third of the time that a verdict is valid
+_TESTS = 4  # the thread tests this many times before the loop counts as late
 
 
 class LoopWatchdog:
-    """Expects ``turn()`` at every turn of the loop. ``reading``: returns the file that the loop reads at the moment, "" for
+    """Expects a call of ``turn()`` at every turn of the loop. ``reading``: returns the file that the loop reads now, "" for
     none."""
 
     def __init__(self, publisher: Publisher, reading: Callable[[], str]) -> None:
@@ -30,7 +30,7 @@ class LoopWatchdog:
         self._end = threading.Event()
 
     def turn(self) -> None:
-        """Note that the loop has come round."""
+        """Record that the loop has begun a turn."""
         self._turned = time.monotonic()
 
     def start(self) -> None:
@@ -43,7 +43,7 @@ class LoopWatchdog:
         self._end.set()
 
     def _late_seconds(self) -> float:
-        """Return for how long the loop has not come round once that is too long, else 0.0. Suspended time does not count."""
+        """Return the time since the last turn once it is too long, else 0.0. Suspended time does not count."""
         seconds = time.monotonic() - self._turned
         return seconds if seconds >= self._publisher.ttl_seconds / LATE_PART else 0.0
 

@@ -1,8 +1,8 @@
-"""The agent's main loop: read the node, judge it, decide, order the drain, publish, report, and wait for the next event.
+"""Runs the agent's main loop: read the node, judge it, decide, order the drain, publish, report, and wait for the next event.
 
-The loop is one thread. It never waits for a driver (the NVML worker is a process of its own) nor for slurmctld (the courier is
-a thread of its own). A kernel record wakes only the checks that declared it, which judge it on the facts of the last sweep;
-everything else waits for the next sweep.
+The loop is one thread. It waits neither for a driver, because the NVML worker is a process of its own, nor for slurmctld,
+because the courier is a thread of its own. A kernel record wakes only the checks that declared it, and they judge it on the
+facts of the last sweep. Every other check waits for the next sweep.
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ from fairlead.policy import Decision, Now, Order, decide
 from fairlead.policy.state_requests import known_of
 
 _EXIT = {State.OK: 0, State.WARN: 1, State.DRAIN: 2, State.UNKNOWN: 3}
-_NOTHING: frozenset[str] = frozenset()  # no check has judged anything: only what the decision depends on has changed
+_NOTHING: frozenset[str] = frozenset()  # no check has judged, but other input of the decision has changed
 
 
 def run(document_path: str, *, root: Root, ask_nvml: bool = False, once: bool = False) -> int:
     """Run the agent until SIGTERM and return its exit code.
 
-    ``once``: make one sweep, tell Slurm nothing, and return the verdict's exit code. ``ask_nvml``: query real NVML even on a
-    machine tree, instead of reading the tree's nvml.json. Raises ConfigError or InputMissing for a document that cannot be
-    read at the start, AgentRuns where another agent runs.
+    ``once``: make one sweep, send nothing to Slurm, and return the verdict's exit code. ``ask_nvml``: query real NVML even on
+    a machine tree, instead of reading the tree's nvml.json. Raises ConfigError or InputMissing for a document that cannot be
+    read at the start, and AgentRuns where another agent runs.
     """
     document = load_document(document_path)
     with alone(document.agent.run_dir):
@@ -107,7 +107,7 @@ class Loop:
         self._findings: tuple[Finding, ...] = ()
         self._decision: Decision | None = None
         self._keep_at = 0.0
-        self._metrics_due = True  # this sweep ends in new metrics, so that what they show is of the sweep
+        self._metrics_due = True  # this sweep ends with new metrics, so that they show this sweep's values
         self._readers.follow(document, self._history.cursor())
 
     def _make_state_dir(self, state_dir: str) -> None:
@@ -124,7 +124,7 @@ class Loop:
     # -- the recipe ------------------------------------------------------------------------------
 
     def run(self, *, once: bool) -> int:
-        """Run until a signal ends the agent, or ``once``: until the first sweep is judged. Return the exit code."""
+        """Run until a signal ends the agent, or with ``once`` until the first sweep is judged. Return the exit code."""
         self._signals.install()
         try:
             self._start(tell_slurm=not once)
@@ -143,14 +143,14 @@ class Loop:
         log.line(log.NOTICE, "agent starts", version=version, node=document.node, generation=document.generation)
         if tell_slurm and self.slurm.connected:
             transitions.catch_up(self._trail, self.slurm.state)
-            self._read_jobs()  # a refusal that an earlier agent left: known before slurmctld is asked first
+            self._read_jobs()  # an earlier agent's refusals must be known before the first question to slurmctld
             self.slurm.start()
         self._watchdog.start()
         self._act_on_kernel_log()
         self._begin_sweep()
 
     def _turn(self) -> bool:
-        """Wait for an event and take it up; return whether a sweep has ended."""
+        """Wait for an event and handle it. Return whether a sweep has ended."""
         self._watchdog.turn()
         ready = self._wait()
         self._act_on_signals()
@@ -167,7 +167,7 @@ class Loop:
         return swept
 
     def _begin_sweep(self) -> None:
-        """Take up what people ask, and have the node read; ``_finish_sweep`` gets the facts."""
+        """Read people's requests, and start to read the node. ``_finish_sweep`` gets the facts."""
         interval = self._document.agent.interval_seconds
         self._schedule.begin_sweep()
         self._act_on_requests()
@@ -176,7 +176,7 @@ class Loop:
         self._readers.start_sweep(shown=self._metrics_due)
 
     def _finish_sweep(self) -> bool:
-        """Judge the node once it has been read, and act on it; return whether it had been."""
+        """Judge the node once it has been read, and act on the result. Return whether the node had been read."""
         node = self._readers.poll()
         if node is None:
             return False
@@ -197,11 +197,11 @@ class Loop:
         swept: bool = False,
         returned: bool = False,
     ) -> None:
-        """Decide and act on the decision. The state is saved before Slurm is told anything, and the verdict says ``drain`` only
-        once slurmctld has accepted the drain.
+        """Decide and act on the decision. The state is saved before anything is sent to Slurm. The verdict says ``drain`` only
+        after slurmctld has accepted the drain.
 
-        ``findings``: those of the checks in ``judged_by`` (None: of all); the others said what they said before. ``swept``: on
-        facts that were just read. ``returned``: the node has gone back into service since the last decision.
+        ``findings``: those of the checks in ``judged_by`` (None: of all checks). The other checks keep their earlier findings.
+        ``swept``: the facts were just read. ``returned``: the node has gone back into service since the last decision.
         """
         self._replace_findings(findings, judged_by)
         now = self._policy_now(swept=swept, returned=returned)
@@ -226,13 +226,13 @@ class Loop:
     # -- the steps of a turn ---------------------------------------------------------------------
 
     def _wait(self) -> list[int]:
-        """Wait for the first event; return the descriptors that have something to read."""
+        """Wait for the first event. Return the descriptors that have something to read."""
         timeout = max(0.0, min(self._schedule.next(), self._readers.next_poll(), self._notify.watchdog_at) - time.monotonic())
         sources = [self._signals.fileno(), *self._readers.descriptors(), self.slurm.fileno(), self._proving.fileno()]
         try:
             ready, _, _ = select.select([fd for fd in sources if fd >= 0], [], [], timeout)
         except OSError:
-            return []  # a source went away between asking and waiting: the next turn has the new one
+            return []  # a source was closed before select(2): the next turn uses the new one
         if self._signals.fileno() in ready:
             self._signals.empty_pipe()
         return ready
@@ -247,7 +247,7 @@ class Loop:
             self.slurm.reconcile()
 
     def _act_on_slurm(self) -> None:
-        """Take up what has changed in Slurm since the last turn."""
+        """Handle what has changed in Slurm since the last turn."""
         news = self.slurm.take_news()
         if news is None:
             return
@@ -258,28 +258,29 @@ class Loop:
         transitions.slurm(self._trail, before, after)
 
     def _act_on_kernel_log(self, ready: Sequence[int] = ()) -> None:
-        """Have the checks that declared a new kernel record judge it at once. ``ready``: what has something to read."""
+        """Have each new kernel record judged at once by the checks that declared it. ``ready``: the descriptors that can be
+        read."""
         if not self._kernel_log.has_news(ready):
             return
         records = self._kernel_log.read(uptime_of(self._sweep.node, self._root))
         if self._kernel_log.lost:
-            self._schedule.sweep_now()  # what the driver itself says of its GPUs, at once
+            self._schedule.sweep_now()  # read the GPUs' state from the driver at once
         if not records:
             return
-        self._read_jobs()  # whom to blame, and whether a drain has to wait: as it is now
+        self._read_jobs()  # the jobs that run now may be to blame, or may delay a drain
         node = self._sweep.node
         woken = self._kernel_log.remember(self._jobs.attribute(records, self._document.agent.run_dir, node))
         if woken and node is not None:
             self._conclude(judge(self._document, node, self._past(), woken), woken)
 
     def _act_on_return_command(self) -> None:
-        """Decide again when the return-to-service command has begun or ended."""
+        """Decide again where the return-to-service command has begun or ended."""
         if self._proving.poll():
             self._history.event(f"return command {self._proving.state.value}", self._proving.said)
             self._conclude()
 
     def _act_on_requests(self) -> None:
-        """Take up what people have asked of the agent (`fairlead ack`, `clear`)."""
+        """Handle the requests of people (`fairlead ack`, `clear`)."""
         if not self._schedule.requests_due():
             return
         state = self._requests.take(self._state, self._history, self._boot_id)
@@ -292,7 +293,7 @@ class Loop:
     def _act_on_suspend(self) -> None:
         if seconds := self._schedule.suspended_seconds():
             log.line(log.NOTICE, "the machine was suspended", seconds=f"{seconds:.0f}")
-            self._schedule.sweep_now()  # the verdict has aged with it
+            self._schedule.sweep_now()  # the verdict has aged in that time
 
     def _act_on_reapply(self) -> None:
         if self._reapply.ended():
@@ -305,7 +306,7 @@ class Loop:
         self._notify.feed_watchdog()
 
     def _tick(self) -> None:
-        """Read the files of hooks and people every few seconds, and see whether slurmctld has spoken to slurmd."""
+        """Read the files of hooks and people every few seconds, and check whether slurmctld has spoken to slurmd."""
         if self._schedule.tick_due():
             self._read_jobs()
             self.slurm.watch_slurmd()
@@ -318,7 +319,7 @@ class Loop:
         if news.refused:
             self.slurm.expect_prolog_mark(news.refused)
         if news.ended:
-            self._schedule.sweep_now()  # the node as it is after a job, not during it
+            self._schedule.sweep_now()  # read the node after the job, not during it
             self._readers.read_thoroughly()
         self._jobs.forget(run_dir, refusal_pending=self.slurm.refusal_pending)
         if news.changed:
@@ -331,25 +332,25 @@ class Loop:
             self._schedule.sweep_now()
 
     def _reload(self) -> None:
-        """Take up a changed document, as far as a running agent can."""
+        """Load a changed document, as far as a running agent can use it."""
         try:
             document = load_document(self._document_path)
         except FairleadError as e:
-            log.line(log.ERROR, "document refused, the old one stays", error=e, generation=self._document.generation)
+            log.line(log.ERROR, "document refused, the old one stays in use", error=e, generation=self._document.generation)
             self._history.event("document refused", str(e))
             return
         document, ignored = take_over(self._document, document)
         if ignored:
             log.line(log.WARNING, "configuration change ignored until the agent is restarted", keys=", ".join(ignored))
-            self._history.event("document in part", f"ignored until the agent is restarted: {', '.join(ignored)}")
+            self._history.event("document loaded in part", f"ignored until the agent is restarted: {', '.join(ignored)}")
         self._use(document)
         self._kernel_log.change(document)
         self._readers.change(document)
         self._readers.follow(document, None)
         self._publisher.change(document)
         self.slurm.change(document)
-        log.line(log.NOTICE, "document taken up", generation=document.generation, hash=document.hash)
-        self._history.event("document taken up", f"generation {document.generation}")
+        log.line(log.NOTICE, "document loaded", generation=document.generation, hash=document.hash)
+        self._history.event("document loaded", f"generation {document.generation}")
         self._schedule.sweep_now()
 
     # -- the steps of a sweep --------------------------------------------------------------------
@@ -363,7 +364,7 @@ class Loop:
         return known_of(self._history.past(), self._state, self._boot_id)
 
     def _remember(self, node: Node, judged_by: Collection[str] | None) -> None:
-        """Put the sweep into the history; what rarely changes once a minute at most."""
+        """Add the sweep to the history. What rarely changes is added once a minute at most."""
         began, count = self._schedule.swept_from, self._sweep.count + 1
         thorough = count % 16 == 1 and began >= self._keep_at
         seconds = uptime_of(node, self._root)
@@ -375,17 +376,17 @@ class Loop:
         self._sweep = SweepFacts(node=node, count=count, seconds=time.monotonic() - began, ended=boottime())
 
     def _restore_settings(self, findings: Sequence[Finding], judged_by: Collection[str] | None) -> None:
-        """Apply again what a device reset has taken away, where the settings were judged too."""
+        """Apply the settings again that a device's reset has lost, if this sweep has judged the settings."""
         if judged_by is None:
             self._reapply.restore(findings, self._document.agent, job_running=bool(self._jobs.running))
 
     def _after_first_sweep(self) -> None:
-        """Let slurmd start after the first sweep, and tell the garbage collector to leave alone what stays for good."""
+        """Let slurmd start after the first sweep, and exclude what stays in memory from garbage collection."""
         if self._sweep.count == 1:
             self._notify.first_sweep_done()
             gc.collect()
             gc.freeze()
-            gc.set_threshold(20000, 20, 50)  # what a sweep makes goes by its reference counts
+            gc.set_threshold(20000, 20, 50)  # a sweep's objects are freed by their reference counts
 
     # -- the steps of a decision -----------------------------------------------------------------
 
@@ -418,15 +419,15 @@ class Loop:
         self._proving.follow(decision.prove, self.slurm.state.reason, self._document.policy)
 
     def _order(self, decision: Decision, now: Now) -> None:
-        """Tell the courier what is wanted in Slurm."""
+        """Give the courier the order that follows from the decision."""
         self.slurm.order(want_of(decision, now), known_evidence(decision.state))
 
     def _publish_verdict(self, decision: Decision) -> bool:
-        """Publish the verdict; return whether it says something new."""
+        """Publish the verdict. Return whether it differs from the one before."""
         return self._publisher.publish_verdict(decision.state_word, verdict_text(decision, self.slurm.state))
 
     def _report(self, decision: Decision, *, news: bool) -> None:
-        """Write the log, status.json and the metrics, as far as there is something new or they are due."""
+        """Write the log, status.json and the metrics, as far as they have changed or are due."""
         verdict = self._publisher.verdict
         if news and verdict is not None:
             self._reporter.report_verdict(verdict, decision, self._findings)
@@ -449,7 +450,7 @@ class Loop:
             self._publish_metrics(state)
 
     def _troubles(self) -> tuple[str, ...]:
-        """Return what keeps the agent from writing what it remembers, one line each."""
+        """Return, one line each, what prevents the agent from writing to its disk."""
         return tuple(filter(None, (self._history.trouble, self.slurm.ledger.trouble, self._trail.trouble)))
 
     def _publish_status(self, state: AgentState) -> None:
@@ -465,7 +466,7 @@ class Loop:
         self._publisher.publish_status(data)
 
     def _publish_metrics(self, state: AgentState) -> None:
-        from fairlead.daemon.publishing.metrics_input import metrics_input  # brings the metrics library
+        from fairlead.daemon.publishing.metrics_input import metrics_input  # imports the metrics library
 
         found = metrics_input(
             state,

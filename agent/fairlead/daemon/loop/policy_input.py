@@ -1,4 +1,4 @@
-"""Describes this moment to the policy: time, jobs, people's files, and what is set in Slurm."""
+"""Makes the input of a decision: the time, the jobs, people's files, and the node's state in Slurm."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fairlead.policy.tracks import of_this_boot
 
 
 def uptime_of(node: Node | None, root: Root) -> float:
-    """Return the seconds since the node's boot, as the node says itself."""
+    """Return the seconds since the node's boot, from the node's own facts."""
     said = node.uptime_seconds if node is not None else uptime_seconds(root)
     return said if isinstance(said, float) else boottime()
 
@@ -34,10 +34,10 @@ def policy_input(
     first: bool,
     full_sweep: bool,
 ) -> Now:
-    """Return the policy's view of this moment.
+    """Return the input of a decision that is made now.
 
-    ``returned``: the node has gone back into service since the last decision. ``first``: the agent has not decided yet; its
-    first findings are never attributed to a job, because nobody knows when they began. ``full_sweep``: the facts were just
+    ``returned``: the node has gone back into service since the last decision. ``first``: the agent has not decided yet. Its
+    first findings are never attributed to a job, because their time of onset is unknown. ``full_sweep``: the facts were just
     read.
     """
     gpus = () if node is None or isinstance(node.gpus, Missing) else node.gpus
@@ -65,8 +65,8 @@ def policy_input(
 
 
 def after_slurm(state: PolicyState, before: SlurmState, after: SlurmState, boot_id: str) -> PolicyState:
-    """Return the policy's state with what has become of our drain in Slurm: a person's resume acknowledges the evidence that
-    was known, and a drain that went leaves only what was seen in this boot."""
+    """Return the policy's state after a change of our drain in Slurm. A person's resume acknowledges the evidence that was
+    known. After a lost drain only the evidence of this boot remains."""
     acknowledged, lost = after.acknowledged > before.acknowledged, after.lost > before.lost
     if acknowledged or lost:
         state = acknowledge_evidence(state, after.known)

@@ -1,6 +1,7 @@
 """Reads a node: NVML through its worker, the kernel log, and everything else through ``Gatherer``.
 
-A machine tree has its NVML answers in nvml.json and its kernel log in dev/kmsg; there is no worker then, unless asked for.
+A machine tree has NVML's answers in nvml.json and the kernel log in dev/kmsg. It has no worker, unless the caller asks for
+one.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from fairlead.model.check import KernelRecord
 from fairlead.model.facts import Missing, Node, StuckCall, unreadable
 from fairlead.model.json_text import NOT_JSON
 
-ANSWER_SECONDS = 1.0  # the worker has answered by then; for a thorough sweep it is asked for everything
+ANSWER_SECONDS = 1.0  # the worker answers within this time; for a thorough sweep it reads everything
 
 
 class Readers:
-    """Asks with ``start_sweep()`` and returns the node from ``poll()`` once it has been read; neither waits.
+    """Starts to read with ``start_sweep()``, and returns the node from ``poll()`` once it has been read. Neither call waits.
 
-    ``answered``: by source (nvml, kernel_log, host), when it last gave what it has to give, in CLOCK_BOOTTIME seconds.
+    ``answered``: by source (nvml, kernel_log, host) the time of its last good answer, in CLOCK_BOOTTIME seconds.
     """
 
     def __init__(self, document: Document, root: Root, *, ask_nvml: bool = False) -> None:
@@ -45,7 +46,7 @@ class Readers:
         self.change(document)
 
     def change(self, document: Document) -> None:
-        """Take up a document: which files to read, what the hardware cannot say, deadlines."""
+        """Use another document, which says what to read, what the hardware does not have, and the deadlines."""
         if self._gatherer is not None:
             self._gatherer.end()
         self._gatherer = Gatherer(
@@ -59,9 +60,9 @@ class Readers:
             self.worker.deadline_seconds = document.agent.nvml_deadline_seconds
 
     def follow(self, document: Document, cursor: int | None) -> None:
-        """Open the kernel log, from ``cursor`` on where it is of this boot."""
+        """Open the kernel log. Start at ``cursor`` if it was saved in this boot."""
         configured = document.agent.kmsg_path
-        # a tree has its own log, unless the document names another (the lab's FIFO)
+        # A tree has its own log, unless the document names another file (the lab's FIFO).
         path = configured if self.root.is_live or configured != "/dev/kmsg" else os.path.join(self.root.path, "dev/kmsg")
         if self.follower is not None:
             if self.follower.path == path:
@@ -75,20 +76,21 @@ class Readers:
         return [fd for fd in sources if fd >= 0]
 
     def next_poll(self) -> float:
-        """Return when ``poll()`` has something at the latest, in CLOCK_MONOTONIC seconds."""
+        """Return the latest time for the next ``poll()``, in CLOCK_MONOTONIC seconds."""
         if self.worker is None:
             return 0.0 if self._asked else float("inf")
         return self.worker.next_poll()
 
     def read_thoroughly(self) -> None:
-        """Have the next sweep read everything, and ask a driver that hung."""
+        """Make the next sweep read everything, and try a hung driver again soon."""
         if self._gatherer is not None:
             self._gatherer.read_thoroughly()
         if self.worker is not None:
             self.worker.hurry()
 
     def release_nvml(self, wanted: bool) -> bool:
-        """Release NVML (no worker, no library in memory), or attach it again at the next sweep. Return whether that is news."""
+        """Release NVML (no worker, no library in memory), or attach it again at the next sweep. Return whether this is a
+        change."""
         if self.worker is None or wanted == self.worker.released:
             return False
         if wanted:
@@ -102,14 +104,13 @@ class Readers:
         return self._gatherer is None or self._gatherer.is_due(ANSWER_SECONDS)
 
     def start_sweep(self, *, shown: bool = False) -> None:
-        """Ask for a sweep. ``shown``: all that is read will be published, so NVML's part is read
-        anew, as for a thorough sweep."""
+        """Start a sweep. ``shown``: all facts will be published, so NVML is read as closely as in a thorough sweep."""
         self._asked = True
         if self.worker is not None:
             self.worker.start_sweep(closely=shown or self.thorough_due())
 
     def poll(self) -> Node | None:
-        """Return the node, once per sweep asked for. Everything else is read when NVML has answered or has failed to."""
+        """Return the node, once per sweep. Everything else is read after NVML has answered or failed."""
         if self.worker is None:
             if not self._asked:
                 return None
@@ -131,13 +132,14 @@ class Readers:
         self.answered["host"] = now
         if not isinstance(node.gpus, Missing):
             self.answered["nvml"] = now
-        if self.worker is not None and node.driver.module_version != self._module:  # the driver was loaded anew
+        if self.worker is not None and node.driver.module_version != self._module:  # the driver was loaded again
             self._module = node.driver.module_version
             self.worker.hurry()
         return node
 
     def kernel_log_ready(self, ready: Sequence[int]) -> bool:
-        """Return whether the kernel log may have news, where these descriptors are ``ready``: a regular file never is."""
+        """Return whether the kernel log may have new records. ``ready``: the descriptors that select(2) returned; a regular
+        file is never among them."""
         return self.follower is None or self.follower.fileno() < 0 or self.follower.fileno() in ready
 
     def read_kernel_log(self) -> list[KernelRecord]:
@@ -153,7 +155,7 @@ class Readers:
 
     @property
     def log_cursor(self) -> int | None:
-        """Return how far the kernel log is read; None where it was never open."""
+        """Return how far the kernel log has been read, None where it was never open."""
         return self.follower.cursor if self.follower is not None else None
 
     def close(self) -> None:

@@ -1,14 +1,15 @@
-"""Applies settings again that the reset of a PCIe device has taken away, as soon as the agent sees it.
+"""Applies settings again that the reset of a PCIe device has lost, as soon as the agent sees it.
 
-A reset (of a GPU, of a link by the kernel's error recovery, by a person) brings config space back to its power-on values (PCI
-Express Base Specification, Conventional Reset), and where the kernel restores what it had saved, it turns ACS on anew
-(drivers/pci/pci.c, pci_restore_state calls pci_enable_acs). So it is with the settings that are ``lost_by_reset``. The drift is
-found by the thorough sweep; then `fairlead apply --only NAMES` is run as a transient unit (systemd-run(1)), outside the agent's
-sandbox, by the code of the boot unit.
+A reset (of a GPU, of a link by the kernel's error recovery, by a person) sets config space back to its power-on values (PCI
+Express Base Specification, Conventional Reset). Where the kernel restores what it had saved, it enables ACS again
+(drivers/pci/pci.c, pci_restore_state calls pci_enable_acs). Settings that are lost in this way are marked ``lost_by_reset``.
+The thorough sweep finds the drift. Then the agent runs `fairlead apply --only NAMES` as a transient unit (systemd-run(1)),
+outside the agent's sandbox, with the code of the boot unit.
 
-Only bits that an apply has made before: their undo record is there, so what nobody has applied yet, or what was undone, stays as
-it is. A device that does not take its bits is not asked again: not before it was once seen as declared, since only a reset after
-that is a new one. Never while a job runs, while somebody holds the node or has disabled fairlead, or beside another apply.
+Only bits that an earlier apply has set are set again, because their undo record exists. What was never applied, or was undone,
+stays as it is. A device that does not take its bits is not tried again before a sweep has found it as declared, because only a
+reset after that is a new one. There is no run while a job runs, under a person's hold, where fairlead is disabled, or beside
+another apply.
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ PROGRAM = "/opt/fairlead/current/bin/fairlead"
 UNIT = "fairlead-reapply"
 FIRST_WAIT_SECONDS = 60.0
 LAST_WAIT_SECONDS = 3600.0
-RUN_SECONDS = 240.0  # at most: beyond it systemd does not answer, and drift counts again
-#: `apply` waits up to 90 s for another one; what does not end by itself is ended by systemd.
+RUN_SECONDS = 240.0  # after this time systemd does not answer, and drift counts again
+#: `apply` waits up to 90 s for another apply. systemd ends a run that takes longer than RuntimeMaxSec.
 RUN = ("systemd-run", "--quiet", "--collect", "--wait", f"--unit={UNIT}", "-p", "RuntimeMaxSec=180", "-p", "NoNewPrivileges=yes",
        "-p", "ProtectHome=yes", "-p", "PrivateTmp=yes")  # fmt: skip
 
 
 class Reapply:
-    """Runs `fairlead apply` for what a reset took away. ``disk``: where the records of earlier changes lie.
+    """Runs `fairlead apply` for the settings that a reset has lost. ``disk``: the disk with the records of earlier changes.
 
-    ``under_way``: it runs now; as beside every apply, drift of a setting drains nothing until it has ended.
+    ``under_way``: a run goes on now. As beside every apply, drift of a setting does not drain the node until it has ended.
     """
 
     def __init__(self, document_path: str, root: Root, disk: Disk, history: History) -> None:
@@ -57,7 +58,7 @@ class Reapply:
         self._process: subprocess.Popen[bytes] | None = None
         self._wait_seconds = FIRST_WAIT_SECONDS
         self._next = self._until = 0.0
-        self._drifted: dict[str, set[str]] = {}  # what the run is for
+        self._drifted: dict[str, set[str]] = {}  # the drift that the run is for
         self._refusals = Refusals()
 
     @property
@@ -65,20 +66,21 @@ class Reapply:
         return self._process is not None and time.monotonic() < self._until
 
     def restore(self, found: Sequence[Finding], agent: AgentOptions, *, job_running: bool) -> None:
-        """Start a run where one is needed and may be made now. ``found``: the findings of a sweep that judged the settings too.
-        A disk that does not answer ends nothing here."""
+        """Start a run where one is needed and allowed now. ``found``: the findings of a sweep that judged the settings too. An
+        error of the disk is ignored here."""
         drifted = self._refusals.without(lost(found))
         if not drifted:
             self._wait_seconds, self._next = FIRST_WAIT_SECONDS, 0.0
         elif self._process is None and time.monotonic() >= self._next and self._may_run(agent, job_running):
-            with suppress(OSError, HostError):  # no record, no run: what is wrong with the records, `fairlead apply` says
+            # without records there is no run; `fairlead apply` reports what is wrong with them
+            with suppress(OSError, HostError):
                 if names := self._disk.do(partial(made_before, self._root, drifted)):
                     self._drifted = drifted
                     self._start(names)
 
     def _may_run(self, agent: AgentOptions, job_running: bool) -> bool:
-        """Return whether a run may begin: the site wants it, this is no machine tree, and no job, other apply, person's hold
-        or disabling is in the way."""
+        """Return whether a run may begin: the site wants it, this is not a machine tree, and no job, other apply, person's
+        hold or disabling prevents it."""
         if not agent.reapply or not self._root.is_live or job_running or applying(agent.run_dir):
             return False
         return not barred(self._hold, agent.state_dir, agent.run_dir, self._root.join(DISABLED))
@@ -110,25 +112,25 @@ class Reapply:
 
 
 class Refusals:
-    """Remembers the devices, by setting, that did not take their bits in a run that failed. Such a device is not asked again
-    until a sweep finds it as declared: only what drifts after that was lost by another reset."""
+    """Keeps the devices, by setting, that did not take their bits in a run that failed. Such a device is not tried again until
+    a sweep finds it as declared. Only drift after that comes from another reset."""
 
     def __init__(self) -> None:
         self._refused: set[tuple[str, str]] = set()
 
     def add(self, drifted: Mapping[str, Collection[str]]) -> None:
-        """Note that a run for these has failed; the next sweep shows which of them it did not help."""
+        """Record that a run for these devices has failed. The next sweep shows for which of them."""
         self._refused |= {(name, device) for name, devices in drifted.items() for device in devices}
 
     def without(self, drifted: Mapping[str, Collection[str]]) -> dict[str, set[str]]:
-        """Return what a sweep found to have drifted, without the devices that have refused."""
+        """Return the drift that a sweep found, without the devices that did not take their bits."""
         self._refused &= {(name, device) for name, devices in drifted.items() for device in devices}
         new = {name: {d for d in devices if (name, d) not in self._refused} for name, devices in drifted.items()}
         return {name: devices for name, devices in new.items() if devices}
 
 
 def lost(found: Sequence[Finding]) -> dict[str, set[str]]:
-    """Return the devices, by setting, whose bits are not as declared and may have gone with a reset."""
+    """Return the devices, by setting, whose bits are not as declared and may have been lost by a reset."""
     known = settings.load()
     drifted: dict[str, set[str]] = {}
     for f in found:
@@ -139,8 +141,8 @@ def lost(found: Sequence[Finding]) -> dict[str, set[str]]:
 
 
 def made_before(root: Root, drifted: Mapping[str, Collection[str]]) -> tuple[str, ...]:
-    """Return the settings of which fairlead had changed such bits before. Raises HostError for a record that is none."""
-    from fairlead.host.change import undo_changes  # not in the memory of an agent that never needs it
+    """Return the settings for which fairlead has changed such bits before. Raises HostError for a record that cannot be read."""
+    from fairlead.host.change import undo_changes  # imported here, to save memory in an agent that never needs it
 
     changed = [change for _, change in undo_changes(root)]
     return tuple(sorted({c.setting for c in changed if isinstance(c, PciBits) and c.address in drifted.get(c.setting, ())}))

@@ -1,9 +1,10 @@
-"""Runs the return-to-service command on a drained node that is well again, as a child of the agent, never while jobs run.
+"""Runs the return-to-service command on a drained node that is well again, as a child of the agent. It never runs while jobs
+run.
 
-Exit 0 within its deadline is the proof; anything else is none, and the command is tried again after a while. The loop never waits
-for it: its end is noticed by ``poll()``. Before it starts, its process id and start time are on disk, so that an agent that is
-started after a killed one finds what that one left: it is ended before another run begins. A process in uninterruptible sleep
-cannot be ended; while one is there (state D in /proc/PID/stat, proc(5)) nothing is started in its place.
+Exit 0 within the deadline is the proof. After any other end the command is tried again after a while. The loop never waits for
+the command: ``poll()`` notices its end. Before the command starts, its process id and start time are on disk. An agent that
+starts after a killed one reads them, and ends what is left of that run before it begins another. A process in uninterruptible
+sleep cannot be ended. While there is one (state D in /proc/PID/stat, proc(5)), no other run starts.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ TAIL_BYTES = 4096
 SAID_MAX = 200
 OUTCOMES = ("passed", "failed", "deadline", "given up")
 MARK = "FAIRLEAD_RETURN"
-#: Waits for the agent's word that the record is on disk; the kernel may end it before it ends the agent.
+#: The shell waits until the agent reports that the record is on disk. When memory runs out, the kernel kills it before the agent.
 _START = 'read -r go || exit 0; { echo 500 >/proc/self/oom_score_adj; } 2>/dev/null; exec "$@" </dev/null'
 _ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", "HOME": "/root"}
 
 
 class Record(Struct, frozen=True, kw_only=True):
-    """Describes the last run. drain: the reason of the drain it was for. ticks: start time of the process (/proc/PID/stat, field
-    22). ended_unix: 0.0 while it goes on; outcome: how it ended, with one line of what it said."""
+    """Describes the last run. drain: the reason of the drain that it was for. ticks: the start time of the process
+    (/proc/PID/stat, field 22). ended_unix: 0.0 while it goes on. outcome: how it ended. said: one line of its output."""
 
     token: str
     boot_id: str
@@ -53,7 +54,7 @@ class Record(Struct, frozen=True, kw_only=True):
 
 
 class Proving:
-    """Runs the command where ``follow()`` says at a decision that a proof is wanted. ``state``: what there is of a proof."""
+    """Runs the command where a decision asks for a proof (``follow()``). ``state``: the state of that proof."""
 
     def __init__(
         self, state_dir: str, boot_id: str, *, busy: Callable[[], bool] = lambda: False, disk: Storage | None = None
@@ -65,7 +66,7 @@ class Proving:
         self.state = Proof.NONE
         self.outcomes = Counter(dict.fromkeys(OUTCOMES, 0))
         self.record: Record | None = self._load()
-        self.next_unix = 0.0  # when it is tried again
+        self.next_unix = 0.0  # when the command is tried again
         self._rules = Rules()
         self._process: subprocess.Popen[bytes] | None = None
         self._reader = -1
@@ -78,11 +79,11 @@ class Proving:
             self._end_what_was_left()
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable when the command has said something or has ended; -1: nothing to wait for."""
+        """Return the descriptor that is readable when the command has printed something or has ended, -1 where there is none."""
         return self._reader
 
     def follow(self, wanted: bool, drain: str, rules: Rules) -> None:
-        """Begin a run, let it go on, or give it up. ``wanted``: the node would be resumed but for the proof."""
+        """Begin a run, let it go on, or give it up. ``wanted``: only the proof is missing before a resume."""
         self._rules = rules
         if not wanted:
             if self._process is not None and not self._why_killed:
@@ -90,7 +91,7 @@ class Proving:
             self.state = Proof.NONE
             return
         if self.record is not None and self.record.drain != drain and self._process is None:
-            self._not_before = 0.0  # another drain: an earlier failure says nothing about it
+            self._not_before = 0.0  # an earlier failure belongs to another drain and does not count
             self.next_unix = 0.0
             self.state = Proof.NONE
         if self.state in (Proof.PASSED, Proof.RUNNING) or time.monotonic() < self._wait_until(drain):
@@ -99,12 +100,12 @@ class Proving:
             self.state = Proof.FAILED
             return
         if self._process is not None:
-            self.state = Proof.FAILED  # one that was given up has not ended yet
+            self.state = Proof.FAILED  # a run that was given up has not ended yet
         elif not self.busy():
             self._start(drain)
 
     def poll(self) -> bool:
-        """Look after the run; return whether ``state`` has changed."""
+        """Check the run. Return whether ``state`` has changed."""
         before = self.state
         if self._process is not None:
             self._read()
@@ -117,11 +118,11 @@ class Proving:
             elif self._why_killed and now - self._killed_at >= GRACE_SECONDS:
                 self._signal(signal.SIGKILL)
                 if self.state is Proof.RUNNING:
-                    self.state = Proof.FAILED  # it may never end; the node stays drained meanwhile
+                    self.state = Proof.FAILED  # it may never end; the node stays drained until then
         return self.state is not before
 
     def close(self) -> None:
-        """End a run; the next agent begins it anew."""
+        """End a run. The next agent begins it again."""
         if self._process is not None:
             self._signal(signal.SIGKILL)
             with suppress(subprocess.TimeoutExpired):
@@ -129,7 +130,7 @@ class Proving:
         self._close_reader()
 
     def account(self) -> dict[str, object]:
-        """Return what status.json says about it."""
+        """Return the command's part of status.json."""
         last = self.record
         return {
             "state": self.state.value,
@@ -141,12 +142,14 @@ class Proving:
 
     @property
     def said(self) -> str:
-        """Return how the last run ended and the last line it said. For the log and `fairlead why`, never for a reason."""
+        """Return how the last run ended and the last line that it printed, for the log and `fairlead why`. No reason contains
+        it."""
         last = self.record
         return f"{last.outcome}: {last.said}".rstrip(": ") if last is not None else ""
 
     def _wait_until(self, drain: str) -> float:
-        """Return before when it is not tried again, in CLOCK_MONOTONIC seconds; this holds over a restart of the agent."""
+        """Return the time before which the command is not tried again, in CLOCK_MONOTONIC seconds. It also holds after a
+        restart of the agent."""
         last = self.record
         if not self._not_before and last is not None and last.ended_unix and last.drain == drain and last.outcome != "passed":
             wait = min(
@@ -190,7 +193,7 @@ class Proving:
                 if recorded:
                     process.stdin.write(b"go\n")
                 process.stdin.close()
-        if not recorded:  # a killed agent would start a second one
+        if not recorded:  # without a record, the agent after a killed one would start a second run
             self._kill("no record")
             return
         log.line(log.NOTICE, "return command starts", pid=process.pid)
@@ -207,8 +210,8 @@ class Proving:
             self._tail = (self._tail + data)[-TAIL_BYTES:]
 
     def _after_end(self, process: subprocess.Popen[bytes], now: float) -> None:
-        """End what the command, which has ended itself, left behind: it must not meet the next job on the GPUs."""
-        self._signal(signal.SIGKILL)  # its number is still its own: it is not reaped yet
+        """Kill the processes that the ended command left behind, because they must not run on the GPUs beside the next job."""
+        self._signal(signal.SIGKILL)  # the process id is still its own, because it is not reaped yet
         if left := _session(process.pid):
             for pid in left:
                 with suppress(ProcessLookupError, PermissionError):
@@ -217,7 +220,7 @@ class Proving:
                 return
             self.state = Proof.FAILED
             if self._why_killed:
-                return  # said already
+                return  # this was reported already
             self._why_killed = f"left process {left[0]}, which does not end"
             return
         code = process.wait()
@@ -265,7 +268,7 @@ class Proving:
             self._reader = -1
 
     def _end_what_was_left(self) -> bool:
-        """Kill what an agent that was killed had left running; return whether some of it is still there."""
+        """Kill the processes that a killed agent's run left behind. Return whether some of them are still there."""
         last = self.record
         if last is None or not last.pid:
             self._left = False
@@ -301,8 +304,8 @@ class Proving:
 
 
 def _stat(pid: int) -> tuple[str, int, int, int] | None:
-    """Return state, process group, session and start time of a process; None when there is none. Reads only /proc/PID/stat: other
-    files of a process that hangs may hang too."""
+    """Return state, process group, session and start time of a process, None where there is none. This reads only
+    /proc/PID/stat, because other files of a process that hangs may hang too."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as f:
             fields = f.read(4096).rpartition(b")")[2].split()

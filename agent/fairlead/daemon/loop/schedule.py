@@ -1,4 +1,4 @@
-"""Keeps the times at which the loop's own work is due, in CLOCK_MONOTONIC seconds, and notices that the machine was suspended."""
+"""Keeps the times at which the loop's own work is due, in CLOCK_MONOTONIC seconds, and detects that the machine was suspended."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ import time
 
 from fairlead.host.clock import asleep
 
-TICK_SECONDS = 2.0  # job records and files of people are read this often, and with each sweep
-REQUESTS_SECONDS = 1.5  # and their requests, on the state's disk: at once after SIGUSR1, which whoever asks sends
-SUSPENDED_SECONDS = 1.0  # less than that is the difference between two clocks
+TICK_SECONDS = 2.0  # job records and people's files are read this often, and with each sweep
+# requests on the state's disk are read this often, and at once after SIGUSR1, which the requesting command sends
+REQUESTS_SECONDS = 1.5
+SUSPENDED_SECONDS = 1.0  # a shorter time is only a difference between two clocks
 
 
 class Schedule:
-    """Has everything due at once when the agent starts. ``swept_from``: when the last sweep began."""
+    """Keeps the times; when the agent starts, everything is due at once. ``swept_from``: when the last sweep began."""
 
     def __init__(self) -> None:
         self.swept_from = 0.0
         self._sweep_at = self._tick_at = self._requests_at = 0.0
-        self._now = 0.0  # of the last tick_due()
+        self._now = 0.0  # the time of the last tick_due()
         self._asleep = asleep()
 
     def next(self) -> float:
@@ -34,27 +35,28 @@ class Schedule:
         self._sweep_at = self._requests_at = 0.0
 
     def sweep_due(self) -> bool:
-        """Return whether a sweep is due: one that was due at the last ``tick_due()``, or was made due since."""
+        """Return whether a sweep is due: it was due at the last ``tick_due()``, or has been made due since."""
         return self._now >= self._sweep_at
 
     def begin_sweep(self) -> None:
-        """Note that a sweep begins."""
+        """Record that a sweep begins."""
         self.swept_from = time.monotonic()
 
     def requests_due(self) -> bool:
-        """Return whether the requests are to be read with the sweep that begins; the next time is set from there."""
+        """Return whether the sweep that begins must read the requests, and set the next time for them."""
         if self.swept_from < self._requests_at:
             return False
         self._requests_at = self.swept_from + REQUESTS_SECONDS
         return True
 
     def set_next_sweep(self, interval_seconds: float) -> None:
-        """Set the next sweep an interval after this one began; agents that started together drift apart."""
+        """Set the next sweep to an interval after this one began. The interval varies, so that agents that started together
+        drift apart."""
         self._sweep_at = self.swept_from + interval_seconds * random.uniform(0.95, 1.05)
 
     def tick_due(self) -> bool:
-        """Return whether a tick is due; the next time is set from now. It is due with each sweep too: one turn of the loop
-        then does both."""
+        """Return whether a tick is due, and set the next time from now. A tick is due with each sweep too, so that one turn of
+        the loop does both."""
         self._now = time.monotonic()
         if self._now < self.next():
             return False
@@ -62,7 +64,7 @@ class Schedule:
         return True
 
     def suspended_seconds(self) -> float:
-        """Return for how long the machine was suspended since the last call, 0.0 for not at all."""
+        """Return how long the machine was suspended since the last call, 0.0 for not at all."""
         now = asleep()
         if now <= self._asleep + SUSPENDED_SECONDS:
             return 0.0

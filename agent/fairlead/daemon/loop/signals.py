@@ -1,4 +1,4 @@
-"""Takes the agent's signals: SIGTERM and SIGINT end it, SIGHUP reloads the document, SIGUSR1 asks for a sweep now."""
+"""Catches the agent's signals: SIGTERM and SIGINT end it, SIGHUP reloads the document, SIGUSR1 requests a sweep now."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class Signals:
         return self._reader
 
     def empty_pipe(self) -> None:
-        """Read what woke the loop."""
+        """Empty the pipe that woke the loop."""
         os.read(self._reader, 256)
 
     def ending(self) -> bool:
-        """Return whether the agent is to end."""
+        """Return whether a signal has told the agent to end."""
         return bool(self._caught & ENDING)
 
     def take(self) -> Set[int]:
-        """Return the signals that have arrived; those that end the agent stay."""
+        """Return the signals that have arrived. Signals that end the agent are kept."""
         caught, self._caught = self._caught, self._caught & ENDING
         return caught
 

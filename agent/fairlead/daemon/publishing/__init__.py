@@ -1,1 +1,1 @@
-"""What the agent publishes: files under /run/fairlead, metrics, its state for systemd, and what it reports to people."""
+"""Publishes the files under /run/fairlead, the metrics, the state for systemd, and the reports to people."""

@@ -1,4 +1,4 @@
-"""Describes the node and the agent itself at one moment, as values for status.json and the metrics."""
+"""Describes the node and the agent at one time, as the input of status.json and the metrics."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fairlead.policy import Decision
 
 
 class SweepFacts(Struct, frozen=True, kw_only=True):
-    """Describes the last sweep. node: the facts that it read, None before the first one. count: sweeps since the agent started.
-    seconds: from the question to the last finding; ended: when that was, in CLOCK_BOOTTIME seconds."""
+    """Describes the last sweep. node: the facts that it read, None before the first sweep. count: sweeps since the agent
+    started. seconds: the sweep's duration, from its start to its last finding. ended: its end, in CLOCK_BOOTTIME seconds."""
 
     node: Node | None = None
     count: int = 0
@@ -25,8 +25,8 @@ class SweepFacts(Struct, frozen=True, kw_only=True):
 
 
 class AgentState(Struct, frozen=True, kw_only=True):
-    """Describes the agent. modes: of each enabled check, observe or enforce. verdict: as published last. jobs: how many run here.
-    records: kernel records that have woken checks."""
+    """Describes the agent. modes: observe or enforce, by enabled check. verdict: the last published one. jobs: the number of
+    running jobs. records: the number of kernel records that have woken checks."""
 
     document: Document
     modes: Mapping[str, str]

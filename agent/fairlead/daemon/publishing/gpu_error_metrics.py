@@ -12,9 +12,9 @@ from fairlead.model.gpu_health import AerCounts, RetiredPages
 
 
 def families(gpus: Sequence[tuple[Gpu, Labels]]) -> Iterator[Metric]:
-    """Yield the metric families. What cannot be read has no series."""
+    """Yield the metric families. A value that cannot be read gets no series."""
     by = [*LABELS, "kind"]
-    pages = GaugeMetricFamily("fairlead_gpu_retired_pages", "Memory pages retired, GPUs before Ampere.", labels=by)
+    pages = GaugeMetricFamily("fairlead_gpu_retired_pages", "Retired memory pages, on GPUs before Ampere.", labels=by)
     errors = CounterMetricFamily(
         "fairlead_gpu_pcie_errors",
         "AER errors of the GPU and of the port above it: correctable, nonfatal, fatal.",

@@ -1,4 +1,4 @@
-"""Renders metrics of GPUs under load and of the driver's software: what an operator wants as numbers, beside the findings."""
+"""Renders metrics of GPUs under load and of the driver's software, which an operator wants as numbers beside the findings."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from fairlead.model.facts import Gpu, Missing, Node
 from fairlead.model.gpu_load import REASONS, ClockEvents, GpuFabric, GpuLoad
 
 _GAUGES = (
-    ("margin_celsius", "temperature_margin_celsius", "Degrees to the slowdown, below 0 past it."),
+    ("margin_celsius", "temperature_margin_celsius", "Degrees below the slowdown temperature; negative above it."),
     ("memory_celsius", "memory_temperature_celsius", "GPU memory temperature."),
-    ("power_default_watts", "power_limit_default_watts", "Power limit that the board comes with."),
+    ("power_default_watts", "power_limit_default_watts", "Default power limit of the GPU card."),
     ("clock_sm_max_hertz", "sm_clock_max_hertz", "Highest clock of the streaming multiprocessors."),
 )
 
@@ -48,7 +48,9 @@ def _fabric_and_processes(gpus: Sequence[tuple[Gpu, Labels]]) -> Iterator[Metric
         "NVLink fabric of the GPU: 0 not supported, 1 not started, 2 in progress, 3 completed.",
         labels=LABELS,
     )
-    alone = GaugeMetricFamily("fairlead_gpu_processes_without_job", "Compute processes of no Slurm job.", labels=LABELS)
+    alone = GaugeMetricFamily(
+        "fairlead_gpu_processes_without_job", "Compute processes that belong to no Slurm job.", labels=LABELS
+    )
     for gpu, name in gpus:
         if isinstance(gpu.load.fabric, GpuFabric):
             state.add_metric(name, gpu.load.fabric.state)
@@ -60,16 +62,16 @@ def _fabric_and_processes(gpus: Sequence[tuple[Gpu, Labels]]) -> Iterator[Metric
 
 def _clocks(gpus: Sequence[tuple[Gpu, Labels]]) -> Iterator[Metric]:
     loaded = CounterMetricFamily(
-        "fairlead_gpu_loaded_seconds", "Time that this agent saw the GPU at half its utilisation or more.", labels=LABELS
+        "fairlead_gpu_loaded_seconds", "Time in which this agent saw the GPU at 50 % utilisation or more.", labels=LABELS
     )
     limited = CounterMetricFamily(
         "fairlead_gpu_loaded_clock_event_seconds",
-        "Time of it in which this held the clocks; of what was ever seen.",
+        "Part of fairlead_gpu_loaded_seconds_total in which this reason limited the clocks, for reasons seen at least once.",
         labels=[*LABELS, "reason"],
     )
     counted = CounterMetricFamily(
         "fairlead_gpu_clock_event_seconds",
-        "Time in which this held the clocks, by the driver's own count, loaded or not.",
+        "Time in which this reason limited the clocks, loaded or not, as the driver counts it.",
         labels=[*LABELS, "reason"],
     )
     for gpu, name in gpus:

@@ -1,7 +1,7 @@
-"""Renders what the agent tells Prometheus, from one immutable input, for the text file or a scrape.
+"""Renders the agent's metrics for Prometheus from one immutable input, for the text file or a scrape.
 
-Names follow prometheus.io/docs/practices/naming: base units, ``_total`` on counters. No process name, comment or other text of a
-user is in any label.
+Names follow prometheus.io/docs/practices/naming: base units, ``_total`` on counters. No label contains a process name, a
+comment or other text of a user.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _LINK_ERRORS = (
     "crc_errors", "replay_errors", "recovery_errors",
     "malformed_packets", "receive_errors", "recoveries_failed", "recoveries", "effective_errors",
 )  # fmt: skip
-#: Facts of a GPU that are plain gauges: attribute, metric, help.
+#: The facts of a GPU that are plain gauges: attribute, metric, help.
 _GAUGES = (
     ("temperature_celsius", "temperature_celsius", "GPU core temperature."),
-    ("power_draw_watts", "power_draw_watts", "Power draw of the board."),
+    ("power_draw_watts", "power_draw_watts", "Power draw of the GPU card."),
     ("power_limit_watts", "power_limit_watts", "Enforced power limit."),
     ("clock_sm_hertz", "sm_clock_hertz", "Clock of the streaming multiprocessors."),
     ("memory_used_bytes", "memory_used_bytes", "Frame buffer in use."),
@@ -39,12 +39,12 @@ _GAUGES = (
     (
         "recovery_action",
         "recovery_action",
-        "What the driver wants: 0 none, 1 reset, 2 reboot, 3 drain P2P, 4 drain and reset, 5 IMEX, 6 bus reset, 7 system reboot.",
+        "The driver's request: 0 none, 1 reset, 2 reboot, 3 drain P2P, 4 drain and reset, 5 IMEX, 6 bus reset, 7 system reboot.",
     ),
     ("persistence", "persistence_mode", "Persistence mode, 1 is on."),
     ("mig_current", "mig_mode", "MIG mode, 1 is on."),
     ("mig_pending", "mig_mode_pending", "MIG mode after the next reset, 1 is on."),
-    ("inforom_valid", "inforom_valid", "1 when the InfoROM's checksums are right; read once an hour."),
+    ("inforom_valid", "inforom_valid", "1 when the InfoROM's checksums are right. They are read once an hour."),
 )
 _PCIE = (
     ("gen_current", "pcie_link_generation"),
@@ -55,12 +55,12 @@ _PCIE = (
 
 
 class MetricsInput(Struct, frozen=True, kw_only=True):
-    """Holds all that one rendering needs. ``checks``: every check that runs and whether it enforces. Times: Unix and seconds.
+    """Holds everything that one rendering needs. Times are Unix times, durations are seconds.
 
-    sources: what the agent reads, and when it last answered. suppressed: findings that would drain but do not. ladder: faults
-    (``CHECK.FAULT/CARD``) and the step they have come to. strikes: by GPU card, in the window. slurm_node: the node's name
-    in Slurm. slurm_up: None before slurmctld was asked. gpu_labels: index and UUID as last read, by PCI address. xids: kind,
-    address, code and number of each. nvlink_links: show each link.
+    checks: every enabled check with its mode. sources: each source with the time of its last answer. suppressed: findings that
+    would drain but do not. ladder: faults (``CHECK.FAULT/CARD``) with their escalation step. strikes: by GPU card, in the
+    window. slurm_node: the node's name in Slurm. slurm_up: None before slurmctld was asked. gpu_labels: the index and UUID
+    that were last read, by PCI address. xids: kind, address, code and number of each. nvlink_links: add metrics of each link.
     """
 
     version: str
@@ -108,7 +108,7 @@ class _One:
 
 
 class Metrics:
-    """Renders the current input. Most families say what they said ten seconds ago: those are not rendered anew."""
+    """Renders the current input. Most families have not changed since the rendering before; those are not rendered again."""
 
     def __init__(self, view: MetricsInput) -> None:
         self.view = view
@@ -130,7 +130,7 @@ class Metrics:
             yield from _nics(view.node)
 
     def render(self) -> bytes:
-        """Return Prometheus text format 0.0.4; one rendering serves every reader of the same input."""
+        """Return Prometheus text format 0.0.4. Every reader of the same input gets the same rendering."""
         view, rendered = self.view, self._rendered
         if rendered is None or rendered[0] is not view:
             rendered = self._rendered = (view, b"".join(self._text(family) for family in self.collect()))
@@ -143,7 +143,7 @@ class Metrics:
         return known[1]
 
     def listen(self, address: str) -> None:
-        """Serve /metrics at host:port in threads of their own. Raises OSError, ValueError."""
+        """Serve /metrics at host:port in separate threads. Raises OSError, ValueError."""
         from fairlead.daemon.publishing.scrape import serve
 
         serve(address, self.render, CONTENT_TYPE_LATEST)
@@ -167,44 +167,44 @@ def _agent(view: MetricsInput) -> Iterator[Metric]:
     document = GaugeMetricFamily("fairlead_document_generation", "Generation of the node's document.", labels=["profile"])
     document.add_metric([view.profile], view.generation)
     yield document
-    state = GaugeMetricFamily("fairlead_verdict_state", "The verdict: 1 for the state that it says.", labels=["state"])
+    state = GaugeMetricFamily("fairlead_verdict_state", "The verdict: 1 for its present state.", labels=["state"])
     for each in State:
         state.add_metric([each.value], each is view.state)
     yield state
     yield _gauge("verdict_sequence", "Sequence number of the verdict.", view.sequence)
-    yield _gauge("verdict_expires_timestamp_seconds", "When the verdict expires unless it is renewed.", view.expires_unix)
+    yield _gauge("verdict_expires_timestamp_seconds", "When the verdict expires if it is not renewed.", view.expires_unix)
     yield _gauge("sweep_timestamp_seconds", "When the last full sweep ended.", view.sweep_unix)
     yield _gauge("sweep_duration_seconds", "How long the last full sweep took.", view.sweep_seconds)
     source = GaugeMetricFamily(
         "fairlead_source_timestamp_seconds",
-        "When a source last gave what it has to give: nvml, kernel_log, host (/proc and /sys), state_dir (the disk).",
+        "When a source last answered: nvml, kernel_log, host (/proc and /sys), state_dir (the disk).",
         labels=["source"],
     )
     for name, at in view.sources:
         source.add_metric([name], at)
     yield source
-    yield _gauge("drained", "1 while a drain of fairlead's own stands in slurmctld.", view.drained)
+    yield _gauge("drained", "1 while a drain by fairlead is set in slurmctld.", view.drained)
     limit = GaugeMetricFamily(
         "fairlead_drain_limited",
-        "1 while a rule across nodes holds a drain: partition, switch, block, common_cause, suspect_job.",
+        "1 while a drain limit delays a drain: partition, switch, block, common_cause, suspect_job.",
         labels=["limit", "name"],
     )
     if view.limit is not None:
         limit.add_metric([view.limit.kind.value, view.limit.name], 1)
     yield limit
     up = GaugeMetricFamily(
-        "fairlead_slurm_up", "1 when slurmctld answered the last time it was asked; absent until the agent has asked it."
+        "fairlead_slurm_up", "1 when slurmctld answered the last question; absent until the agent has asked it."
     )
     if view.slurm_up is not None:
         up.add_metric([], view.slurm_up)
     yield up
-    yield _gauge("jobs", "Jobs on this node by the prolog's records.", view.jobs)
-    yield _gauge("nvml_released", "1 while NVML is let go of on request (RUN_DIR/nvml-release).", view.nvml_released)
-    yield _gauge("nvml_worker_stuck", "1 while an NVML call has not come back.", view.worker_stuck)
-    yield _gauge("history_up", "1 while history is on disk.", view.history_ok)
+    yield _gauge("jobs", "Jobs on this node, by the prolog's records.", view.jobs)
+    yield _gauge("nvml_released", "1 while NVML is released on request (RUN_DIR/nvml-release).", view.nvml_released)
+    yield _gauge("nvml_worker_stuck", "1 while an NVML call has not returned.", view.worker_stuck)
+    yield _gauge("history_up", "1 while the history is on disk.", view.history_ok)
     yield _counter("sweeps", "Full sweeps.", view.sweeps)
     yield _counter("kernel_records", "Kernel records that woke a check.", view.records)
-    yield _counter("kernel_records_lost", "Kernel records lost to a ring buffer overrun.", view.overruns)
+    yield _counter("kernel_records_lost", "Kernel records that were overwritten before the agent read them.", view.overruns)
     yield _counter("nvml_worker_crashes", "NVML workers that died.", view.worker_crashes)
 
 
@@ -220,7 +220,7 @@ def _checks(view: MetricsInput) -> Iterator[Metric]:
         status.add_metric([name, mode], worst.get(name, Level.OK))
     yield status
     found = GaugeMetricFamily("fairlead_findings", "Findings now.", labels=["check", "level", "device"])
-    # drift names files and CPUs, which would be hundreds of series
+    # drift names files and CPUs as devices, which would make hundreds of series
     counts = Counter(
         (f.check, f.level.word, "" if f.check.startswith("setting.") else f.device)
         for f in view.findings
@@ -230,32 +230,34 @@ def _checks(view: MetricsInput) -> Iterator[Metric]:
         found.add_metric(list(labels), count)
     yield found
     proofs = CounterMetricFamily(
-        "fairlead_return_command_runs", "Runs of the return-to-service command by how they ended.", labels=["outcome"]
+        "fairlead_return_command_runs", "Runs of the return-to-service command by outcome.", labels=["outcome"]
     )
     for outcome, count in view.proofs:
         proofs.add_metric([outcome], count)
     yield proofs
     steps = GaugeMetricFamily(
         "fairlead_ladder_step",
-        "1 for the step that a fault of a board has come to, while it is remembered.",
+        "1 for the present escalation step of a fault of a GPU card, while it is remembered.",
         labels=["fault", "step"],
     )
     for fault, step in view.ladder:
         steps.add_metric([fault, step], 1)
     yield steps
-    struck = GaugeMetricFamily("fairlead_strikes", "Drains of a board (serial, address or node) in the window.", labels=["board"])
+    struck = GaugeMetricFamily(
+        "fairlead_strikes", "Drains for a GPU card (serial, address or node) in the window.", labels=["board"]
+    )
     for card, count in view.strikes:
         struck.add_metric([card], count)
     yield struck
     yield _gauge("reboots_for_faults", "Boots that followed a fault, in the window.", view.reboots)
-    yield _gauge("held_findings", "Findings that would drain but are held.", len(view.suppressed))
+    yield _gauge("held_findings", "Findings that would drain but are suppressed.", len(view.suppressed))
 
 
 def _gpus(gpus: Sequence[tuple[Gpu, Labels]], *, links: bool) -> Iterator[Metric]:
     info = GaugeMetricFamily("fairlead_gpu_info", "A GPU; always 1.", labels=[*LABELS, "serial", "name"])
     lost = GaugeMetricFamily("fairlead_gpu_lost", "1 when the driver says that the GPU is lost.", labels=LABELS)
     busy = GaugeMetricFamily(
-        "fairlead_gpu_utilization_ratio", "Share of the last sample period in which a kernel ran.", labels=LABELS
+        "fairlead_gpu_utilization_ratio", "Part of the last sample period in which a kernel ran, 0 to 1.", labels=LABELS
     )
     ran = GaugeMetricFamily("fairlead_gpu_processes", "Compute processes.", labels=LABELS)
     for gpu, labels in gpus:
@@ -271,7 +273,7 @@ def _gpus(gpus: Sequence[tuple[Gpu, Labels]], *, links: bool) -> Iterator[Metric
         for gpu, labels in gpus:
             _add(family, labels, getattr(gpu, attribute))
         yield family
-    slow = GaugeMetricFamily("fairlead_gpu_clock_event", "1 while this is why clocks are not higher.", labels=[*LABELS, "reason"])
+    slow = GaugeMetricFamily("fairlead_gpu_clock_event", "1 while this reason limits the clocks.", labels=[*LABELS, "reason"])
     for gpu, labels in gpus:
         if not isinstance(gpu.throttle_reasons, Missing):
             for bit, reason in REASONS:
@@ -284,19 +286,21 @@ def _gpus(gpus: Sequence[tuple[Gpu, Labels]], *, links: bool) -> Iterator[Metric
     yield from gpu_load_metrics.families(gpus)
 
 
-@lru_cache(maxsize=1)  # most of all series, and the same from one rendering to the next
+@lru_cache(maxsize=1)  # these are most of the series, and they rarely change between renderings
 def _memory(gpus: tuple[tuple[Labels, Ecc | Missing, RowRemap | Missing], ...]) -> tuple[Metric, ...]:
     errors = CounterMetricFamily("fairlead_gpu_ecc_errors", "ECC errors.", labels=[*LABELS, "kind"])
     mode = GaugeMetricFamily("fairlead_gpu_ecc_mode", "ECC mode, 1 is on.", labels=LABELS)
     sram = GaugeMetricFamily(
         "fairlead_gpu_sram_threshold_exceeded", "1 when SRAM errors are past NVIDIA's threshold.", labels=LABELS
     )
-    rows = GaugeMetricFamily("fairlead_gpu_remapped_rows", "Remapped rows of the board's life.", labels=[*LABELS, "kind"])
+    rows = GaugeMetricFamily(
+        "fairlead_gpu_remapped_rows", "Remapped rows over the life of the GPU card.", labels=[*LABELS, "kind"]
+    )
     state = GaugeMetricFamily(
         "fairlead_gpu_row_remap_state", "1 when a remap is pending, or has failed.", labels=[*LABELS, "kind"]
     )
     spare = GaugeMetricFamily(
-        "fairlead_gpu_row_remap_banks", "Memory banks by spare rows that are left.", labels=[*LABELS, "left"]
+        "fairlead_gpu_row_remap_banks", "Memory banks by their remaining spare rows.", labels=[*LABELS, "left"]
     )
     for labels, ecc, remap in gpus:
         if isinstance(ecc, Ecc):
@@ -333,11 +337,11 @@ def _pcie(gpus: tuple[tuple[Labels, PcieLink | Missing], ...]) -> tuple[Metric, 
 
 @lru_cache(maxsize=1)
 def _nvlinks(gpus: tuple[tuple[Labels, tuple[NvLink, ...] | Missing], ...], *, each: bool) -> tuple[Metric, ...]:
-    count = GaugeMetricFamily("fairlead_gpu_nvlinks_active", "How many links are up.", labels=LABELS)
+    count = GaugeMetricFamily("fairlead_gpu_nvlinks_active", "Number of links that are up.", labels=LABELS)
     active = GaugeMetricFamily(
-        "fairlead_gpu_nvlink_active", "1 when the link is up; only with agent.metrics_nvlink_links.", labels=[*LABELS, "link"]
+        "fairlead_gpu_nvlink_active", "1 when the link is up. Only with agent.metrics_nvlink_links.", labels=[*LABELS, "link"]
     )
-    errors = CounterMetricFamily("fairlead_gpu_nvlink_errors", "NVLink errors, all links.", labels=[*LABELS, "kind"])
+    errors = CounterMetricFamily("fairlead_gpu_nvlink_errors", "NVLink errors of all links.", labels=[*LABELS, "kind"])
     for labels, links in gpus:
         if isinstance(links, Missing):
             continue
@@ -372,6 +376,6 @@ def _known(value: object) -> str:
 
 
 def _add(family: GaugeMetricFamily | CounterMetricFamily, labels: Sequence[str], value: float | bool | Missing) -> None:
-    """Add a value. One that is not there has no series: an alert on its absence is honest, a zero would not be."""
+    """Add a value. A missing value gets no series, so that an alert on its absence works; a zero would be wrong."""
     if not isinstance(value, Missing):
         family.add_metric(labels, float(value))

@@ -1,4 +1,5 @@
-"""Describes the agent to its metrics. Imported when there is something to show: it brings the metrics library."""
+"""Collects the input of the metrics. It is imported only when there is something to show, because it imports the metrics
+library."""
 
 from __future__ import annotations
 
@@ -22,13 +23,14 @@ def metrics_input(
     history: History,
     proofs: Mapping[str, int],
 ) -> MetricsInput:
-    """Return what a scrape sees of this agent now.
+    """Return what a scrape of this agent shows now.
 
-    ``sources``: by name, when each last answered, in CLOCK_BOOTTIME seconds. ``proofs``: runs of the return command by their end.
+    ``sources``: by name, the time of the last answer, in CLOCK_BOOTTIME seconds. ``proofs``: runs of the return command by
+    outcome.
     """
     sweep, verdict, decision = state.sweep, state.verdict, state.decision
     remembered = decision.state
-    born = time.time() - boottime()  # by the clock as it is set now: a step of it moves every moment alike
+    born = time.time() - boottime()  # from the clock as it is set now, so that a step of the clock moves all times alike
     return MetricsInput(
         version=__version__,
         slurm_node=state.document.slurm_node,

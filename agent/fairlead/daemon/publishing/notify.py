@@ -1,5 +1,5 @@
-"""Tells systemd that the agent is ready and alive (sd_notify(3)): one datagram to the socket that systemd names. Does nothing
-without systemd."""
+"""Tells systemd that the agent is ready and alive (sd_notify(3)), in a datagram to the socket that systemd names. Without
+systemd it does nothing."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import os
 import socket
 import time
 
-READY_SECONDS = 10.0  # a drain that the first sweep asks for may keep slurmd waiting for so long
+READY_SECONDS = 10.0  # a drain that the first sweep orders delays the start of slurmd by at most this time
 
 
 class Notify:
-    """Sends the notices. ``watchdog_seconds``: how often ``WATCHDOG=1`` is due (half of WatchdogSec), 0 when systemd does not
-    watch; ``watchdog_at``: when it is due next (CLOCK_MONOTONIC seconds)."""
+    """Sends the datagrams. ``watchdog_seconds``: how often ``WATCHDOG=1`` is due (half of WatchdogSec), 0 where systemd does
+    not watch. ``watchdog_at``: when it is due next (CLOCK_MONOTONIC seconds)."""
 
     def __init__(self) -> None:
         self._ready_by = 0.0
@@ -23,24 +23,24 @@ class Notify:
         self.watchdog_at = 0.0 if self.watchdog_seconds else float("inf")
 
     def first_sweep_done(self) -> None:
-        """Let ``ready`` say READY=1 from now on."""
+        """Allow ``ready`` to send READY=1 from now on."""
         self._ready_by = time.monotonic() + READY_SECONDS
 
     def ready(self, *, wait: bool) -> None:
-        """Send READY=1 once, after the first sweep. slurmd starts after it: while a drain is under way (``wait``) it waits for
-        slurmctld to have the drain, for a bounded time."""
+        """Send READY=1 once, after the first sweep. slurmd starts after that. With ``wait``, while a drain is being set, the
+        datagram is delayed until slurmctld has the drain, at most ``READY_SECONDS``."""
         if self._ready_by and not (wait and time.monotonic() < self._ready_by):
             self._ready_by = 0.0
             self.send("READY=1")
 
     def feed_watchdog(self) -> None:
-        """Send ``WATCHDOG=1`` where it is due: the loop still turns."""
+        """Send ``WATCHDOG=1`` where it is due, to say that the loop still turns."""
         if (now := time.monotonic()) >= self.watchdog_at:
             self.watchdog_at = now + self.watchdog_seconds / 2
             self.send("WATCHDOG=1")
 
     def send(self, state: str) -> None:
-        """Send lines such as ``READY=1``; a systemd that does not listen is not our trouble."""
+        """Send lines such as ``READY=1``. Errors are ignored, because the agent works without systemd too."""
         if not self._address:
             return
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address

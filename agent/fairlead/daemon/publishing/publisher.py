@@ -1,6 +1,6 @@
-"""Writes everything the agent publishes under /run/fairlead: verdict, status, topology, plans, environment, metrics.
+"""Writes all files that the agent publishes under /run/fairlead: verdict, status, topology, plans, environment, metrics.
 
-A full or read-only disk is reported once and tried again; it never ends the agent.
+A full or read-only disk is reported once, and the agent tries again. It never ends the agent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fairlead.daemon.jobs.job_tables import JobTables
     from fairlead.daemon.publishing.metrics import Metrics, MetricsInput
 
-TEXTFILE_SECONDS = 14.0  # with a thorough sweep, where there is one by then; scrapes come every 15 s or so
+TEXTFILE_SECONDS = 14.0  # with a thorough sweep if there is one by then; Prometheus scrapes about every 15 s
 
 
 class Publisher:
@@ -35,7 +35,7 @@ class Publisher:
         self._disk = disk or Direct()
         self.trouble: dict[str, str] = {}
         self.sequence = 0
-        self._lock = threading.Lock()  # the verdict's: the loop writes it, and the watchdog of the loop when the loop cannot
+        self._lock = threading.Lock()  # for the verdict, which the loop writes, or the loop's watchdog where the loop cannot
         self.verdict: Verdict | None = None
         self._facts: object = None
         self._metrics: Metrics | None = None
@@ -48,7 +48,7 @@ class Publisher:
         self.sequence = earlier.sequence if earlier is not None else 0
 
     def change(self, document: Document) -> None:
-        """Take up a document and make the folders."""
+        """Use another document, and make the folders."""
         self.document = document
         self.run_dir = document.agent.run_dir
         for sub, mode in (("", 0o755), ("/plans", 0o755), ("/presets", 0o755), ("/jobs", 0o711)):
@@ -72,16 +72,14 @@ class Publisher:
     def _keep_folder(self) -> None:
         """Make the folder again where somebody has removed it.
 
-        In the unit's sandbox that cannot be done: systemd mounts the folder there and the rest of /run is read-only.
-        Raises HostError then, with which the agent ends, and systemd makes the folder as it starts it again.
+        This cannot be done in the unit's sandbox, where systemd mounts the folder and the rest of /run is read-only. Then it
+        raises HostError, which ends the agent, and systemd makes the folder when it starts the agent again.
         """
         if self._find_folder() == self._folder_id is not None:
             return
         self.change(self.document)
         if not os.access(self.run_dir, os.W_OK) and "NOTIFY_SOCKET" in os.environ:
-            raise HostError(
-                f"{self.run_dir}: removed, and cannot be made from inside the unit; systemd makes it at the next start"
-            )
+            raise HostError(f"{self.run_dir} was removed, and cannot be made inside the unit; systemd makes it at the next start")
 
     def _read_earlier(self) -> Verdict | None:
         """Return the last verdict of the agent before this one."""
@@ -92,7 +90,7 @@ class Publisher:
             return None
 
     def publish_verdict(self, state: State, text: str) -> bool:
-        """Write a verdict that is valid for the document's time to live from now on; return whether it says something new."""
+        """Write a verdict that is valid from now for ``ttl_seconds``. Return whether it differs from the one before."""
         self._keep_folder()
         before = self.verdict
         with self._lock:
@@ -107,7 +105,8 @@ class Publisher:
         return verdict
 
     def publish_unknown(self, text: str, late: Callable[[], bool]) -> None:
-        """Replace a verdict that lets jobs on by ``unknown``, while ``late()``. Called from another thread than the loop's."""
+        """Publish ``unknown`` in place of a verdict that lets jobs start, if ``late()`` is true. Another thread than the
+        loop's calls this."""
         with self._lock:
             last = self.verdict or self._read_earlier()
             if late() and (last is None or last.state is not State.DRAIN):
@@ -115,13 +114,13 @@ class Publisher:
 
     @property
     def ttl_seconds(self) -> int:
-        """Return for how long a verdict counts."""
+        """Return for how long a verdict is valid."""
         options = self.document.agent
         return max(options.verdict_ttl_seconds, int(3 * options.interval_seconds))
 
     def publish_node(self, node: Node) -> None:
-        """Write what the task prolog reads (topology, plans, environment), when it has changed. Where NVIDIA GPUs do not answer,
-        the files stay as they are; a node with AMD GPUs only has no NVML to ask."""
+        """Write what the task prolog reads (topology, plans, environment) where it has changed. Where NVIDIA GPUs do not
+        answer, the files stay as they are. A node that has only AMD GPUs does not need NVML here."""
         gpus: tuple[object, ...]
         if isinstance(node.gpus, Missing):
             from fairlead.topology.distances import accelerators
@@ -168,7 +167,7 @@ class Publisher:
         try:
             os.rmdir(f"{self.run_dir}/{name}")
         except OSError:
-            pass  # not there; or not empty, and then tried again
+            pass  # it does not exist; or it is not empty, and the agent tries again
 
     def _environment(self, tables: JobTables, interface: str, scratch: str) -> bool:
         try:
@@ -184,7 +183,7 @@ class Publisher:
         written += [self._remove(f"presets/{name}") for name in self._names("presets") if f"presets/{name}" not in files]
         if not self.document.jobenv.scratch:
             written += [self._remove(name) for name in ("scratch", *(f"ended/{n}" for n in self._names("ended")))]
-            self._remove_folder("ended")  # without it the epilog writes nothing there
+            self._remove_folder("ended")  # without this folder the epilog writes nothing there
         return all(written)
 
     def publish_status(self, data: bytes) -> None:
@@ -192,7 +191,7 @@ class Publisher:
         self._write("status.json", data)
 
     def metrics_due(self, within_seconds: float = 0.0) -> bool:
-        """Return whether the text file of metrics is to be written again though nothing happened."""
+        """Return whether the text file of metrics must be written within this time, even if nothing happens."""
         return time.monotonic() + within_seconds >= self._textfile_at
 
     def write_metrics_soon(self) -> None:
@@ -200,7 +199,7 @@ class Publisher:
         self._textfile_at = 0.0
 
     def publish_metrics(self, view: MetricsInput) -> None:
-        """Renew what a scrape sees, and write the text file."""
+        """Update the input of the next scrape, and write the text file."""
         if self._metrics is None:
             from fairlead.daemon.publishing.metrics import Metrics
 
@@ -216,7 +215,8 @@ class Publisher:
         self._textfile_at = time.monotonic() + TEXTFILE_SECONDS
         if options.metrics_textfile:
             data = self._metrics.render()
-            beside = os.path.dirname(options.metrics_textfile) == self.run_dir  # memory: it does not hang
+            # the run directory is in memory, so it does not hang
+            beside = os.path.dirname(options.metrics_textfile) == self.run_dir
             disk = Direct() if beside else self._disk
             try:
                 disk.do(lambda: write_atomic(options.metrics_textfile, data))
@@ -251,8 +251,8 @@ class Publisher:
 
 
 def _with_advice(error: OSError) -> Exception:
-    """Return the error with what helps where the sandbox of the unit is in the way."""
+    """Return the error with advice for the case that the unit's sandbox prevents the write."""
     if error.errno != errno.EROFS:
         return error
     advice = "the unit may write there after `fairlead provision` and a restart of fairlead-agent"
-    return DataError(f"{error.strerror}; where only the agent meets that, {advice}")
+    return DataError(f"{error.strerror}; if only the agent gets this error, {advice}")

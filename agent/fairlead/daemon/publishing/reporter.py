@@ -1,4 +1,5 @@
-"""Reports what the agent does: to the log, to the history for `fairlead why`, and when to write status.json again."""
+"""Reports what the agent does: to the log, and to the history for `fairlead why`. It also decides when status.json is written
+again."""
 
 from __future__ import annotations
 
@@ -17,24 +18,24 @@ STATUS_SECONDS = 10.0
 
 
 class Reporter:
-    """Remembers what was reported, so that each change is reported once."""
+    """Keeps what was reported, so that each change is reported once."""
 
     def __init__(self, history: History) -> None:
         self._history = history
         self._reported: dict[str, str] = {}
         self._troubles: tuple[str, ...] = ()
-        self._listed: set[tuple[str, int]] = set()  # what status.json lists: keys and levels of findings
+        self._listed: set[tuple[str, int]] = set()  # the findings that status.json lists, by key and level
         self._status_at = 0.0
 
     def report_verdict(self, verdict: Verdict, decision: Decision, findings: Sequence[Finding]) -> None:
-        """Log a new verdict and the findings that are new or gone with it."""
+        """Log a new verdict, and the findings that have begun or ended with it."""
         loud = log.WARNING if verdict.state in (State.DRAIN, State.UNKNOWN) or decision.counted else log.NOTICE
         log.line(loud, "verdict", state=verdict.state.value, order=decision.order.value, text=verdict.text)
         self._history.event(f"verdict {verdict.state.value}", verdict.text)
         self._reported = transitions.findings(self._reported, findings)
 
     def report_slurm(self, before: SlurmState, after: SlurmState) -> None:
-        """Log and remember that a person has resumed our drain, and that it came or went."""
+        """Report that a person has resumed our drain, and that our drain was set or has gone."""
         if after.acknowledged > before.acknowledged:
             self._history.event("acknowledged", f"a person resumed our drain: {transitions.covers(after)}")
             log.line(log.NOTICE, "evidence acknowledged", by="resume in Slurm")
@@ -42,7 +43,7 @@ class Reporter:
             self._history.event("drained" if after.drained else "not drained by us", after.reason or before.reason)
 
     def report_troubles(self, troubles: tuple[str, ...]) -> bool:
-        """Log what keeps the agent from writing; return whether that has changed."""
+        """Log what prevents the agent from writing. Return whether that has changed."""
         if troubles == self._troubles:
             return False
         transitions.troubles(self._troubles, troubles)
@@ -54,7 +55,7 @@ class Reporter:
         self._status_at = 0.0
 
     def status_due(self, findings: Sequence[Finding], *, news: bool) -> bool:
-        """Return whether status.json is to be written: there is ``news``, it lists other findings than now, or it is old."""
+        """Return whether status.json must be written: there is ``news``, its findings differ from those now, or it is old."""
         now = time.monotonic()
         listed = {(f.key, f.level.value) for f in findings}
         if not news and listed == self._listed and now < self._status_at:

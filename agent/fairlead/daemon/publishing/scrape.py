@@ -1,8 +1,8 @@
-"""Serves GET /metrics over HTTP, in threads of its own: few connections, each for a short time, whoever asks.
+"""Serves GET /metrics over HTTP in separate threads. It accepts few connections, each for a short time.
 
-Every user of a node can reach a port on localhost. So at most ``CONNECTIONS_MAX`` are open; one more ends the oldest, which a
-scrape, done in milliseconds, is not. After ``SECONDS_MAX`` a connection ends, however it spends them: sending a request byte by
-byte, or taking its answer so.
+Every user of a node can reach a port on localhost. So at most ``CONNECTIONS_MAX`` connections are open. One more ends the
+oldest connection, which is never a normal scrape, because that ends within milliseconds. Every connection ends after
+``SECONDS_MAX``, also one that sends its request or takes its answer byte by byte.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PATHS = (b"/", b"/metrics")
 
 
 def serve(address: str, render: Callable[[], bytes], content_type: str) -> socketserver.BaseServer:
-    """Answer at host:port from now on, on localhost where no host is named. Raises OSError, ValueError."""
+    """Start to serve at host:port, on localhost where no host is named. Raises OSError, ValueError."""
 
     class Scrape(socketserver.BaseRequestHandler):
         def handle(self) -> None:
@@ -43,7 +43,7 @@ def serve(address: str, render: Callable[[], bytes], content_type: str) -> socke
 
 
 def _request(connection: socket.socket) -> bytes:
-    """Return the first line of a request once all of it is here: its headers are read and ignored."""
+    """Return the first line of a request after the whole request has arrived. Its headers are read and ignored."""
     connection.settimeout(SECONDS_MAX)
     head = b""
     while b"\r\n\r\n" not in head and b"\n\n" not in head and len(head) < _REQUEST_MAX_BYTES:
@@ -57,7 +57,7 @@ def _request(connection: socket.socket) -> bytes:
 def _answer(connection: socket.socket, status: str, content_type: str, body: bytes) -> None:
     head = f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     connection.sendall(head.encode())
-    connection.sendall(body)  # one text for all who read it
+    connection.sendall(body)  # all readers get the same bytes object
 
 
 class _Server(socketserver.ThreadingTCPServer):
@@ -67,7 +67,7 @@ class _Server(socketserver.ThreadingTCPServer):
 
     def __init__(self, address: tuple[str, int], scrape: type[socketserver.BaseRequestHandler], *, family: int) -> None:
         self.address_family = family
-        self._open: dict[socket.socket, float] = {}  # and since when, the oldest first
+        self._open: dict[socket.socket, float] = {}  # by connection: its start, the oldest first
         self._few = threading.Condition()
         super().__init__(address, scrape)
 
@@ -91,7 +91,7 @@ class _Server(socketserver.ThreadingTCPServer):
                 self._few.notify()
 
     def service_actions(self) -> None:
-        """End what has lasted too long; called twice a second."""
+        """End the connections that have lasted too long. The server calls this twice a second."""
         late = time.monotonic() - SECONDS_MAX
         with self._few:
             for request in [r for r, since in self._open.items() if since < late]:
@@ -99,9 +99,9 @@ class _Server(socketserver.ThreadingTCPServer):
 
     def _end(self, request: socket.socket) -> None:
         with suppress(OSError):
-            request.shutdown(socket.SHUT_RDWR)  # its thread is told so, and closes it
+            request.shutdown(socket.SHUT_RDWR)  # this wakes its thread, which closes it
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore a connection that breaks; report anything else, which is a bug."""
+        """Ignore a broken connection. Report any other error, because it is a bug."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)

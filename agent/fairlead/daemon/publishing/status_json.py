@@ -1,4 +1,4 @@
-"""Renders /run/fairlead/status.json: what the agent says about itself, for `fairlead status` and `fairlead why`."""
+"""Renders /run/fairlead/status.json, in which the agent describes its state for `fairlead status` and `fairlead why`."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def status_json(
     topology: str,
     trouble: Sequence[str],
 ) -> bytes:
-    """Return the whole file.
+    """Return the content of the file.
 
-    ``hold``: a person's hold. ``history``: the last events. ``proof``: of the return command. ``topology``: what is known of
-    slurmctld's. ``trouble``: what the agent cannot write, one line each.
+    ``hold``: a person's hold. ``history``: the last events. ``proof``: the state of the return command. ``topology``: what is
+    known of slurmctld's topology. ``trouble``: what the agent cannot write, one line each.
     """
     document, decision, slurm, node = state.document, state.decision, state.slurm, state.sweep.node
     data: dict[str, object] = {
@@ -70,8 +70,8 @@ def status_json(
 
 
 def remembered(state: PolicyState) -> dict[str, object]:
-    """Return what people may acknowledge or clear, from the policy's state: findings that stand, acknowledgements,
-    strikes, ladder."""
+    """Return the part of the policy's state that people may acknowledge or clear: active findings, acknowledgements, strikes,
+    escalations."""
     bad = [f for f in remembered_findings(state) if f.level is Level.DRAIN or (f.fault == OVERRUN and f.level is Level.WARN)]
     return {
         "standing": [{"id": identity(f), "check": f.check, "device": f.device, "summary": f.summary} for f in bad],
@@ -93,7 +93,7 @@ def remembered(state: PolicyState) -> dict[str, object]:
 
 
 def _finding(finding: Finding, escalations: Mapping[str, EscalationStep]) -> dict[str, object]:
-    """Return a finding with the step that the ladder has come to; ``id`` is of what the check said, as acknowledgements are."""
+    """Return a finding with its escalation step. ``id`` names the finding as the check reported it, as acknowledgements do."""
     escalated = ladder.as_escalated(finding, escalations)
     raised = (
         {"from": finding.action.value, "why": escalations[ladder.escalation_key(finding)].why}

@@ -1,4 +1,4 @@
-"""Reports what came and went: findings to the log, what Slurm says about this node to the audit trail. Changes only."""
+"""Reports changes: findings that begin or end to the log, and changes of this node in Slurm to the audit trail."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from fairlead.daemon.slurmctld.slurm_state import SlurmState
 from fairlead.host import log
 from fairlead.model.finding import Finding, Level
 
-SHOWN = 3  # lines for each kind: drift of one setting on 112 CPUs is told by three of them
+SHOWN = 3  # lines of each kind: three lines report drift of one setting on 112 CPUs
 
 
 def findings(reported: Mapping[str, str], now: Sequence[Finding]) -> dict[str, str]:
-    """Log each finding that is new or changed its level since ``reported``, and each that is gone. Return what is reported."""
+    """Log each finding that is new or has changed its level since ``reported``, and each that is gone. Return the new
+    ``reported``."""
     present: dict[str, str] = {}
     shown: Counter[tuple[str, str]] = Counter()
     for finding in now:
@@ -46,7 +47,7 @@ def findings(reported: Mapping[str, str], now: Sequence[Finding]) -> dict[str, s
 
 
 def troubles(reported: Sequence[str], now: Sequence[str]) -> None:
-    """Log what has begun to keep the agent from writing, and what no longer does."""
+    """Log what has begun to prevent the agent from writing, and what no longer prevents it."""
     for trouble in now:
         if trouble not in reported:
             log.line(log.ERROR, "cannot write", error=trouble)
@@ -56,7 +57,7 @@ def troubles(reported: Sequence[str], now: Sequence[str]) -> None:
 
 
 def slurm(trail: Trail, before: SlurmState, after: SlurmState) -> None:
-    """Note in the trail what became of our drain, or that somebody else holds the node."""
+    """Record in the trail what became of our drain, or that somebody else has drained the node."""
     if after.drained and after.reason != before.reason:
         trail.agent("drained", args={"reason": after.reason})
     elif before.drained and not after.drained:
@@ -78,18 +79,18 @@ def slurm(trail: Trail, before: SlurmState, after: SlurmState) -> None:
 
 
 def gone(state: SlurmState) -> str:
-    """Return in one line why a drain may have gone without a person's resume, and what follows."""
-    what = f"of the past {covers(state)}; " if state.known else "nothing is acknowledged, "
+    """Return in one line why our drain may have gone without a person's resume, and what follows."""
+    what = f"only past events are {covers(state)}; " if state.known else "nothing is acknowledged; "
     return f"{state.why_lost}: {what}what is still wrong drains again"
 
 
 def covers(state: SlurmState) -> str:
-    """Return in one line what the last resume by a person acknowledges."""
+    """Return in one line which evidence a person's last resume acknowledges."""
     names = ", ".join(state.known[:SHOWN]) + (", ..." if len(state.known) > SHOWN else "")
-    return f"acknowledged: {names}" if names else "nothing was known that it could acknowledge"
+    return f"acknowledged: {names}" if names else "no evidence was known to acknowledge"
 
 
 def catch_up(trail: Trail, state: SlurmState) -> None:
-    """Note at the start the drain that stands, if the agent was killed between making it and noting it."""
+    """Record a drain that is set when the agent starts, where an earlier agent was killed before it recorded the drain."""
     if state.drained and not any(e.args.get("reason") == state.reason for e in trail.read()):
-        trail.agent("drained", detail="noted at the start of the agent", args={"reason": state.reason})
+        trail.agent("drained", detail="recorded at the start of the agent", args={"reason": state.reason})

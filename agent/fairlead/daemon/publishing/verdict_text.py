@@ -1,4 +1,4 @@
-"""Words the verdict for hooks and people."""
+"""Writes the verdict's text for hooks and people."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from fairlead.policy import Decision, Order
 
 
 def verdict_text(decision: Decision, slurm: SlurmState) -> str:
-    """Return the verdict's line: the decision's text, and why Slurm does not follow it yet."""
+    """Return the verdict's line: the decision's text, and why slurmctld has not carried it out yet."""
     parts = [decision.text]
     if decision.order is not Order.KEEP:
         if slurm.error:
-            parts.append("slurmctld does not answer, tried again")
+            parts.append("slurmctld does not answer, the agent tries again")
         elif slurm.foreign:
-            parts.append("somebody else holds the node in Slurm")
+            parts.append("somebody else has drained the node in Slurm")
         elif slurm.blocked_because:
             parts.append(f"waits: {slurm.blocked_because}")
     if slurm.manual:

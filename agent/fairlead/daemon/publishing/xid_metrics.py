@@ -1,4 +1,4 @@
-"""Renders how many Xids and SXids the kernel log of this boot has had, by device and code."""
+"""Renders how many Xids and SXids the kernel log of this boot has, by device and code."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fairlead.daemon.publishing.gpu_labels import LABELS, Labels, labels_at
 def families(
     counts: Sequence[tuple[str, str, str, int]], gpus: Sequence[Labels], known: Mapping[str, tuple[str, str]]
 ) -> Iterator[Metric]:
-    """Yield both families. ``counts``: kind, PCI address, code and number. ``known``: index and UUID as last read."""
+    """Yield both families. ``counts``: kind, PCI address, code and number. ``known``: the index and UUID that were last read."""
     xids = CounterMetricFamily(
         "fairlead_xids",
-        "Xid records in the kernel log since the boot; bus_lost: off the bus without a code; other: past the bound of 40 codes.",
+        "Xid records in the kernel log since the boot. bus_lost: off the bus without a code. other: beyond 40 codes.",
         labels=[*LABELS, "xid"],
     )
     sxids = CounterMetricFamily(

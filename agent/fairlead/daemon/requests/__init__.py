@@ -1,1 +1,1 @@
-"""What people ask of the agent, and the audit trail of what was done."""
+"""Keeps people's requests to the agent, and the audit trail of what was done."""

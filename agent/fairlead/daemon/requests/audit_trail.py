@@ -1,13 +1,13 @@
-"""Keeps the audit trail: who changed what about this node's service, when, why, and what came of it.
+"""Keeps the audit trail: who changed what about this node's service, when, why, and with which outcome.
 
-``STATE_DIR/audit.jsonl``, one JSON object a line, only ever appended to (open(2), O_APPEND) and on the disk (fsync(2)) when
-``add`` returns. It is a file of its own, not a table of the history: the history may be damaged, moved aside or deleted and the
-trail goes on, and at 3 am it can be read with nothing but `tail`. At ROTATE_BYTES it becomes ``audit.jsonl.1`` in place of the
-one before: never more than twice that.
+``STATE_DIR/audit.jsonl`` has one JSON object per line. ``add`` only appends to the file (open(2), O_APPEND), and returns when
+the line is on the disk (fsync(2)). The trail is not a table of the history, because the history may be damaged, moved aside or
+deleted, and the trail must go on. A person needs only `tail` to read it. When the file reaches ROTATE_BYTES, it is renamed to
+``audit.jsonl.1``, which replaces the earlier one. So both files together are never larger than twice that.
 
-A command writes its entry twice under one id: before it begins, and with the outcome. One that was killed in between has left the
-first, so nothing is done that no line speaks of. Where the disk takes nothing the line goes to ``RUN_DIR`` (tmpfs) and moves over
-with the next one that is taken; ``trouble`` says so in one line and nobody is stopped by it.
+A command writes its entry twice under one id: before it begins, and with the outcome. A command that is killed in between
+leaves the first entry, so every action has a line. Where the disk takes nothing, the line goes to ``RUN_DIR`` (tmpfs), and
+moves over with the next line that the disk takes. ``trouble`` then says so in one line, and the command goes on.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from fairlead.model.verdict import one_line
 FILE = "audit.jsonl"
 ROTATE_BYTES = 1 << 20
 TEXT_MAX = 1000  # characters of a reason or a detail
-LOCK_SECONDS = 2.0  # so long for a writer that does not end; then without: an append is one write(2)
+LOCK_SECONDS = 2.0  # after waiting this long for another writer it appends without the lock, in one write(2)
 ASKED = "asked"
 
 
 class AuditEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Describes one thing that was done. ``unix``: time of day in seconds. ``who``: a login name, or "agent". ``uid``: of the
+    """Describes one action. ``unix``: the time of day in seconds. ``who``: a login name, or "agent". ``uid``: that of the
     process.
 
-    tty, client: where the person sat, as far as known. what: the command or the agent's transition; args: what of its arguments
-    matters; why: the reason given. outcome: one word, ASKED while it is not known; detail: one line.
+    tty, client: where the person sat, as far as known. what: the command, or the agent's transition. args: the arguments that
+    matter. why: the reason that the person stated. outcome: one word; ASKED while it is not known. detail: one line.
     """
 
     unix: float
@@ -70,7 +70,7 @@ class Trail:
         self.trouble = ""
 
     def add(self, entry: AuditEntry) -> None:
-        """Append an entry. Never raises; what did not work is in ``trouble``."""
+        """Append an entry. Never raises: ``trouble`` says what did not work."""
         line = _line(entry)
         try:
             spared = self._read_spare()
@@ -85,12 +85,13 @@ class Trail:
             return
         try:
             _append(self.spare, line)
-            self.trouble += f"; noted in {self.spare}, which a reboot clears"
+            self.trouble += f"; written to {self.spare}, which a reboot clears"
         except OSError as e:
             self.trouble += f"; nor {self.spare}: {e.strerror}: this is not in the trail"
 
     def heal(self) -> None:
-        """Move over what lies in ``RUN_DIR`` where the last entry met trouble, if that works now."""
+        """Move the lines that lie in ``RUN_DIR`` over to the disk, if it takes them now. Does nothing where there was no
+        trouble."""
         if not self.trouble:
             return
         spared = self._read_spare()
@@ -103,15 +104,15 @@ class Trail:
             self.trouble = ""
 
     def agent(self, what: str, *, detail: str = "", why: str = "", args: Mapping[str, str] | None = None) -> None:
-        """Append what the agent itself has done."""
+        """Append an action of the agent itself."""
         entry = AuditEntry(
             unix=time.time(), id=new_id(), what=what, who="agent", args=args or {}, why=why, outcome="done", detail=detail
         )
         self.add(entry)
 
     def read(self, since: float = 0.0) -> list[AuditEntry]:
-        """Return every entry from a Unix time on, oldest first, one per id with its last outcome. What cannot be read is left out
-        and reported in ``trouble``; a torn last line of a crash is no trouble."""
+        """Return every entry from a Unix time on, oldest first, one per id with its last outcome. What cannot be read is left
+        out, and ``trouble`` reports it, also a line that a crash has cut short."""
         found: dict[str, AuditEntry] = {}
         broken = 0
         self.trouble = ""
@@ -134,7 +135,7 @@ class Trail:
                     entry = msgspec.structs.replace(first, outcome=entry.outcome, detail=entry.detail)
                 found[entry.id] = entry
         if broken and not self.trouble:
-            self.trouble = f"audit: {self.path}: {broken} line{'s' * (broken != 1)} left out: torn or not ours"
+            self.trouble = f"audit: {self.path}: {broken} line{'s' * (broken != 1)} left out: cut short or not fairlead's"
         return sorted((e for e in found.values() if e.unix >= since), key=lambda e: e.unix)
 
     def _read_spare(self) -> bytes:
@@ -157,7 +158,7 @@ def _content(path: str) -> bytes:
 
 
 def _append(path: str, data: bytes) -> None:
-    """Append whole lines, or nothing. Raises OSError."""
+    """Append whole lines or nothing. Raises OSError."""
     os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
     with _locked(path):
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
@@ -169,7 +170,7 @@ def _append(path: str, data: bytes) -> None:
                 fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
                 size = 0
             if size and not _ends_a_line(path):
-                data = b"\n" + data  # a crash tore the last one
+                data = b"\n" + data  # a crash has cut the last line short
             try:
                 view = memoryview(data)
                 while view:
@@ -191,7 +192,7 @@ def _ends_a_line(path: str) -> bool:
 
 @contextmanager
 def _locked(path: str) -> Iterator[None]:
-    """Let one writer in at a time, for the rotation's sake. The lock is on the folder: it needs no space on a full disk."""
+    """Let one writer in at a time, because of the rotation. The lock is on the folder, so it needs no space on a full disk."""
     fd = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         deadline = time.monotonic() + LOCK_SECONDS

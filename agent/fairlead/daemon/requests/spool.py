@@ -1,8 +1,10 @@
-"""Keeps what people ask of the agent in a spool: one file per request, written whole, applied in the order of asking.
+"""Keeps people's requests to the agent in a spool. Each request is one file, which is written whole. The agent applies the
+requests in the order in which they were made.
 
-``STATE_DIR/requests`` (``RUN_DIR/requests`` where the disk takes nothing). A request is in the spool before the command answers
-the person, so it works with the agent running, starting or away. The agent applies it, saves the state that contains its id, and
-only then removes the file: killed anywhere in between, it finds the file again and applies it once.
+The spool is ``STATE_DIR/requests``, or ``RUN_DIR/requests`` where the disk takes nothing. A request is in the spool before the
+command answers the person, so it works whether the agent runs, starts or is stopped. The agent applies it, saves the state
+with its id, and only then removes the file. If the agent is killed in between, it finds the file again and still applies it
+only once.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ FOLDER = "requests"
 
 
 def put(state_dir: str, run_dir: str, request: Request) -> str:
-    """Put a request into the spool and return its path. It is on the disk then. Raises HostError when nothing takes it."""
+    """Write a request to the spool, and return its path when it is on the disk. Raises HostError where neither folder takes
+    it."""
     troubles = []
     for base in (state_dir, run_dir):
         folder = os.path.join(base, FOLDER)
@@ -39,11 +42,11 @@ def put(state_dir: str, run_dir: str, request: Request) -> str:
             troubles.append(f"{path}: {e.strerror}")
         else:
             return path
-    raise HostError("; ".join(troubles), hint="the agent has not been told; make room and ask again")
+    raise HostError("; ".join(troubles), hint="the agent did not get the request; make room and ask again")
 
 
 class Requests:
-    """Applies the requests in the spool, for the agent."""
+    """Applies the requests in the spool for the agent."""
 
     def __init__(self, state_dir: str, run_dir: str, trail: Trail, disk: Storage | None = None) -> None:
         self._disk = disk or Direct()
@@ -52,8 +55,8 @@ class Requests:
         self._refused: set[str] = set()
 
     def take(self, state: PolicyState, history: History, boot_id: str) -> PolicyState:
-        """Apply what waits, save it and return the new state; the same state when there is nothing new. Where the history cannot
-        be written the files stay, for the next start."""
+        """Apply the waiting requests, save the state and return it; without a new request return the same state. Where the
+        history cannot be written, the files stay for the next start."""
         found = self._found()
         if not found:
             return state
@@ -68,14 +71,15 @@ class Requests:
             history.save_state(made)
         history.commit()
         if history.on_disk:
-            with suppress(OSError):  # a disk that does not answer: found again, and known by their ids
+            with suppress(OSError):  # if the disk does not answer, the files are found again, and their ids are known
                 self._disk.do(lambda: _remove(path for path, _ in found))
         for request in new:
             self._tell(request, history)
         return made
 
     def _found(self) -> list[tuple[str, Request]]:
-        """Return what waits, in the order of asking. Anything but a request of root's is moved aside and reported once."""
+        """Return the waiting requests in the order in which they were made. A file that is not a request of root's is moved
+        aside and reported once."""
         found: list[tuple[str, Request]] = []
         wrong: list[tuple[str, str]] = []
         for folder, disk in zip(self.folders, (self._disk, Direct()), strict=True):
@@ -101,8 +105,8 @@ class Requests:
 
 
 def _waiting(folder: str) -> tuple[list[tuple[str, Request]], list[tuple[str, str]]]:
-    """Return the requests of a folder, and the files that are none, with why; those are moved aside. Raises OSError: no such
-    folder."""
+    """Return the requests of a folder, and each other file with the reason. Those other files are moved aside. Raises OSError
+    where there is no such folder."""
     found: list[tuple[str, Request]] = []
     wrong: list[tuple[str, str]] = []
     for path in (os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".json")):
@@ -134,7 +138,8 @@ def _remove(paths: Iterable[str]) -> None:
 
 
 def _dated(request: Clear, history: History, boot_id: str) -> Clear:
-    """Return the request as of the last record that the agent has read, where its author could not say how far the log was."""
+    """Return the request with the sequence of the last kernel record that the agent has read, where its author did not know
+    it."""
     if request.sequence >= 0:
         return request
     last = max((r.sequence for r in history.past().records), default=-1)

@@ -1,1 +1,1 @@
-"""The courier: the thread that speaks to slurmctld for the loop, and how often it may."""
+"""Contains the courier, the thread that speaks to slurmctld for the loop, and decides how often it may ask."""

@@ -1,9 +1,9 @@
 """Carries the loop's orders to slurmctld in a thread of its own, so that the loop never waits for an RPC.
 
-An order counts until it is done or replaced. While slurmctld does not answer, the order is tried again for ever, with a growing
-random wait. While a drain of ours is set, slurmctld is asked about it every ``reconcile_seconds`` (two RPCs): somebody may have
-resumed the node, and then the prolog must not refuse. A node that is not drained costs slurmctld nothing. ``pace`` says when to
-ask sooner, and how seldom otherwise.
+An order counts until it is done or replaced. While slurmctld does not answer, the courier tries the order again without end,
+each time after a longer random wait. While our drain is set, the courier asks slurmctld about it every ``reconcile_seconds``
+(two RPCs), because somebody may have resumed the node, and then the prolog must not refuse jobs. A node that is not drained
+causes no RPC. ``pace`` decides when to ask sooner or more seldom.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from fairlead.errors import FairleadError
 from fairlead.host import log
 
 BACKOFF_MAX_SECONDS = 60.0
-BUDGET_BACKOFF_MAX_SECONDS = 256.0  # each try lists all nodes: hundreds of held nodes must not keep slurmctld busy
+BUDGET_BACKOFF_MAX_SECONDS = 256.0  # each try lists all nodes: hundreds of nodes that wait for room must not keep slurmctld busy
 
 
 class Courier:
-    """Attempts what is ordered. ``fileno()`` becomes readable when the state has changed; ``take()`` returns the state."""
+    """Carries out the loop's orders. ``fileno()`` becomes readable when the state has changed, and ``take()`` returns the
+    state."""
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class Courier:
         self._stop = False
         self._refusal = Refusal()
         self._asked = False  # the last attempt spoke to slurmctld
-        self._resume_unreported = False  # somebody resumed the node, and the loop has not taken that up: its orders are void
+        self._resume_unreported = False  # somebody resumed the node and the loop does not know yet: its orders are void
         self._failures = 0
         self._squeezed = 0
         self._known: KnownEvidence | None = None
@@ -66,8 +67,8 @@ class Courier:
             check=entry.token.check if entry and drained else "",
             since=entry.since if entry and drained else 0.0,
         )
-        self._due = self._clock() if entry is not None else float("inf")  # of the next reconciliation
-        self._not_before = 0.0  # of the next attempt at an order
+        self._due = self._clock() if entry is not None else float("inf")  # time of the next reconciliation
+        self._not_before = 0.0  # earliest time of the next attempt at an order
         self._budget_until = 0.0
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="slurm", daemon=True)
@@ -76,13 +77,13 @@ class Courier:
         self._thread.start()
 
     def stop(self) -> None:
-        """Take no further step; one under way is not waited for (the ledger knows how far it came)."""
+        """Take no further step. This does not wait for a step that has begun, because the ledger records how far it came."""
         with self._condition:
             self._stop = True
             self._condition.notify()
 
     def close(self) -> None:
-        """Close the pipe; for a courier whose thread was never started or has ended."""
+        """Close the pipe. This is for a courier whose thread was never started or has ended."""
         os.close(self._reader)
         os.close(self._writer)
 
@@ -95,7 +96,7 @@ class Courier:
         return self._drain.limits.topology
 
     def take(self) -> SlurmState:
-        """Return what is known of the node in Slurm now, and empty the pipe."""
+        """Return what is known of the node's state in Slurm, and empty the pipe."""
         try:
             while os.read(self._reader, 4096):
                 pass
@@ -103,11 +104,12 @@ class Courier:
             pass
         with self._condition:
             if self._resume_unreported:
-                self._resume_unreported, self._want = False, CourierOrder()  # orders from before it are void
+                self._resume_unreported, self._want = False, CourierOrder()  # orders from before the resume are void
             return self._state
 
     def want(self, want: CourierOrder, known: KnownEvidence | None = None) -> None:
-        """Give an order; the same one again is no news. ``known``: the evidence that is known now; None leaves it as it was."""
+        """Set the order; the same order again changes nothing. ``known``: the evidence that is known now. None leaves the
+        evidence as it was."""
         with self._condition:
             self._known = known or self._known
             if want.kind != self._want.kind:
@@ -116,7 +118,7 @@ class Courier:
                 if self._state.blocked_because:
                     self._set(replace(self._state, blocked_because="", foreign=False))
             if want.certain and (limit := self._state.limit) is not None and limit.kind.suspicion:
-                self._set(replace(self._state, over_budget="", limit=None))  # it does not hold what is certain
+                self._set(replace(self._state, over_budget="", limit=None))  # this limit does not delay a certain drain
             changed = want != self._want
             if changed and want.fit:
                 self._refusal.hurry(self._clock())
@@ -125,8 +127,8 @@ class Courier:
                 self._condition.notify()
 
     def _wake(self) -> bool:
-        """Return whether new evidence is a reason to ask slurmctld now: whether our drain is still set, or about an order that is
-        blocked."""
+        """Return whether new evidence is a reason to ask slurmctld now. The question is whether our drain is still set, or
+        whether a blocked order is possible now."""
         now = self._clock()
         if not self._pace.is_new(self._known, now):
             return False
@@ -140,7 +142,7 @@ class Courier:
         return True
 
     def change(self, drain: DrainProtocol, *, splay_seconds: float, reconcile_seconds: float) -> None:
-        """Take up another drain protocol (a reloaded document)."""
+        """Use another drain protocol, made from a reloaded document."""
         with self._condition:
             drain.limits.take_over(self._drain.limits)
             self._drain = drain
@@ -148,7 +150,7 @@ class Courier:
             self._splay_seconds = splay_seconds
 
     def refused(self) -> None:
-        """Expect Slurm's mark: our prolog refused a job, and Slurm marks the node for that if it is not drained."""
+        """Expect Slurm's mark. Our prolog refused a job, and Slurm marks a node that is not drained for that."""
         with self._condition:
             self._refusal.begin(self._clock(), time.time())
             self._condition.notify()
@@ -161,7 +163,7 @@ class Courier:
 
     @property
     def waits(self) -> bool:
-        """Return whether it matters what others do to the node in Slurm: a drain is set, ours or one in the way of an order."""
+        """Return whether changes of others to the node in Slurm matter now: our drain is set, or another one blocks an order."""
         return self._state.drained or self._taken or bool(self._state.blocked_because)
 
     def stirred(self, *, watched: bool, stirred: bool) -> None:
@@ -178,13 +180,13 @@ class Courier:
             self._condition.notify()
 
     def reconcile(self) -> None:
-        """Compare slurmctld's state with the ledger soon: somebody has changed it (`fairlead drain` or `resume`)."""
+        """Compare slurmctld's state with the ledger soon, because somebody has changed it (`fairlead drain` or `resume`)."""
         with self._condition:
             self._due = min(self._due, self._clock())
             self._condition.notify()
 
     def due(self) -> float:
-        """Return when something is to be done next (CLOCK_MONOTONIC seconds)."""
+        """Return the time of the next thing to do (CLOCK_MONOTONIC seconds)."""
         state = self._state
         times = [self._due, self._refusal.due, self._drain.limits.due]
         if state.over_budget:
@@ -206,7 +208,7 @@ class Courier:
                 pass
 
     def turn(self) -> Generator[str, None, None]:
-        """Attempt what is due, if anything is; yield the name of each step of the protocol before it is taken."""
+        """Attempt what is due, if anything is. Yield the name of each step of the protocol before it is taken."""
         with self._condition:
             began = self._clock()
             if self.due() > began:
@@ -222,13 +224,13 @@ class Courier:
         if drain.limits.due <= began:
             drain.limits.refresh()
             return
-        if known is not None:  # what comes from here on, a person who resumes the node has not seen
+        if known is not None:  # evidence that comes after this is new to a person who resumes the node
             drain.state.known = known.names
         try:
             result = yield from self._attempt(drain, want, state, refused_since, began)
         except FairleadError as e:
             self._failed(str(e))
-        except Exception as e:  # a bug here must not silence the thread: say it and try again
+        except Exception as e:  # a bug here must not end the thread: report it and try again
             self._failed(f"{type(e).__name__}: {e}")
         else:
             if self._asked and known is not None:
@@ -244,7 +246,7 @@ class Courier:
         asks = marks or began >= self._due
         self._asked = True
         if want.kind == "drain" and not state.drained and self._splay_seconds:
-            time.sleep(random.uniform(0, self._splay_seconds))  # not with the lock: people's commands wait for that
+            time.sleep(random.uniform(0, self._splay_seconds))  # without the lock, because people's commands wait for it
         with drain.ledger.locked():
             if want.kind == "resume" and state.drained and not state.manual and not marks:
                 return (yield from drain.resume())
@@ -265,11 +267,12 @@ class Courier:
             wait = min(BACKOFF_MAX_SECONDS, 2.0**self._failures) * random.uniform(0.5, 1.0) + self._pace.spread()
             self._failures = min(self._failures + 1, 10)
             self._not_before = self._clock() + wait
-            self._due = min(self._due, self._not_before)  # also when the order is withdrawn: what was sent may have arrived
+            # also where the order is withdrawn, because what was sent may have arrived
+            self._due = min(self._due, self._not_before)
             self._set(replace(self._state, error=error, asked=True))
 
     def _done(self, result: Result, want: CourierOrder, began: float) -> None:
-        """Take up how an attempt ended."""
+        """Record how an attempt ended."""
         now = self._clock()
         with self._condition:
             if self._failures:
@@ -298,25 +301,26 @@ class Courier:
             self._not_before = now + self._reconcile_seconds * random.uniform(0.5, 1.0) if blocked else 0.0
         if blocked and not drained:
             self._due = float("inf")  # the order itself is tried again
-        if entry is not None and not drained:  # taken by a person, or something sent may still arrive
+        if entry is not None and not drained:  # a person has taken the drain over, or something that was sent may still arrive
             self._due = now + (self._pace.ask_seconds(self._reconcile_seconds) if taken else self._reconcile_seconds)
         if self._asked:
             self._due = min(self._due, self._pace.unsettled(result, entry, now))
 
     def _set_retry(self, result: Result, now: float, began: float) -> None:
-        """Set when a drain for which the limits leave no room, or that others contest, is tried again."""
+        """Set when the courier tries a drain again for which the drain limits leave no room, or which other nodes' drains
+        contest."""
         if result.outcome is Outcome.OVER_BUDGET:
             self._squeezed = min(self._squeezed + 1, 8)
             wait = min(BUDGET_BACKOFF_MAX_SECONDS, 2.0**self._squeezed) * random.uniform(0.3, 1.0)
             later = random.uniform(*UNDONE_SECONDS) * max(1.0, now - began) if result.undone else 0.0
             self._budget_until = now + max(wait, later)
-        elif result.outcome is Outcome.CONTESTED:  # settled by a reading, whatever is wanted then
+        elif result.outcome is Outcome.CONTESTED:  # a reading settles this, whatever the order is then
             self._due = self._not_before = now + random.uniform(*CONTEST_SECONDS)
         else:
             self._squeezed = 0
 
     def _follow_refusal(self, result: Result, want: CourierOrder, now: float, began: float) -> None:
-        """Note what this attempt saw of Slurm's mark for a job that our prolog refused."""
+        """Record what this attempt saw of Slurm's mark for a job that our prolog refused."""
         if self._asked and self._refusal.pending and self._refusal.began <= began:
             settled = result.outcome in (Outcome.DRAINED, Outcome.RESUMED)
             again = self._reconcile_seconds * random.uniform(0.8, 1.2) if want.fit else float("inf")
@@ -338,4 +342,4 @@ class Courier:
             try:
                 os.write(self._writer, b"x")
             except BlockingIOError:
-                pass  # it is full of news already
+                pass  # the pipe is full, so the loop will read anyway

@@ -1,7 +1,8 @@
-"""Decides how soon and how often one agent asks slurmctld about a drain that stands, when thousands of agents do the same.
+"""Decides how soon and how often this agent asks slurmctld about a drain, where thousands of agents may do the same.
 
-New evidence and a slurmd that stirs make it ask soon, at a bounded rate. What makes many agents ask at once (a ping, a
-slurmctld that is back) is spread, so that all of them together ask ``ASKS_PER_SECOND`` times a second.
+New evidence and activity of slurmd make the agent ask soon, at a bounded rate. Some events make many agents ask at once, such
+as a ping or a slurmctld that is back. The agents spread these questions, so that all of them together ask ``ASKS_PER_SECOND``
+times a second.
 """
 
 from __future__ import annotations
@@ -13,17 +14,18 @@ from fairlead.drains.acknowledgement import KnownEvidence
 from fairlead.drains.ledger import LedgerEntry, Phase, RebootState
 from fairlead.drains.outcome import Outcome, Result
 
-WATCHED = 4.0  # times as seldom where slurmd is watched, which stirs at a resume
+WATCHED = 4.0  # times as seldom where the agent watches slurmd, which becomes active at a resume
 ASKS_PER_SECOND = 20.0
 SPREAD_MAX_SECONDS = 60.0
-STIR_SECONDS, STIR_MAX_SECONDS = 5.0, 60.0  # between questions about a node whose slurmd has much to do: from, to
-WAKE_SECONDS = 5.0  # a flood of new evidence asks slurmctld no more often
+STIR_SECONDS, STIR_MAX_SECONDS = 5.0, 60.0  # shortest and longest time between questions about a node with a busy slurmd
+WAKE_SECONDS = 5.0  # even a flood of new evidence causes no more than one question in this time
 UNSETTLED_SECONDS = 2.0  # first wait while a node boots or registers with a new slurmctld; it doubles
 
 
 class Pace:
-    """Keeps the times of questions, in CLOCK_MONOTONIC seconds. ``crowd``: how many agents may have the same to ask. ``watched``:
-    slurmd is seen. ``asked_with``: the names of what would drain and was known before slurmctld was last asked."""
+    """Keeps the times of questions, in CLOCK_MONOTONIC seconds. ``crowd``: how many agents may have the same question.
+    ``watched``: the agent sees slurmd. ``asked_with``: the names of the evidence that would drain and was known at the last
+    question."""
 
     def __init__(self, entry: LedgerEntry | None, crowd: Callable[[], int]) -> None:
         self.watched = False
@@ -38,19 +40,20 @@ class Pace:
         return random.uniform(0.0, min(SPREAD_MAX_SECONDS, self._crowd() / ASKS_PER_SECOND))
 
     def ask_seconds(self, seconds: float) -> float:
-        """Return the time until slurmctld is asked again, where ``seconds`` is what the site says."""
+        """Return the time until the next question to slurmctld. ``seconds`` is the site's value."""
         return seconds * (WATCHED if self.watched else 1.0) * random.uniform(0.8, 1.2)
 
     def is_new(self, known: KnownEvidence | None, now: float) -> bool:
-        """Return whether something that drains has come since slurmctld was last asked, and it may be asked for that."""
+        """Return whether evidence that drains has come since the last question to slurmctld, and the next question may come
+        now."""
         return known is not None and now >= self._wake_not_before and not known.drains <= self.asked_with
 
     def woken(self, now: float) -> None:
-        """Note that new evidence has made the agent ask."""
+        """Record that new evidence has made the agent ask."""
         self._wake_not_before = now + WAKE_SECONDS
 
     def stir(self, now: float) -> float:
-        """Note that slurmd has stirred, and return when to ask for that; inf for not now."""
+        """Record that slurmd was active, and return when to ask for that; inf for not now."""
         busy = now - self._stirred_at < STIR_MAX_SECONDS
         self._stir_gap = min(2.0 * self._stir_gap, STIR_MAX_SECONDS) if busy else STIR_SECONDS
         self._stirred_at = now
@@ -61,8 +64,8 @@ class Pace:
         return at
 
     def unsettled(self, result: Result, entry: LedgerEntry | None, now: float) -> float:
-        """Return when to ask again where slurmctld is about to say what has become of our drain, since the node boots or has not
-        registered yet; inf where it is not."""
+        """Return when to ask again while our drain's outcome is open in slurmctld, because the node boots or has not
+        registered yet. Return inf in any other case."""
         stood = entry is not None and entry.phase in (Phase.DRAINED, Phase.TAKEN)
         gone = result.outcome is Outcome.BLOCKED and "DRAIN" not in result.states
         if entry is None or not stood or not (gone or entry.reboot is RebootState.ASKED):

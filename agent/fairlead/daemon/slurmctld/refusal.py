@@ -1,18 +1,19 @@
-"""Follows Slurm's own mark for a job that our prolog refused: it comes late, and it stays until somebody lifts it.
+"""Follows the mark that Slurm sets on the node for a job that our prolog refused. It comes late and stays until somebody lifts
+it.
 
-slurmd tells slurmctld of a failed prolog by a message of its own, which drain_nodes() makes "Prolog error"
-(src/slurmctld/node_mgr.c): some milliseconds after the prolog's record is on the disk, later where slurmctld is busy. On a node
-that is drained already nothing is marked.
+slurmd reports a failed prolog to slurmctld in a separate message, and drain_nodes() sets the reason "Prolog error" for it
+(src/slurmctld/node_mgr.c). This happens some milliseconds after the prolog's record is on the disk, or later where slurmctld
+is busy. On a node that is drained already slurmctld sets no mark.
 """
 
 from __future__ import annotations
 
-QUESTIONS_SECONDS = (0.0, 1.0, 5.0, 20.0)  # after the refusal; by the last one it has come, or will not
+QUESTIONS_SECONDS = (0.0, 1.0, 5.0, 20.0)  # after the refusal; a mark that has not come by the last one comes no more
 
 
 class Refusal:
-    """Keeps when to ask about the mark, in CLOCK_MONOTONIC seconds; ``since`` is Unix time. ``marked``: the mark was seen and is
-    still set."""
+    """Keeps when to ask about the mark, in CLOCK_MONOTONIC seconds. ``since`` is Unix time. ``marked``: the mark was seen and
+    is still set."""
 
     def __init__(self) -> None:
         self.pending = False
@@ -23,7 +24,7 @@ class Refusal:
         self._questions: list[float] = []
 
     def begin(self, now: float, unix_seconds: float) -> None:
-        """Begin to ask: the prolog has refused a job (another one, perhaps)."""
+        """Begin to ask, because the prolog has refused a job. It may be called again for another job."""
         self.since = self.since if self.pending else unix_seconds
         self.began = now
         self.pending = True
@@ -31,8 +32,8 @@ class Refusal:
         self.due = now
 
     def asked(self, now: float, *, marked: bool, settled: bool, again_seconds: float) -> None:
-        """Note that slurmctld was asked. ``settled``: the mark was lifted, or our own drain is set. A mark that may not be lifted
-        yet is asked about again after ``again_seconds``."""
+        """Record that slurmctld was asked. ``settled``: the mark was lifted, or our own drain is set. For a mark that may not
+        be lifted yet, the next question comes after ``again_seconds``."""
         self._questions = [at for at in self._questions if at > now]
         self.marked = marked
         if settled or not (marked or self._questions):
@@ -42,6 +43,6 @@ class Refusal:
         self.due = min((*self._questions, *waits), default=float("inf"))
 
     def hurry(self, now: float) -> None:
-        """Ask now: what kept the mark from being lifted may be gone."""
+        """Ask now, because the mark may be lifted now."""
         if self.marked:
             self.due = min(self.due, now)

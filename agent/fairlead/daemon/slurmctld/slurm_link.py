@@ -1,6 +1,6 @@
-"""Connects the loop with Slurm: orders go out to the courier, and what is set in slurmctld comes back.
+"""Connects the loop with Slurm: it passes orders to the courier, and returns the state that slurmctld has.
 
-On a machine tree without a cluster named for it there is no courier: nothing is asked of Slurm and nothing is ordered.
+On a machine tree for which no cluster is declared there is no courier, and fairlead asks nothing of Slurm and changes nothing.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from fairlead.host.slurmd import Slurmd
 
 
 class SlurmLink:
-    """Owns the courier and its disk. ``state``: what is known of the node in Slurm, as last taken. ``ledger``: our own record of
-    it."""
+    """Owns the courier and its disk. ``state``: the node's state in Slurm when it was last taken. ``ledger``: our own record
+    of it."""
 
     def __init__(self, document: Document, root: Root, *, machine: str, boot_id: str) -> None:
         agent, slurm = document.agent, document.slurm
         self._boot_id = boot_id
         self._disabled = root.join(DISABLED)
-        self._disk = Disk("courier's disk")  # of its own: a wait for the loop's disk must not hold a drain up
+        self._disk = Disk("courier's disk")  # a separate one, so that a drain does not wait for the loop's disk
         self._hold = AdminHold(self._disk)
         self.ledger = Ledger(agent.state_dir, agent.run_dir, node=document.slurm_node, machine=machine, disk=self._disk)
         self.slurmd = Slurmd("/proc" if root.is_live else "")
@@ -50,17 +50,17 @@ class SlurmLink:
         return self._courier is not None
 
     def start(self) -> None:
-        """Let the courier begin."""
+        """Start the courier."""
         if self._courier is not None:
             self._courier.start()
 
     def stop(self) -> None:
-        """Let the courier take no further step."""
+        """Tell the courier to take no further step."""
         if self._courier is not None:
             self._courier.stop()
 
     def change(self, document: Document) -> None:
-        """Take up a document."""
+        """Use another document."""
         if self._courier is not None:
             options = document.slurm
             splay, seconds = options.splay_seconds, options.reconcile_seconds
@@ -71,24 +71,25 @@ class SlurmLink:
         return self._courier.fileno() if self._courier is not None else -1
 
     def take_news(self) -> tuple[SlurmState, SlurmState] | None:
-        """Return what was known of the node before and what is known now, where that has changed since the last call."""
+        """Return the state before and the state now where it has changed since the last call, else None."""
         if self._courier is None or (now := self._courier.take()) == self.state:
             return None
         before, self.state = self.state, now
         return before, now
 
     def order(self, want: CourierOrder, known: KnownEvidence) -> None:
-        """Give an order. ``known``: the evidence that is known now."""
+        """Pass an order to the courier. ``known``: the evidence that is known now."""
         if self._courier is not None:
             self._courier.want(want, known)
 
     def reconcile(self) -> None:
-        """Compare slurmctld's state with our ledger soon: a person has changed the ledger."""
+        """Compare slurmctld's state with our ledger soon, because a person has changed the ledger."""
         if self._courier is not None:
             self._courier.reconcile()
 
     def expect_prolog_mark(self, refused: frozenset[int]) -> None:
-        """Have the courier lift the mark that Slurm sets on the node because our prolog refused these jobs, once jobs may run."""
+        """Tell the courier that our prolog has refused these jobs. The courier lifts the mark that Slurm sets for that once
+        jobs may run."""
         if self._courier is not None:
             log.line(log.NOTICE, "prolog refused jobs", jobs=",".join(map(str, sorted(refused))))
             self._courier.refused()
@@ -99,7 +100,7 @@ class SlurmLink:
         return self._courier is not None and self._courier.refusal_pending
 
     def watch_slurmd(self) -> None:
-        """Tell the courier whether slurmctld has spoken to slurmd, while it matters what others do to the node in Slurm."""
+        """Tell the courier whether slurmctld has spoken to slurmd, as long as changes of others to the node in Slurm matter."""
         if self._courier is not None and self._courier.waits:
             stirred = self.slurmd.stirred()
             self._courier.stirred(watched=self.slurmd.watched, stirred=stirred)

@@ -1,4 +1,4 @@
-"""Describes this node in Slurm as far as the courier knows it, and what the loop wants done there."""
+"""Describes this node's state in Slurm as far as the courier knows it, and the order that the loop gives for it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fairlead.policy.drain_limits import DrainLimit
 
 
 class CourierOrder(Struct, frozen=True, kw_only=True):
-    """Orders something of the courier. kind: keep, drain or resume; check, summary and job are the parts of the reason.
+    """Describes an order to the courier. kind: keep, drain or resume. check, summary and job are the parts of the reason.
 
-    certain: see ``policy.drain_limits``. pending_room: keep the node as it is, and drain it as soon as the rules across nodes
-    leave room. fit: jobs may run here, so Slurm's mark for a job that our prolog refused is to be lifted.
+    certain: see ``policy.drain_limits``. pending_room: keep the node as it is, and drain it as soon as the drain limits leave
+    room. fit: jobs may run here, so the courier lifts Slurm's mark for a job that our prolog refused.
     """
 
     kind: str = "keep"
@@ -28,7 +28,7 @@ class CourierOrder(Struct, frozen=True, kw_only=True):
 
 
 def want_of(decision: Decision, now: Now) -> CourierOrder:
-    """Return the order that carries a decision out. ``now``: what the decision was made on."""
+    """Return the order that carries out a decision. ``now``: the input of that decision."""
     if decision.order is Order.DRAIN or decision.limited:
         return CourierOrder(
             kind=decision.order.value,
@@ -39,7 +39,8 @@ def want_of(decision: Decision, now: Now) -> CourierOrder:
             pending_room=decision.order is not Order.DRAIN,
         )
     healthy = decision.state_word in (State.OK, State.WARN) and not decision.counted and not (now.over_budget or now.suspicion)
-    # Under a hold, and where fairlead is disabled, findings are suppressed: that they do not count says nothing of the node.
+    # Under a hold, and where fairlead is disabled, findings are suppressed. So a node without findings that count may still be
+    # unfit.
     silenced = now.applying or now.hold or now.disabled
     return CourierOrder(kind=decision.order.value, fit=healthy and decision.order is Order.KEEP and not silenced)
 
@@ -47,14 +48,16 @@ def want_of(decision: Decision, now: Now) -> CourierOrder:
 class SlurmState(Struct, frozen=True, kw_only=True):
     """Describes this node in Slurm.
 
-    drained, reason, check, since: a drain of ours is set in slurmctld, its text, what it is for and when it was begun (Unix time
-    in seconds). manual: a person drained the node through fairlead. confirmed: how often a reading has shown our drain.
-    blocked_because: why an order is not carried out; foreign: because somebody else holds the node. over_budget: the rule across
-    nodes that left no room, in one line, for a while after it was asked; limit: the same as data. error: slurmctld's last refusal
-    or silence; asked: whether slurmctld has been asked since the agent started. acknowledged: how many drains of ours a person
-    has resumed; lost: how many have gone without a person's resume; why_lost: why the last of them went; known: the names of the
-    evidence that the last of either covers. returned: how often the node has gone back into service, by the agent's resume or a
-    person's. taken: the words that somebody put in place of our reason, as far as known, "" where nobody did.
+    drained, reason, check, since: whether our drain is set in slurmctld, its text, its check, and when it began (Unix time in
+    seconds). manual: a person drained the node through fairlead. confirmed: how often a reading has shown our drain.
+    blocked_because: why an order is not carried out; foreign: somebody else has drained the node. over_budget: one line on the
+    drain limit that left no room, kept for a while after the attempt; limit: the same as data. error: slurmctld's last error
+    or timeout. asked: slurmctld has been asked since the agent started.
+
+    acknowledged: how many of our drains a person has resumed. lost: how many have gone without a person's resume; why_lost:
+    why the last of them went. known: the names of the evidence that the last acknowledged or lost drain covers. returned: how
+    often the node has returned to service, by the agent's resume or by a person's. taken: the reason that somebody has set in
+    place of ours, as far as it is known, else "".
     """
 
     drained: bool = False
@@ -78,12 +81,12 @@ class SlurmState(Struct, frozen=True, kw_only=True):
 
     @property
     def settled(self) -> bool:
-        """Return whether an order to drain has come to an end for now: our drain is set, or somebody else holds the node."""
+        """Return whether an order to drain has ended for now: our drain is set, or the order is blocked."""
         return self.drained or bool(self.blocked_because)
 
     @property
     def suspicion(self) -> str:
-        """Return ``over_budget`` where common cause or a suspect job leaves no room, else ""."""
+        """Return ``over_budget`` where the limit is the common cause or the suspect job, else ""."""
         return self.over_budget if self.limit is not None and self.limit.kind.suspicion else ""
 
     def differs_for_people(self, other: SlurmState) -> bool:
@@ -93,13 +96,13 @@ class SlurmState(Struct, frozen=True, kw_only=True):
 
 
 def blocked_because(result: Result) -> str:
-    """Return why slurmctld's state did not let an attempt have its way, "" where it did."""
+    """Return why slurmctld's state did not allow an attempt, "" where it did."""
     return result.detail if result.outcome in (Outcome.BLOCKED, Outcome.FOREIGN, Outcome.ORPHAN) else ""
 
 
 def state_after(before: SlurmState, result: Result, entry: LedgerEntry | None, *, ordered: bool, asked: bool) -> SlurmState:
-    """Return what is known after an attempt. ``entry``: the ledger's. ``ordered``: it was to drain or to resume. ``asked``:
-    slurmctld was asked."""
+    """Return the state after an attempt. ``entry``: the ledger's entry. ``ordered``: the attempt was to drain or to resume.
+    ``asked``: the attempt asked slurmctld."""
     outcome = result.outcome
     ours = entry if entry is not None and entry.ours else None
     taken = entry is not None and entry.phase is Phase.TAKEN

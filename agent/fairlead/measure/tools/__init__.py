@@ -1,4 +1,4 @@
-"""The folder is the list: every module here that has a ``tool`` is one, named by its file."""
+"""Lists the tools. Every module in this folder that has a ``tool`` is one, named by its file."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from fairlead.measure.tool import Tool
 
 @cache
 def load() -> dict[str, Tool]:
-    """All tools by name, in the order in which they are run: what fails soonest first."""
+    """Return all tools by name, in the order in which they are run: those with the shortest deadline first."""
     found = {m.name: importlib.import_module(f"{__name__}.{m.name}").tool for m in pkgutil.iter_modules(__path__)}
     return dict(sorted(found.items(), key=lambda item: (item[1].seconds, item[0])))

@@ -1,4 +1,4 @@
-"""All-gather over all GPUs of the node (nccl-tests): a ring, whose figure can be compared with the wire.
+"""Measures all-gather over all GPUs of the node (nccl-tests). It is a ring, whose figure can be compared with the wire.
 
 Source: NVIDIA/nccl-tests, README.md and doc/PERFORMANCE.md (busbw).
 """

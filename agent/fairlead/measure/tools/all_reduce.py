@@ -1,4 +1,5 @@
-"""All-reduce over all GPUs of the node (nccl-tests): what data parallel training waits for; NVLS where the NVSwitch has it.
+"""Measures all-reduce over all GPUs of the node (nccl-tests), which data parallel training waits for. It uses NVLS where the
+NVSwitch has it.
 
 Source: NVIDIA/nccl-tests, README.md and doc/PERFORMANCE.md (busbw).
 """

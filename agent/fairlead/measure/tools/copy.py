@@ -1,6 +1,7 @@
-"""Copies between host and GPU, and between each pair of GPUs: nvbandwidth. Text and its ``-j`` JSON are read.
+"""Measures copies between host and GPU, and between each pair of GPUs, with nvbandwidth. Its text and its ``-j`` JSON are
+read.
 
-A pair's figure is a cell of the matrix, named by its row and column. A test that nvbandwidth waives has none (two GPUs that
+A pair's figure is a cell of the matrix, named by its row and column. A test that nvbandwidth waives has no figure (two GPUs
 cannot reach each other's memory).
 
 Source: NVIDIA/nvbandwidth, README.md, json_output.cpp, output.cpp.
@@ -29,7 +30,8 @@ Matrix = list[list[str]]
 
 
 def read(out: str, err: str) -> ToolReading:
-    """Figures of the tests in ``NAMES``; FAIL where a test ended with an error, which is how wrong data shows."""
+    """Return the figures of the tests in ``NAMES``. The outcome is FAIL where a test ended with an error, which is how wrong
+    data shows."""
     try:
         found, versions = _of_json(out) if out.lstrip()[:1] == "{" else _of_text(out)
     except ValueError as e:
@@ -65,24 +67,26 @@ def read(out: str, err: str) -> ToolReading:
 
 
 def _misshapen(found: dict[str, Matrix | None]) -> str:
-    """Which matrix is not of the GPUs that took part: one row for the host's copies, for pairs as many rows as columns."""
+    """Return which matrix does not fit the GPUs that took part. A copy with the host has one row, pairs have as many rows as
+    columns."""
     gpus = next((len(m[0]) for name, m in found.items() if NAMES[name] != "device_to_device" and m), 0)
     for name, matrix in found.items():
         if matrix is None:
             continue
         pairs = NAMES[name] == "device_to_device"
-        ranks = gpus or len(matrix)  # without a host's copy, pairs speak for themselves
+        ranks = gpus or len(matrix)  # without a copy of the host, the pairs say how many there are
         if len(matrix) != (ranks if pairs else 1) or any(len(row) != ranks for row in matrix):
             return f"{name}: no matrix of {ranks} GPUs"
     return ""
 
 
 class _Failed(Exception):
-    """A test of nvbandwidth's ended with an error."""
+    """Says that a test of nvbandwidth ended with an error."""
 
 
 def _figures(name: str, matrix: Matrix) -> Iterator[Figure]:
-    """A cell that is 0 or N/A on the diagonal of a square is no copy. Raises ValueError for what is no number."""
+    """Return the figures of a matrix. In a matrix of pairs the diagonal is no copy, and N/A is no copy anywhere. Raises
+    ValueError for what is no number."""
     pairs = name == "device_to_device"
     for r, row in enumerate(matrix):
         for c, cell in enumerate(row):
@@ -100,7 +104,7 @@ def _of_json(out: str) -> tuple[dict[str, Matrix | None], dict[str, str]]:
         data: dict[str, Any] = msgspec.json.decode(out)["nvbandwidth"]
         versions = {"nvbandwidth": str(data.get("version", "")), "driver": str(data.get("Driver Version", ""))}
         cuda = data.get("CUDA Runtime Version")
-        if isinstance(cuda, int):  # 12040 is 12.4 (CUDA_VERSION)
+        if isinstance(cuda, int):  # 12040 means 12.4 (CUDA_VERSION)
             versions["cuda"] = f"{cuda // 1000}.{cuda % 1000 // 10}"
         if data.get("error"):
             raise _Failed(f"nvbandwidth: {data['error']}")
@@ -138,7 +142,7 @@ def _of_text(out: str) -> tuple[dict[str, Matrix | None], dict[str, str]]:
             raise _Failed(line.strip())
         elif name in NAMES and words and words[0].isdecimal() and not all(w.isdecimal() for w in words):
             if int(words[0]) != len(rows):
-                raise ValueError(f"row {words[0]} stands where row {len(rows)} should")
+                raise ValueError(f"row {words[0]} is where row {len(rows)} should be")
             rows.append(words[1:])
             found[name] = rows
     whole = {n: m for n, m in found.items() if m is None or n in sums}
@@ -146,7 +150,7 @@ def _of_text(out: str) -> tuple[dict[str, Matrix | None], dict[str, str]]:
 
 
 def so_far(out: str) -> str:
-    """How far a run got that was cut."""
+    """Return in which test an unfinished run was."""
     names = [m[1] for line in out.splitlines() if (m := _RUNNING.match(line))]
     return f"in {names[-1]}" if names else last_line(out) or "no output"
 

@@ -1,6 +1,6 @@
-"""NVIDIA's own diagnostic, ``dcgmi diag -r 2 -j``: memory, PCIe and software, about two minutes.
+"""Runs NVIDIA's own diagnostic, ``dcgmi diag -r 2 -j``: memory, PCIe and software, about two minutes.
 
-It passes or fails; there is no figure to compare. A test that was skipped is said. DCGM 3 and 4 write different JSON.
+It passes or fails; there is no figure to compare. A note names the tests that were skipped. DCGM 3 and 4 write different JSON.
 
 Source: NVIDIA/DCGM, dcgmi/Diag.cpp, nvvs/include/NvvsJsonStrings.h, testing/python3/dcgm_diag_schema.json; DCGM user guide,
 "DCGM Diagnostics".
@@ -18,11 +18,11 @@ from fairlead.model.json_text import NOT_JSON
 
 
 def read(out: str, err: str) -> ToolReading:
-    """FAIL where a test failed anywhere; UNKNOWN where none ran."""
+    """Return FAIL where a test failed anywhere, UNKNOWN where none ran."""
     start, end = out.find("{"), out.rfind("}")
     try:
         data: dict[str, Any] = msgspec.json.decode(out[start : end + 1])
-        key = next(k for k in data if k.startswith("DCGM"))  # "DCGM Diagnostic", before version 4 "DCGM GPU Diagnostic"
+        key = next(k for k in data if k.startswith("DCGM"))  # it is "DCGM Diagnostic", and before version 4 "DCGM GPU Diagnostic"
         meta = data.get("metadata") or {}
         versions = {"dcgm": str(meta.get("version") or data[key].get("version") or "")}
         versions["driver"] = str(meta.get("Driver Version Detected") or data[key].get("Driver Version Detected") or "")
@@ -52,7 +52,7 @@ def read(out: str, err: str) -> ToolReading:
 
 
 def _tests(diagnostic: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
-    """Name, GPU, status in lower case, warning; of every result and every summary."""
+    """Yield name, GPU, status in lower case and warning, of every result and every summary."""
     for category in diagnostic["test_categories"]:
         for test in category.get("tests", ()):
             summary = test.get("test_summary")
@@ -68,7 +68,7 @@ def _warning(result: dict[str, Any]) -> str:
 
 
 def so_far(out: str) -> str:
-    """dcgmi writes its report at the end."""
+    """Return the last line. dcgmi writes its report only at the end."""
     return last_line(out) or "no output"
 
 

@@ -1,7 +1,7 @@
-"""Matrix products on every GPU at once, and whether all of them gave the same result: gpu_burn.
+"""Runs matrix products on every GPU at once with gpu_burn, and checks that they all gave the same result.
 
-The GPUs run together, so heat and power are those of real work. A GPU's figure is the median over the second half, when it
-is warm. gpu_burn compares its results on the GPU: one error, and the GPU computes wrong.
+The GPUs run together, so heat and power are those of real work. A GPU's figure is the median over the second half, when it is
+warm. gpu_burn compares its results on the GPU: one error means that the GPU computes wrong.
 
 Source: wilicc/gpu-burn, gpu_burn-drv.cpp (listenClients); tests/data/gpu_burn.log of microsoft/superbenchmark.
 """
@@ -21,7 +21,7 @@ _TESTED = re.compile(r"^Tested (\d+) GPUs:", re.M)
 
 
 def read(out: str, err: str) -> ToolReading:
-    """GPUs as gpu_burn numbers them."""
+    """Return the figures of the GPUs, which have gpu_burn's numbers."""
     lines = _progress(out)
     if not lines:
         return unread("no output of gpu_burn", out, err)
@@ -55,7 +55,7 @@ def read(out: str, err: str) -> ToolReading:
 
 
 def _progress(out: str) -> list[tuple[float, str, str]]:
-    """Percent, what was calculated, errors; of each line of progress, which begins with a carriage return."""
+    """Return (percent, what was calculated, errors) of each line of progress. Such a line begins with a carriage return."""
     found = []
     for line in out.replace("\r", "\n").split("\n"):
         percent, is_one, rest = line.partition("%  proc'd: ")
@@ -67,7 +67,7 @@ def _progress(out: str) -> list[tuple[float, str, str]]:
 
 
 def so_far(out: str) -> str:
-    """How far a run got that was cut."""
+    """Return how many percent an unfinished run had done."""
     lines = _progress(out)
     return f"at {lines[-1][0]} %" if lines else last_line(out) or "no output"
 

@@ -1,1 +1,1 @@
-"""Maintenance through Slurm: drain, wait, apply, reboot, verify, resume, with a journal that a killed run goes on from."""
+"""Maintains nodes through Slurm: drain, wait, apply, reboot, verify, resume. From its journal a killed run can go on."""

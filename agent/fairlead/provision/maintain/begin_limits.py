@@ -1,7 +1,8 @@
-"""Which nodes of the queue may begin now: batch, failures, floors, drain budget, window. Pure.
+"""Decides which nodes of the queue may begin now: batch, failures, floors, drain budget, window. Pure.
 
-Drains of maintenance are counted apart (docs/decisions/0011): they use up no agent's budget, and maintenance begins nothing in
-a partition whose budget broken nodes have used up. What maintenance itself takes is bounded by the batch and by the floors.
+Drains of maintenance are counted separately (docs/decisions/0011). They do not use up an agent's budget, and maintenance
+begins no node in a partition whose budget broken nodes have used up. The batch and the floors bound what maintenance itself
+drains.
 """
 
 from __future__ import annotations
@@ -14,17 +15,18 @@ from msgspec import Struct
 from fairlead.policy.drain_budget import allowed
 from fairlead.provision.maintain.maintenance_steps import MaintenancePlan, MaintenanceStep, NodeWork
 
-#: So long other runs have to undo their drains, and so long a node whose drain was undone has to answer slurmctld.
+#: How long other runs may take to undo their drains, and how long a node whose drain was undone may take to answer slurmctld.
 CONTEST_SECONDS = 3.0
 ANSWER_SECONDS = 15.0
 
 
 class NodeAvailability(Struct, frozen=True, kw_only=True):
-    """A node in a listing. usable: new jobs start there now. out: drained, down or taken out otherwise. A node that only does
-    not answer now is neither (as in the agents' budget). maintained: drained by `fairlead maintain`, of any run;
+    """Describes a node in a listing. usable: new jobs start there now. out: drained, down or otherwise unavailable. A node
+    that only does not answer now is neither (as in the agents' budget). maintained: drained by any run of `fairlead maintain`.
     since: when, by slurmctld's clock.
 
-    jobs: that hold it; jobs_end: when the last of them has to end by its time limit, Unix; inf for no limit.
+    jobs: how many jobs the node has. jobs_end: when the last of them has to end by its time limit, in Unix seconds; inf for no
+    limit.
     """
 
     name: str
@@ -38,22 +40,23 @@ class NodeAvailability(Struct, frozen=True, kw_only=True):
 
 
 class Budget(Struct, frozen=True):
-    """How many nodes of a partition may be out, of a node's document (policy.budget_percent, policy.budget_nodes)."""
+    """Says how many nodes of a partition may be out, by a node's document (policy.budget_percent, policy.budget_nodes)."""
 
     percent: int = 100
     nodes: int = 0
 
 
 class BrokenFloor(Struct, frozen=True, kw_only=True):
-    """A floor that a drain of ours has broken together with drains of other runs. wait: others are to undo theirs first."""
+    """Says that our drain has broken a floor, together with drains of other runs. wait: other runs are expected to undo theirs
+    first."""
 
     why: str
     wait: bool = False
 
 
 class BeginChoice(Struct, frozen=True, kw_only=True):
-    """begin: Slurm names, in order. over: no other node will be begun in this run, and why. closed: none in this window, and why:
-    the run goes on in the next. waits_because: why nothing begins now."""
+    """Says which nodes begin. begin: Slurm names, in order. over: why no other node begins in this run. closed: why no other
+    node begins in this window; the run goes on in the next one. waits_because: why nothing begins now."""
 
     begin: tuple[str, ...] = ()
     over: str = ""
@@ -70,7 +73,7 @@ def choose(
     budgets: Mapping[str, Budget],
     expected_seconds: float,
 ) -> BeginChoice:
-    """The nodes that may be begun now. ``works``: all nodes of the run; ``availability``: of all nodes of the cluster."""
+    """Return the nodes that may begin now. ``works``: all nodes of the run. ``availability``: of all nodes of the cluster."""
     queue = [w for w in works if w.step is MaintenanceStep.QUEUED]
     if not queue:
         return BeginChoice()
@@ -111,7 +114,7 @@ def choose(
 
 
 def in_work(work: NodeWork) -> bool:
-    """Does it count against the batch?"""
+    """Say whether the node counts against the batch."""
     return work.step not in (MaintenanceStep.QUEUED,) and not work.ended
 
 
@@ -127,9 +130,10 @@ def bound(
     plan: MaintenancePlan,
     budget: Budget,
 ) -> str:
-    """The first limit that taking this node too would break; "" for none. ``unavailable``: nodes in work, or chosen already."""
+    """Return the first limit that would be broken if this node were taken too; "" for none. ``unavailable``: nodes in work, or
+    chosen already."""
     if node.out:
-        return ""  # by a run of ours that has left it so: nothing more is taken
+        return ""  # an earlier run of ours has left it so: this takes no usable node
     for partition in node.partitions:
         members = [p for p in availability.values() if partition in p.partitions]
         usable = sum(p.usable and p.name not in unavailable for p in members)
@@ -150,12 +154,12 @@ def below(partition: str, usable: int, floor: int) -> str:
 def overshoot(
     name: str, availability: Mapping[str, NodeAvailability], plan: MaintenancePlan, *, waited: float
 ) -> BrokenFloor | None:
-    """Has our drain of ``name`` broken a floor of ours? ``availability``: as listed after that drain. None: the drain may stay.
-    ``waited``: seconds since it was first seen to be so.
+    """Say whether our drain of ``name`` has broken a floor of ours. ``availability``: as listed after that drain. None means
+    that the drain may stay. ``waited``: seconds since the floor was first seen broken.
 
-    Two runs that list the nodes at the same time both see room. As with the agents' budget (docs/decisions/0011) the drains of
-    all runs are ranked by (time, name): those for which no room is left undo theirs at once, the others wait for that and list
-    again. A node whose drain was just undone does not answer yet: that is waited for longer.
+    Two runs that list the nodes at the same time both see room. As with the agents' budget (docs/decisions/0011), the drains
+    of all runs are ranked by (time, name). A run whose drain has no room undoes it at once. The others wait for that and list
+    the nodes again. A node whose drain was just undone does not answer yet, so the wait for it is longer.
     """
     node, waits = availability[name], None
     for partition in node.partitions:
@@ -173,7 +177,7 @@ def overshoot(
 
 
 def floor_of(text: str, total: int) -> int:
-    """``4`` or ``50%`` of ``total`` nodes, rounded up. Raises ValueError."""
+    """Return a number of nodes from ``4`` or ``50%`` of ``total``, rounded up. Raises ValueError."""
     digits = text.removesuffix("%")
     if not (digits.isascii() and digits.isdigit()) or (text.endswith("%") and int(digits) > 100):
         raise ValueError(f"{text!r} is neither a number of nodes nor a percentage")
@@ -181,7 +185,7 @@ def floor_of(text: str, total: int) -> int:
 
 
 def batch_of(text: str, total: int) -> int:
-    """``4`` or ``10%`` of ``total`` nodes, rounded down, at least one. Raises ValueError."""
+    """Return a number of nodes from ``4`` or ``10%`` of ``total``, rounded down, at least one. Raises ValueError."""
     digits = text.removesuffix("%")
     if not (digits.isascii() and digits.isdigit()) or not int(digits) > 0 or (text.endswith("%") and int(digits) > 100):
         raise ValueError(f"{text!r} is neither a number of nodes nor a percentage")

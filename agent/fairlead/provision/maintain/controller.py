@@ -1,7 +1,7 @@
 """Reads and changes slurmctld for a maintenance run: one listing for all nodes, and drain, lift and mark for one.
 
-The intent of every write is in the journal before. Then ``drains.read_write_read`` takes the steps, as for the agent; only the
-rule that decides is here: ours is the exact text, plus only what slurmctld appends to it.
+The intent of every write is in the journal before the write. Then ``drains.read_write_read`` takes the steps, as for the
+agent. Only the rule that decides is here: a reason is ours if it is the exact text, plus only what slurmctld appends to it.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ _HANDS = {Owner.OURS: DrainOwner.OURS, Owner.COVERED: DrainOwner.COVERED, Owner.
 
 
 class Listing(Struct, frozen=True, kw_only=True):
-    """One reading of all nodes and jobs, begun at ``unix``."""
+    """Holds one reading of all nodes and jobs, begun at ``unix``."""
 
     nodes: Mapping[str, NodeState]
     availability: Mapping[str, NodeAvailability]
     unix: float
 
     def fresh(self) -> bool:
-        """Is it young enough to act on?"""
+        """Say whether it is young enough to act on."""
         return time.time() - self.unix < STALE_SECONDS
 
 
 class Controller:
-    """The calls raise SlurmUnavailable (try again) and SlurmError."""
+    """Calls slurmctld. The calls raise SlurmUnavailable (try again) and SlurmError."""
 
     def __init__(self, client: Scontrol) -> None:
         self.client = client
@@ -82,16 +82,16 @@ class Controller:
         return Listing(nodes=nodes, availability=availability, unix=unix)
 
     def seen(self, work: NodeWork, listing: Listing) -> NodeInSlurm:
-        """The node as this listing has it."""
+        """Return the node as this listing has it."""
         return self._seen(work, listing.nodes[work.slurm], listing.availability[work.slurm].jobs)
 
     def now(self, work: NodeWork) -> NodeInSlurm:
-        """The node as it is now, its jobs too."""
+        """Return the node as it is now, with its jobs."""
         jobs = self.client.jobs_on(work.slurm)
         return self._seen(work, self.client.node(work.slurm), len(jobs))
 
     def service_of(self, work: NodeWork, listing: Listing) -> NodeService | None:
-        """Where the node of a run is now; None where slurmctld has no such node any more."""
+        """Return whether the node of a run is in service now; None where slurmctld no longer has such a node."""
         state = listing.nodes.get(work.slurm)
         if state is None:
             return None
@@ -110,11 +110,11 @@ class Controller:
         texts = tuple(as_reason(text) for text in (work.mark, work.text) if text)
         owner, _ = owner_among(state, texts, self._rules)
         if owner is Owner.OURS and not state.drained:
-            return DrainOwner.OTHER  # down without a drain, under our words
+            return DrainOwner.OTHER  # it is down without a drain, with our reason
         return _HANDS.get(owner, DrainOwner.OTHER)
 
     def left_by(self, state: NodeState, texts: frozenset[str]) -> str:
-        """The reason of an ended run of ours, where exactly that stands on the node; "" for none."""
+        """Return the reason that an ended run of ours has written, if the node has exactly that; "" for none."""
         user, reason = state.reason_user, state.reason
         return next((t for t in texts if state.drained and is_ours(reason, user, as_reason(t), self._rules)), "")
 
@@ -144,8 +144,8 @@ class Controller:
         )
 
     def lift(self, work: NodeWork, plan: MaintenancePlan) -> Move | None:
-        """Try once to lift our drain. Under our own words, and on a node that we have rebooted and seen well, DOWN is
-        slurmctld's mark for that reboot (ReturnToService 0 and 1): it goes too."""
+        """Try once to lift our drain; return the next step (None: try again). A node that we have rebooted and found well may
+        be DOWN with our reason. That is slurmctld's mark for the reboot (ReturnToService 0 and 1), and it is lifted too."""
 
         def decide(state: NodeState) -> WriteDecision[Move | None]:
             seen = self._seen(work, state, 0)
@@ -162,8 +162,8 @@ class Controller:
         )
 
     def mark(self, work: NodeWork) -> Move | None:
-        """Try once to make our reason say what went wrong; the state stays. It is not read back: the run is done with the node,
-        whatever the reason says now."""
+        """Try once to write into our reason what went wrong; return the next step (None: try again). The node's state stays.
+        The reason is not read back, because the run is done with the node in any case."""
 
         def decide(state: NodeState) -> WriteDecision[Move | None]:
             move = maintenance_steps.before_mark(work, self._seen(work, state, 0))
@@ -182,20 +182,20 @@ class Controller:
         return finish(change_node(NodeWriter(self.client, work.slurm, from_request=True), change))
 
     def _resume(self, work: NodeWork, *, down: bool) -> None:
-        """Lift the drain, and with it the DOWN that our own reboot has left."""
+        """Lift the drain, and also the DOWN that our own reboot has caused."""
         if work.boot_after and down:
             self.client.ask(["scontrol", "update", f"NodeName={work.slurm}", "State=RESUME"])
         else:
             self.client.resume(work.slurm)
 
     def registered(self, work: NodeWork) -> str:
-        """When the node's slurmd began, in slurmctld's words: another value after a reboot says that it is back."""
+        """Return when the node's slurmd began, in slurmctld's words. After a reboot another value says that the node is back."""
         text = self.client.ask(["scontrol", "-o", "show", "node", work.slurm])
         return next((w.partition("=")[2] for w in text.split() if w.startswith("SlurmdStartTime=")), "")
 
 
 def as_reason(text: str) -> Reason:
-    """One of our own texts as a token. Raises ValueError for a text that is none."""
+    """Return one of our own texts as a token. Raises ValueError for any other text."""
     found = parse(text)
     if found is None:
         raise ValueError(f"{text!r} is no reason of ours")
@@ -203,13 +203,14 @@ def as_reason(text: str) -> Reason:
 
 
 def silent(state: NodeState) -> bool:
-    """Does slurmctld get no answer from the slurmd there, or not take what it says? It starts no job on such a node, and says
-    so of every node that RESUME has brought back from DOWN until the next ping (src/slurmctld/node_mgr.c, update_node)."""
+    """Say whether slurmctld gets no answer from the slurmd there, or refuses its registration. slurmctld starts no job on such
+    a node. It says so also of every node that RESUME has brought back from DOWN, until the next ping
+    (src/slurmctld/node_mgr.c, update_node)."""
     return not state.states.isdisjoint({"NOT_RESPONDING", "INVALID_REG", "UNKNOWN"})
 
 
 def who(state: NodeState) -> str:
-    """Who holds the node, in one line."""
+    """Return in one line who has drained the node or set it down."""
     words = "+".join(sorted(state.states)).lower()
     if not state.reason:
         return words
@@ -220,7 +221,7 @@ def who(state: NodeState) -> str:
 
 
 def jobs_by_node(text: str) -> dict[str, list[float]]:
-    """When the jobs on each node have to end, of squeue's ``%A|%t|%e|%N``; inf for no limit. Raises SlurmError."""
+    """Return when the jobs on each node have to end, from squeue's ``%A|%t|%e|%N``; inf for no limit. Raises SlurmError."""
     found: dict[str, list[float]] = {}
     for line in text.splitlines():
         words = line.split("|")

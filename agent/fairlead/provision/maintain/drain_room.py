@@ -1,4 +1,5 @@
-"""Is there room for a node, before it is drained and after: by the listing of all nodes, and by what earlier runs have left."""
+"""Decides whether there is room for a node, before it is drained and after. It uses the listing of all nodes, and the reasons
+that earlier runs have left."""
 
 from __future__ import annotations
 
@@ -13,12 +14,13 @@ from fairlead.provision.maintain.controller import Controller, Listing
 from fairlead.provision.maintain.maintenance_steps import MaintenancePlan, MaintenanceStep, Move, NodeWork
 
 EXPECTED_SECONDS = {False: 60.0, True: 900.0}
-#: So long nothing is begun after a drain was undone, by chance: or two runs would meet again and again.
+#: How long nothing begins after a drain was undone. It is random, because otherwise two runs would collide again and again.
 AGAIN_SECONDS = (2.0, 8.0)
 
 
 class DrainRoom:
-    """``earlier_reasons``: the reasons that ended runs of ours have left on nodes, by Slurm name; ``budgets`` likewise."""
+    """Knows the limits of a run. ``earlier_reasons``: the reasons that ended runs of ours have left on nodes, by Slurm name;
+    ``budgets`` likewise."""
 
     def __init__(
         self, controller: Controller, budgets: Mapping[str, Budget], earlier_reasons: Mapping[str, frozenset[str]]
@@ -30,7 +32,7 @@ class DrainRoom:
         self._again_at = 0.0
 
     def choice(self, works: Sequence[NodeWork], plan: MaintenancePlan, listing: Listing, now: float) -> BeginChoice:
-        """Which nodes may be begun now."""
+        """Return which nodes may begin now."""
         if time.monotonic() < self._again_at:
             return BeginChoice(waits_because="another maintenance run takes nodes at the same time")
         took = [w.ended - w.idle for w in works if w.step is MaintenanceStep.DONE and w.idle]
@@ -38,29 +40,29 @@ class DrainRoom:
         return choose(works, listing.availability, plan, now, budgets=self._budgets, expected_seconds=expected)
 
     def none(self, work: NodeWork, works: Sequence[NodeWork], plan: MaintenancePlan, listing: Listing) -> str:
-        """Why a node that was chosen before, but is not drained yet, may not be drained now; one that has lost our drain always
-        may: it may be half changed."""
+        """Return why a node that was chosen before, but is not drained yet, may not be drained now; "" if it may. A node that
+        has lost our drain always may, because it may be half changed."""
         gone = {w.slurm for w in works if in_work(w) and w.slurm != work.slurm}
         budget = self._budgets.get(work.slurm, Budget())
         return "" if work.drained else bound(listing.availability[work.slurm], listing.availability, gone, plan, budget)
 
     def refusal(self, work: NodeWork, listing: Listing) -> Move | None:
-        """Why a node of the queue is not touched at all."""
+        """Return the move of a node of the queue that is not touched at all, with the reason; None where it may be touched."""
         if work.slurm not in listing.nodes:
             return Move(MaintenanceStep.SKIPPED, "not touched: slurmctld has no such node in any partition")
         move = maintenance_steps.before_drain(
             work, self._controller.seen(work, listing), adopt=bool(self.replaceable_reason(work, listing))
         )
-        # The node may have our own drain: it was undone, and slurmctld has forgotten that, or was listed before.
+        # The node may have our own drain: it was undone, and slurmctld has forgotten that, or the listing is older.
         return move if move is not None and move.step is MaintenanceStep.SKIPPED else None
 
     def replaceable_reason(self, work: NodeWork, listing: Listing) -> str:
-        """The reason of an earlier maintenance that the node has and that may be replaced; "" for none."""
+        """Return the reason of an earlier maintenance that the node has and that may be replaced; "" for none."""
         texts = self._earlier_reasons.get(work.slurm, frozenset()) | frozenset({work.replaced_reason} - {""})
         return self._controller.left_by(listing.nodes[work.slurm], texts)
 
     def below(self, work: NodeWork, plan: MaintenancePlan, listing: Listing) -> BrokenFloor | None:
-        """Has our drain, together with others, broken a floor? ``listing``: read after that drain."""
+        """Return the floor that our drain has broken, together with others; None for none. ``listing``: read after that drain."""
         since = self._contested.setdefault(work.slurm, now := time.monotonic())
         over = overshoot(work.slurm, listing.availability, plan, waited=now - since)
         if over is None or not over.wait:
@@ -68,5 +70,5 @@ class DrainRoom:
         return over
 
     def undone(self) -> None:
-        """A drain of ours was undone."""
+        """Record that a drain of ours was undone."""
         self._again_at = time.monotonic() + random.uniform(*AGAIN_SECONDS)

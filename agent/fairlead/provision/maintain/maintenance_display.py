@@ -1,4 +1,4 @@
-"""What is shown while a run is driven: a table on a terminal, a line per step elsewhere. Both on standard error."""
+"""Shows a run on standard error: a table on a terminal, else a line for each step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fairlead.provision.terminal_frame import Screen, drawable
 
 
 class SilentDisplay:
-    """Nothing."""
+    """Shows nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -23,17 +23,17 @@ class SilentDisplay:
         return None
 
     def moved(self, work: NodeWork) -> None:
-        """A node has taken a step."""
+        """Show that a node has taken a step."""
 
     def say(self, text: str) -> None:
-        """Something that concerns the run."""
+        """Show a text that concerns the run."""
 
     def show(self, works: Sequence[NodeWork], notice: str) -> None:
-        """All nodes as they are now. ``notice``: in whole sentences, why nothing new begins."""
+        """Show all nodes as they are now. ``notice``: whole sentences that say why nothing new begins."""
 
 
 class LineDisplay(SilentDisplay):
-    """One plain line per step."""
+    """Writes one plain line for each step."""
 
     def __init__(self) -> None:
         self._notice = ""
@@ -51,7 +51,7 @@ class LineDisplay(SilentDisplay):
 
 
 class TableDisplay(SilentDisplay):
-    """The nodes in work, with what each does and for how long; what has ended stays above as lines."""
+    """Draws the nodes in work, with what each does and for how long. Lines above say what has ended."""
 
     def __init__(self) -> None:
         self._screen = Screen(stderr=True, transient=True)
@@ -81,7 +81,7 @@ class TableDisplay(SilentDisplay):
 
 
 def frame(active: Sequence[Sequence[str]], below: Sequence[str], height: int) -> Any:
-    """What is drawn, of the rows of the nodes in work: at most ``height`` lines, none of which wraps."""
+    """Return what is drawn, from the rows of the nodes in work: at most ``height`` lines, none of which wraps."""
     from rich.console import Group
     from rich.table import Table as Drawn
     from rich.text import Text
@@ -91,7 +91,8 @@ def frame(active: Sequence[Sequence[str]], below: Sequence[str], height: int) ->
 
     drawn = Drawn(box=None, pad_edge=False)
     for head in ("NODE", "STEP", "FOR", "WHAT"):
-        drawn.add_column(head, no_wrap=head != "WHAT", justify="right" if head == "FOR" else "left")  # WHAT gives way
+        # the column WHAT is cut where there is no room
+        drawn.add_column(head, no_wrap=head != "WHAT", justify="right" if head == "FOR" else "left")
     rows = active if len(active) + 1 + len(below) <= height else active[: height - 2 - len(below)]
     for row in rows:
         drawn.add_row(*map(whole, row))
@@ -101,25 +102,25 @@ def frame(active: Sequence[Sequence[str]], below: Sequence[str], height: int) ->
 
 
 def lasted(seconds: float) -> str:
-    """``90 s``, ``12 min``, ``5 h``."""
+    """Return a time as text: ``90 s``, ``12 min``, ``5 h``."""
     unit, size = next(((u, n) for u, n in (("h", 3600), ("min", 60)) if seconds >= 2 * n), ("s", 1))
     return f"{max(0.0, seconds) // size:.0f} {unit}"
 
 
 def line(work: NodeWork) -> str:
-    """``gpu3: waiting: drained``."""
+    """Return the line of a node: ``gpu3: waiting: drained``."""
     return f"{work.node}: {work.step.value.replace('_', ' ')}" + (f": {work.detail}" if work.detail else "")
 
 
 def summary(works: Sequence[NodeWork]) -> str:
-    """``16 nodes: 4 done, 1 failed, 4 in work, 7 queued``."""
+    """Return the totals: ``16 nodes: 4 done, 1 failed, 4 in work, 7 queued``."""
     counts = {s.value.replace("_", " "): sum(w.step is s for w in works) for s in MaintenanceStep if s not in IN_WORK}
     counts["in work"] = sum(w.step in IN_WORK for w in works)
     return f"{len(works)} nodes: " + ", ".join(f"{count} {word}" for word, count in counts.items() if count)
 
 
 def display(*, quiet: bool) -> SilentDisplay:
-    """The right one for this standard error."""
+    """Return the right display for this standard error."""
     if quiet:
         return SilentDisplay()
     return TableDisplay() if drawable(sys.stderr) else LineDisplay()

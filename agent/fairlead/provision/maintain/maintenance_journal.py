@@ -1,10 +1,12 @@
-"""The journal of maintenance on the admin host: one SQLite file, every step in it before it is done.
+"""Keeps the journal of maintenance on the admin host: one SQLite file, which has every step before it is done.
 
-A rollback journal (not WAL) with synchronous FULL: what `put` returned from is on the disk and in this one file, so that a copy
-of it is whole, and it can be read where nothing can be written (https://www.sqlite.org/pragma.html#pragma_synchronous,
-https://www.sqlite.org/wal.html#read_only_databases). It is made whole or not at all: an empty file is one that was lost.
-A node is in one unfinished run at most. A spare file beside the journal is given up when the disk is full, so that what is in
-work can be written to its end; from then on ``full`` says so and nothing new may be begun.
+The file has a rollback journal (not WAL) with synchronous FULL. When `put` has returned, its data is on the disk and in this
+one file. Therefore a copy of the file is complete, and it can be read where nothing can be written
+(https://www.sqlite.org/pragma.html#pragma_synchronous, https://www.sqlite.org/wal.html#read_only_databases). The file is made
+complete or not at all, so an empty file is one whose content was lost.
+
+A node is in one unfinished run at most. A spare file beside the journal is deleted when the disk is full, so that the nodes in
+work can be written to their end. From then on ``full`` says so, and nothing new may begin.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ _NODE = "INSERT OR REPLACE INTO node VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 
 
 class MaintenanceRun(Struct, frozen=True, kw_only=True):
-    """A run. state: running (driven now, or killed), ended, aborted. Times are Unix seconds; ended 0: it is not."""
+    """Describes a run. state: running (a process drives it now, or it was killed), ended, aborted. Times are Unix seconds;
+    ended is 0 for an unfinished run."""
 
     id: str
     began: float
@@ -59,7 +62,7 @@ class MaintenanceRun(Struct, frozen=True, kw_only=True):
 
 
 class JournalStep(Struct, frozen=True, kw_only=True):
-    """One step that a node has taken."""
+    """Holds one step that a node has taken."""
 
     node: str
     unix_seconds: float
@@ -68,7 +71,7 @@ class JournalStep(Struct, frozen=True, kw_only=True):
 
 
 class Journal:
-    """Raises HostError where the file cannot be written or read, DataError where it is damaged."""
+    """Reads and writes the journal. Raises HostError where the file cannot be written or read, DataError where it is damaged."""
 
     def __init__(self, path: str = PATH, *, write: bool = True) -> None:
         self.path = path
@@ -82,7 +85,7 @@ class Journal:
                 if not write:
                     raise InputMissing(f"{self.path}: no journal", hint="no maintenance has run here; --journal names another")
                 self._make()
-            if not os.path.isfile(self.path):  # never said to be a lost journal: the hint of that moves it away
+            if not os.path.isfile(self.path):  # this is no lost journal: that hint would move the file away
                 raise InputMissing(f"{self.path}: not a regular file", hint="--journal names the file of a journal")
             if not os.path.getsize(self.path):
                 raise DataError(f"{self.path}: it is empty (0 bytes): its runs are lost", hint=self._lost)
@@ -93,11 +96,11 @@ class Journal:
         except sqlite3.Error as e:
             raise self._trouble(e) from None
         except OSError as e:
-            why = next_step(e) or "--journal names another place"
+            why = next_step(e) or "--journal names another file"
             raise HostError(f"{self.path}: {e.strerror}", hint=f"{why}; {self._in_work()}" if write else "") from None
 
     def _make(self) -> None:
-        """An empty journal, whole at once: what a kill leaves behind is a file of another name."""
+        """Make an empty journal, complete at once. A kill leaves only a file of another name."""
         folder = os.path.dirname(self.path) or "."
         os.makedirs(folder, mode=0o755, exist_ok=True)
         fd, new = tempfile.mkstemp(prefix=f"{os.path.basename(self.path)}.new.", dir=folder)  # mode 0600
@@ -111,9 +114,9 @@ class Journal:
             fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX)
-                if os.path.exists(self.path):  # another one was quicker
+                if os.path.exists(self.path):  # another process was quicker
                     return
-                for end in ("-journal", "-wal", "-shm"):  # of a journal that was moved away: SQLite would take it for this one's
+                for end in ("-journal", "-wal", "-shm"):  # SQLite would read the rest of a journal that was moved away
                     with suppress(FileNotFoundError):
                         os.rename(self.path + end, f"{self.path}{end}.lost")
                 os.link(new, self.path)
@@ -126,17 +129,18 @@ class Journal:
     def _writing(self) -> sqlite3.Connection:
         db = self._checked(sqlite3.connect(f"{Path(self.path).absolute().as_uri()}?mode=rw", **_CONNECT))
         try:
-            with suppress(sqlite3.OperationalError):  # a journal of 0.1.0 that is being written: changed the next time
+            with suppress(sqlite3.OperationalError):  # a process of 0.1.0 writes the journal now; the mode changes next time
                 db.execute("PRAGMA journal_mode = TRUNCATE")
             db.execute("PRAGMA synchronous = FULL")
-            db.execute("PRAGMA wal_autocheckpoint = 50")  # pages: a log of 0.1.0 that fits into the spare
+            db.execute("PRAGMA wal_autocheckpoint = 50")  # in pages: the log of 0.1.0 then fits into the spare file
         except BaseException:
             db.close()
             raise
         return db
 
     def _reading(self) -> sqlite3.Connection:
-        """Also in a folder where nothing can be written. What a killed run has left half written is completed in a copy."""
+        """Open the journal for reading, also in a folder where nothing can be written. What a killed run has half written is
+        completed in a copy."""
         try:
             return self._checked(sqlite3.connect(f"{Path(self.path).absolute().as_uri()}?mode=ro", **_CONNECT))
         except sqlite3.OperationalError:
@@ -145,10 +149,10 @@ class Journal:
                 for end in ("", "-journal", "-wal"):
                     with suppress(FileNotFoundError):
                         shutil.copyfile(self.path + end, copy + end)
-                return self._checked(sqlite3.connect(copy, **_CONNECT))  # stays readable when the files are gone
+                return self._checked(sqlite3.connect(copy, **_CONNECT))  # it stays readable after the files are removed
 
     def _checked(self, db: sqlite3.Connection) -> sqlite3.Connection:
-        """The same, once it is known to be a whole journal of this schema."""
+        """Return ``db`` if it is a complete journal of this schema. Raises DataError."""
         try:
             version = db.execute("PRAGMA user_version").fetchone()[0]
             if version not in (0, SCHEMA):
@@ -166,17 +170,17 @@ class Journal:
 
     @property
     def _lost(self) -> str:
-        return f"move it away, so that a new one is made: mv {self.path} {self.path}.lost; its drains may stand in Slurm"
+        return f"move it away, so that a new one is made: mv {self.path} {self.path}.lost; its drains may still be in Slurm"
 
     def _trouble(self, error: sqlite3.Error) -> FairleadError:
-        """What SQLite says, as damage of the file (65) or as trouble of this machine (69)."""
+        """Return SQLite's error as damage of the file (65) or as trouble of this machine (69)."""
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             return DataError(f"{self.path}: damaged: {error}", hint=self._lost)
         return HostError(f"{self.path}: {error}", hint=self._in_work() if self._writes else "")
 
     def _in_work(self) -> str:
-        """What stays as it is while the journal cannot be written."""
+        """Return the hint that says what stays as it is while the journal cannot be written."""
         try:
             journal = Journal(self.path, write=False)
             runs = [journal.run(run.id) for run in journal.runs() if not run.ended]
@@ -191,7 +195,8 @@ class Journal:
         return f"nothing was done now; in work, and left as they are: {'; '.join(said)} (--show, later --resume)"
 
     def _reserve(self) -> None:
-        """Room for the end of what is in work, held for when the disk is full. Raises OSError where there is not even that."""
+        """Reserve room on the disk, so that the nodes in work can be written to their end when the disk is full. Raises
+        OSError where there is not even that room."""
         spare = self.path + ".spare"
         if os.path.exists(spare) and os.path.getsize(spare) >= SPARE_BYTES:
             return
@@ -210,7 +215,7 @@ class Journal:
 
     @contextmanager
     def driving(self, run: str) -> Iterator[None]:
-        """While this process drives the run. Raises HostError when another one does."""
+        """Let this process alone drive the run while the block runs. Raises HostError when another process drives it."""
         path = f"{self.path}.{run}.lock"
         try:
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -222,7 +227,7 @@ class Journal:
             except BlockingIOError:
                 pid = os.pread(lock, 20, 0).decode("ascii", "replace").strip()
                 raise HostError(f"run {run} is being driven by process {pid}", hint="stop that one first (Ctrl-C)") from None
-            with suppress(OSError):  # a full disk: the lock holds without it
+            with suppress(OSError):  # the disk may be full; the lock works without the number
                 os.ftruncate(lock, 0)
                 os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
             yield
@@ -235,13 +240,14 @@ class Journal:
             os.close(lock)
 
     def ansible_lock(self, run: str) -> str:
-        """What the run's Ansible keeps locked while it lives (provision/ansible_lock.py)."""
+        """Return the path of the lock that the run's Ansible has while it lives (provision/ansible_lock.py)."""
         return f"{self.path}.{run}.ansible"
 
     # -- writing ---------------------------------------------------------------------------------------
 
     def begin(self, plan: MaintenancePlan, works: Sequence[NodeWork], *, site: str, who: str) -> MaintenanceRun:
-        """A new run. Nodes that an unfinished run is not done with are skipped in it, with that run's name."""
+        """Add a new run and return it. Nodes that an unfinished run is not done with are skipped in it, and the detail names
+        that run."""
         now = time.time()
         name = time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + "-" + secrets.token_hex(2)
 
@@ -262,7 +268,8 @@ class Journal:
         return MaintenanceRun(id=name, began=now, ended=0.0, state="running", who=who, site=site, plan=plan, works=mine)
 
     def put(self, run: str, index: int, work: NodeWork, *, new: bool = True) -> None:
-        """The node as it is from now on: called before the step that it names is done. new: it is another step than before."""
+        """Write the node as it is from now on. This is called before the step that it names is done. new: the step is another
+        one than before."""
 
         def act() -> None:
             self._node(run, index, work)
@@ -275,7 +282,7 @@ class Journal:
         self._write(act)
 
     def replan(self, run: MaintenanceRun, plan: MaintenancePlan) -> MaintenanceRun:
-        """The run with another plan from now on: the next window."""
+        """Replace the run's plan, for the next window. Return the run with it."""
         self._write(lambda: self._db.execute("UPDATE run SET plan = ? WHERE id = ?", (msgspec.json.encode(plan), run.id)))
         return msgspec.structs.replace(run, plan=plan)
 
@@ -287,8 +294,8 @@ class Journal:
         self._db.execute(_NODE, row)
 
     def _write(self, act: Callable[[], T]) -> T:
-        """One transaction. On a full disk the spare is given up for it, once. Raises HostError when that does not help, DataError
-        where the file is damaged."""
+        """Make one transaction. On a full disk the spare file is deleted for it, once. Raises HostError when that does not
+        help, DataError where the file is damaged."""
         try:
             return self._transaction(act)
         except sqlite3.Error as e:
@@ -317,12 +324,12 @@ class Journal:
     # -- reading ---------------------------------------------------------------------------------------
 
     def runs(self) -> tuple[MaintenanceRun, ...]:
-        """All runs without their nodes, the newest first."""
+        """Return all runs without their nodes, the newest first."""
         rows = self._read("SELECT id, began, ended, state, who, site, plan FROM run ORDER BY began DESC, id DESC")
         return tuple(self._run(row) for row in rows)
 
     def run(self, name: str = "") -> MaintenanceRun:
-        """A run with its nodes; "" for the newest that has not ended, else the newest. Raises InputMissing."""
+        """Return a run with its nodes; for "" the newest one that has not ended. Raises InputMissing."""
         found = self.runs()
         chosen = next((r for r in found if r.id == name), None) if name else next((r for r in found if not r.ended), None)
         if chosen is None:
@@ -337,7 +344,7 @@ class Journal:
         return tuple(JournalStep(node=n, unix_seconds=at, step=step, detail=detail) for n, at, step, detail in rows)
 
     def earlier_reasons(self, slurm: Iterable[str]) -> dict[str, frozenset[str]]:
-        """The exact reasons that ended runs of this journal have left on nodes, by Slurm name."""
+        """Return the exact reasons that ended runs of this journal have left on nodes, by Slurm name."""
         found: dict[str, set[str]] = {}
         wanted = set(slurm)
         for name, text, mark in self._read("SELECT slurm, text, mark FROM node WHERE ended > 0 AND text != ''"):
@@ -346,14 +353,14 @@ class Journal:
         return {name: frozenset(texts) for name, texts in found.items()}
 
     def done_with(self, slurm: Iterable[str]) -> list[tuple[str, MaintenancePlan, NodeWork]]:
-        """Run, its plan and the node, for each of these nodes (by Slurm name) that a run has drained which has ended."""
+        """Return run, plan and node for each of these nodes (by Slurm name) that a run has drained which has ended."""
         query = "SELECT run.id, run.plan, node.work FROM node JOIN run ON run.id = node.run"
         query += " WHERE run.ended > 0 AND node.text != '' AND node.slurm = ?"
         rows = [row for name in slurm for row in self._read(query, (name,))]
         return [(name, self._decoded(p, MaintenancePlan), self._decoded(w, NodeWork)) for name, p, w in rows]
 
     def knows(self, slurm: str, text: str) -> bool:
-        """Has a run of this journal, whatever became of it, given the node this exact reason?"""
+        """Say whether any run of this journal has written this exact reason to the node."""
         return bool(self._read("SELECT 1 FROM node WHERE slurm = ? AND ? IN (text, mark)", (slurm, text)))
 
     def _read(self, statement: str, values: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:

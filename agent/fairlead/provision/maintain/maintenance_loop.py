@@ -1,7 +1,7 @@
 """Drives a maintenance run: one loop that reads Slurm, takes each node's next step, and begins new nodes.
 
-The journal has each step before it is done, so a run that was killed goes on by being driven again. ssh and provisioning runs are
-done beside the loop; everything that is written to slurmctld or to the journal is done in it.
+The journal has each step before it is done, so a killed run goes on when it is driven again. ssh and provisioning run beside
+the loop. Only the loop itself writes to slurmctld and to the journal.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ STOPPING = "stopping: nodes already in progress will be finished.\nPress Ctrl-C 
 
 
 class Maintenance:
-    """One run. ``budgets`` by Slurm name. aborting: bring every node into a condition that can be left alone, begin none."""
+    """Drives one run. ``budgets``: by Slurm name. aborting: bring every node into a condition in which it can be left, and
+    begin none."""
 
     def __init__(
         self,
@@ -86,11 +87,12 @@ class Maintenance:
     # -- the loop ------------------------------------------------------------------------------------
 
     def drive(self) -> bool:
-        """Until every node is at an end, or until none is in work after a stop that was asked for or the end of the window
-        (``closed``): then False, and the run can be driven again. Raises HostError when the journal cannot be written."""
+        """Drive the run until every node is at an end; then return True. Return False when a stop was asked for or the window
+        has ended (``closed``), and no node is in work any more. The run can then be driven again. Raises HostError when the
+        journal cannot be written."""
         with self._journal.driving(self.run.id):
             try:
-                left = self._journal.ansible_lock(self.run.id)  # two Ansibles over one node get into each other's way
+                left = self._journal.ansible_lock(self.run.id)  # two Ansibles must not change one node at the same time
                 if not wait_released(left, self._shown.say, lambda: self.stop_asked):
                     return False
                 self._take_up()
@@ -111,7 +113,9 @@ class Maintenance:
     def _turn(self) -> None:
         works = [replace(w, detail=self._why[at]) if at in self._why else w for at, w in enumerate(self.works)]
         waits_because = self._slurm_trouble or self._journal.full or self.waits_because
-        self._shown.show(works, STOPPING if self.stop_asked else waits_because and f"no other node is begun now: {waits_because}")
+        self._shown.show(
+            works, STOPPING if self.stop_asked else waits_because and f"no further node is started now: {waits_because}"
+        )
         try:
             for future in [f for f in self._flying if f.done()]:
                 _, then = self._flying.pop(future)
@@ -125,7 +129,7 @@ class Maintenance:
             self._lost_lifts(listing)
             self._groups(listing)
             self._begin(listing)
-        except SlurmError as e:  # what was asked for is asked for again: every step may be done twice
+        except SlurmError as e:  # the loop asks again, because every step may be done twice
             self._unavailable(e)
             return
         self._answers()
@@ -134,7 +138,7 @@ class Maintenance:
         self._slurm_pause = min(15.0, self._slurm_pause * 2 or 1.0)
         self._slurm_again = time.monotonic() + self._slurm_pause
         if not self._slurm_trouble:
-            self._shown.say(f"{error}; it is asked again until it answers")
+            self._shown.say(f"{error}; fairlead asks again until it answers")
         self._slurm_trouble = str(error)
 
     def _answers(self) -> None:
@@ -178,7 +182,7 @@ class Maintenance:
         return build(CHECK, token, summary).text
 
     def _take_up(self) -> None:
-        """A run that is driven again: nothing is late because nobody drove it."""
+        """Take up a run that is driven again. The deadlines of reboots and verifications begin anew."""
         for at, work in enumerate(self.works):
             move = maintenance_steps.abort(work) if self._aborting else None
             if move is not None:
@@ -217,7 +221,7 @@ class Maintenance:
                     self._drain(at)
 
     def _stays(self, at: int, listing: Listing) -> bool:
-        """May the drain stay, by a listing that was read after it? Otherwise it is undone, or others are waited for."""
+        """Say whether the drain may stay, by a listing that was read after it. Otherwise undo it, or wait for other runs."""
         work = self.works[at]
         if work.floors_kept or self._aborting:
             return True
@@ -294,7 +298,7 @@ class Maintenance:
         self._move(at, move, **stands)
 
     def _lost_lifts(self, listing: Listing) -> None:
-        """A slurmctld that was killed may have forgotten that a drain of ours was lifted."""
+        """Lift drains again that a killed slurmctld has brought back, because it has forgotten that they were lifted."""
         for work in self.works:
             lifted = work.step in (MaintenanceStep.QUEUED, *LIFTED) and work.text and work.since < listing.unix
             if not lifted or work.slurm not in listing.nodes:
@@ -310,7 +314,7 @@ class Maintenance:
         self._send((at,), lambda: self._nodes.read(node), lambda reading: then(at, reading))
 
     def _before(self, at: int, reading: NodeReading) -> None:
-        """What the node is before it is touched."""
+        """Record what the node is before it is touched."""
         work = self.works[at]
         if reading.stranger or reading.trouble:
             self._move(at, Move(MaintenanceStep.MARKING, f"nothing was changed, ssh: {reading.stranger or reading.trouble}"))
@@ -319,7 +323,8 @@ class Maintenance:
         self._put(at, replace(work, boot_before=reading.boot, machine=reading.machine, known=known))
 
     def _groups(self, listing: Listing) -> None:
-        """One provisioning run for all nodes that wait for one, as many kinds at once as there are: apply, and its dry run."""
+        """Start one provisioning run for all nodes that wait for one. Two kinds may run at the same time: apply, and its dry
+        run."""
         for check, step in ((False, MaintenanceStep.APPLYING), (True, MaintenanceStep.VERIFYING)):
             chosen = []
             for at, work in enumerate(self.works):
@@ -342,7 +347,7 @@ class Maintenance:
         def then(said: Mapping[str, ApplyOutcome]) -> None:
             self._grouped.discard(check)
             for at in chosen:
-                found = said.get(self.works[at].node, ApplyOutcome(trouble="the provisioning run says nothing of it"))
+                found = said.get(self.works[at].node, ApplyOutcome(trouble="the provisioning run has no result for it"))
                 (self._checked if check else self._applied)(at, found)
 
         self._send(chosen, lambda: self._nodes.apply(nodes, check=check), then)
@@ -387,9 +392,9 @@ class Maintenance:
             self._well.add(at)
 
     def _unregistered(self, work: NodeWork) -> str:
-        """Why slurmctld may not use the node yet."""
+        """Return why slurmctld may not use the node yet; "" when it may."""
         if self._controller.now(work).silent:
-            return "slurmd there does not answer slurmctld, or is not taken"
+            return "slurmd there does not answer slurmctld, or slurmctld refuses its registration"
         if work.boot_after and self._controller.registered(work) == work.registered_before:
             return "slurmd has not registered since the reboot"
         return ""

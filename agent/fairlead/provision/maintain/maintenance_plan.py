@@ -1,4 +1,4 @@
-"""From what an admin asks for to a run: nodes, limits, and what is wrong with either before anything is touched."""
+"""Makes a run from what an admin asks for: nodes and limits. It says what is wrong with either before anything is touched."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ TOO_FEW = "--max-failed: at least 1: no further nodes are started after so many 
 
 
 class MaintenanceRequest(Struct, frozen=True, kw_only=True):
-    """The command line's words: batch ``4`` or ``10%``, floors ``PARTITION=4`` or ``PARTITION=50%``; times as in Plan."""
+    """Holds the command line's words: batch ``4`` or ``10%``, floors ``PARTITION=4`` or ``PARTITION=50%``; times as in
+    MaintenancePlan."""
 
     nodelist: str
     reason: str
@@ -40,7 +41,7 @@ class MaintenanceRequest(Struct, frozen=True, kw_only=True):
 
 
 class Prepared(Struct, frozen=True, kw_only=True):
-    """A run that may begin. targets by node; budgets by Slurm name."""
+    """Holds a run that may begin. targets: by node. budgets: by Slurm name."""
 
     plan: MaintenancePlan
     works: tuple[NodeWork, ...]
@@ -49,12 +50,13 @@ class Prepared(Struct, frozen=True, kw_only=True):
 
 
 def prepare(site: Site, asked: MaintenanceRequest, listing: Listing) -> Prepared:
-    """Raises UsageError, ConfigError, InputMissing for what makes no sense; no node has been touched then."""
+    """Return the run that ``asked`` describes. Raises UsageError, ConfigError, InputMissing for what makes no sense; no node
+    has been touched then."""
     chosen = targets(site, asked.nodelist)
     missing = [t.node for t in chosen if t.document.slurm_node not in listing.nodes]
     if missing:
         raise UsageError(
-            f"{fold(missing)}: slurmctld has no such node in any partition", hint="mend the nodelist; none was touched"
+            f"{fold(missing)}: slurmctld has no such node in any partition", hint="correct the nodelist; no node was touched"
         )
     if not asked.reason.strip():
         raise UsageError("--reason: say why, for `sinfo -R`")
@@ -84,7 +86,7 @@ def prepare(site: Site, asked: MaintenanceRequest, listing: Listing) -> Prepared
 
 
 def maintenance_reason(slurm: str, listing: Listing) -> str:
-    """The reason of maintenance that the node has, whoever wrote it; "" for none."""
+    """Return the reason of maintenance that the node has, even if another admin host wrote it; "" for none."""
     reason = strip_suffixes(listing.nodes[slurm].reason)
     return reason if listing.availability[slurm].maintained and parse(reason) else ""
 
@@ -94,15 +96,15 @@ def by_name(chosen: Sequence[Target]) -> dict[str, Target]:
 
 
 def budgets(chosen: Sequence[Target]) -> dict[str, Budget]:
-    """The agents' drain budget of each node's document, by Slurm name."""
+    """Return the agents' drain budget of each node's document, by Slurm name."""
     return {t.document.slurm_node: Budget(t.document.policy.budget_percent, t.document.policy.budget_nodes) for t in chosen}
 
 
 def replanned(
     plan: MaintenancePlan, changed: Mapping[str, Any], nodes: int, availability: Callable[[], Mapping[str, NodeAvailability]]
 ) -> MaintenancePlan:
-    """The plan with the options of --resume, by their names in MaintenanceRequest. ``availability``: asks slurmctld, for a floor.
-    Raises UsageError."""
+    """Return the plan with the options of --resume, by their names in MaintenanceRequest. ``availability``: asks slurmctld,
+    for a floor. Raises UsageError."""
     new = dict(changed)
     if "batch" in new:
         new["batch"] = batch(new["batch"], nodes)
@@ -121,7 +123,7 @@ def batch(word: str, nodes: int) -> int:
 
 
 def floors(words: Sequence[str], availability: Mapping[str, NodeAvailability]) -> dict[str, int]:
-    """``main=4`` or ``main=50%`` as nodes by partition. Raises UsageError."""
+    """Return ``main=4`` or ``main=50%`` as numbers of nodes by partition. Raises UsageError."""
     found: dict[str, int] = {}
     for word in words:
         partition, equals, number = word.partition("=")
@@ -133,14 +135,14 @@ def floors(words: Sequence[str], availability: Mapping[str, NodeAvailability]) -
         except ValueError as e:
             raise UsageError(f"--floor {word}: {e}") from None
         if found[partition] >= total:
-            raise UsageError(f"--floor {word}: {partition} has {total} nodes: no node could ever be begun")
+            raise UsageError(f"--floor {word}: {partition} has {total} nodes: no node could ever be started")
     return found
 
 
 def outlook(
     prepared: Prepared, controller: Controller, listing: Listing, earlier_reasons: Mapping[str, frozenset[str]]
 ) -> list[str]:
-    """What the run would do now, in lines: which nodes in which order, which not and why, and under which limits."""
+    """Return in lines what the run would do now: which nodes in which order, which ones not and why, and under which limits."""
     plan = prepared.plan
     idle: list[str] = []
     busy: list[str] = []
@@ -154,7 +156,7 @@ def outlook(
         else:
             (busy if listing.availability[work.slurm].jobs else idle).append(work.node)
     lines = [f"{fold(idle)}: idle, first"] if idle else []
-    lines += [f"{fold(busy)}: with jobs, which are waited for"] if busy else []
+    lines += [f"{fold(busy)}: the run waits until their jobs have ended"] if busy else []
     lines += not_touched
     failures = "1 failure" if plan.max_failed == 1 else f"{plan.max_failed} failures"
     lines.append(f"batch size {plan.batch}; no further nodes are started after {failures}")
@@ -168,7 +170,7 @@ def outlook(
     if plan.window:
         opens = f"from {datetime.fromtimestamp(plan.opens):%Y-%m-%d %H:%M} " if plan.opens else ""
         until = f"until {datetime.fromtimestamp(plan.window):%Y-%m-%d %H:%M}"
-        lines.append(f"window: {opens}{until}; no node is begun that would not be done by then")
+        lines.append(f"window: {opens}{until}; no node is started that would not be done by then")
     lines.append(
         "each node is rebooted" if plan.reboot else "no node is rebooted: what waits for a reboot is reported (--reboot)"
     )

@@ -1,4 +1,4 @@
-"""What came of a run: as JSON, as text, as an exit code."""
+"""Reports the result of a run: as JSON, as text, as an exit code."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from fairlead.provision.maintain.maintenance_steps import RESUMED, DrainOwner, M
 
 
 class NodeReport(Struct, frozen=True, kw_only=True):
-    """One node. condition: what it is in now, in words. in_service: do new jobs start there now, by slurmctld's word; None where
-    it was not asked; slurm: that word. seconds: from the drain to the end; busy_seconds: of it, until idle."""
+    """Describes one node. condition: the node's condition now, in words. in_service: whether new jobs start there now, by
+    slurmctld's word; None where slurmctld was not asked. slurm: that word. seconds: from the drain to the end. busy_seconds:
+    the part of it until the node was idle."""
 
     node: str
     step: str
@@ -42,8 +43,8 @@ class MaintenanceReport(Struct, frozen=True, kw_only=True):
 
     @property
     def exit_code(self) -> ExitCode:
-        """0 all done and in service; 69 a node failed; 75 a node was not done, is not known to be in service now, or something
-        waits for a reboot."""
+        """Return 0 if all nodes are done and in service, 69 if a node failed. Return 75 if a node was not done, is not known
+        to be in service now, or waits for a reboot."""
         steps = {n.step for n in self.nodes}
         if MaintenanceStep.FAILED.value in steps:
             return ExitCode.UNAVAILABLE
@@ -52,7 +53,8 @@ class MaintenanceReport(Struct, frozen=True, kw_only=True):
 
 
 def report(run: MaintenanceRun, now: Mapping[str, NodeService] | None = None) -> MaintenanceReport:
-    """``now``: where the nodes are, by their names; without it the report has the journal's word alone."""
+    """Return the report of a run. ``now``: where the nodes are, by their names. Without it the report has only what the
+    journal says."""
     return MaintenanceReport(
         run=run.id,
         state=run.state,
@@ -90,13 +92,13 @@ def node_report(work: NodeWork, now: NodeService | None = None) -> NodeReport:
 
 
 def condition(work: NodeWork, now: NodeService | None) -> str:
-    """The condition that the node is in, in a few words: slurmctld's, where it was asked."""
+    """Return the condition that the node is in, in a few words. It is slurmctld's where that was asked."""
     if now is None:
         return "in service when it was done" if work.step is MaintenanceStep.DONE else by_journal(work)
     if work.step in (MaintenanceStep.DONE, MaintenanceStep.RELEASED) and not now.serving:
         return f"not in service now: {now.who}"
     if work.step is MaintenanceStep.TAKEN:
-        return "left to whoever holds it: " + ("in service now" if now.serving else now.who)
+        return "left as somebody else has set it: " + ("in service now" if now.serving else now.who)
     if work.step is MaintenanceStep.FAILED and now.serving:
         return "in service now: somebody has resumed it"
     if work.step is MaintenanceStep.FAILED and now.hand is not DrainOwner.OURS:
@@ -105,14 +107,14 @@ def condition(work: NodeWork, now: NodeService | None) -> str:
 
 
 def by_journal(work: NodeWork) -> str:
-    """The condition that the journal has."""
+    """Return the condition that the journal has."""
     if work.step is MaintenanceStep.FAILED and work.detail.startswith(RESUMED):
         return "not drained any more, and not in service"
     words = {
         MaintenanceStep.QUEUED: "not begun, untouched",
         MaintenanceStep.DONE: "in service",
         MaintenanceStep.FAILED: "drained, and stays so",
-        MaintenanceStep.TAKEN: "left to whoever holds it",
+        MaintenanceStep.TAKEN: "left as somebody else has set it",
         MaintenanceStep.SKIPPED: "untouched",
         MaintenanceStep.RELEASED: "given back as it was",
         MaintenanceStep.NOT_BEGUN: "untouched",
@@ -125,7 +127,7 @@ def by_journal(work: NodeWork) -> str:
 
 
 def text(report: MaintenanceReport, works: Sequence[NodeWork]) -> str:
-    """A line for equal outcomes, the ones to act on last, and the totals."""
+    """Return a line for the nodes of each equal outcome, and the totals."""
     groups: dict[tuple[str, str, str, tuple[str, ...]], list[str]] = {}
     for n in report.nodes:
         groups.setdefault((n.step, n.condition, n.detail, n.pending), []).append(n.node)
@@ -139,7 +141,7 @@ def text(report: MaintenanceReport, works: Sequence[NodeWork]) -> str:
 
 
 def unended(run: str, *, full: str, closed: str) -> str:
-    """Why a run has ended with nodes that it has not begun, and how to go on with it. full: the journal's trouble; closed: the
-    window's."""
-    why = f"{full}: nothing new was begun; make room there" if full else closed or "stopped"
+    """Return why a run has ended with nodes that it has not begun, and how to go on with it. full: the journal's trouble;
+    closed: the window's."""
+    why = f"{full}: no further node was started; make room there" if full else closed or "stopped"
     return f"{why}; go on with --resume {run}{' --window [BEGIN/]END' if closed else ''}, or --abort {run}"

@@ -1,7 +1,8 @@
-"""A node's way through a maintenance run, as data and pure functions: what was seen in, the next step out.
+"""Describes a node's way through a maintenance run, as data and pure functions: they take what was seen, and return the next
+step.
 
-A step is written to the journal *before* it is done, and each can be done twice: whatever the moment in which a run was
-killed, doing the journal's step again is right. So there is no other recovery than to go on.
+A step is written to the journal *before* it is done, and each can be done twice. Whenever a run was killed, it is right to do
+the journal's step again. Therefore no other recovery is needed than to go on.
 
     queued -> draining -> waiting -> applying -> rebooting -> verifying -> resuming -> done
                  |           |           |            |            |
@@ -10,12 +11,12 @@ killed, doing the journal's step again is right. So there is no other recovery t
                        v
                    given_back, not_begun
 
-From ``waiting`` a node may go through ``undoing`` back to ``queued``: another run has drained nodes at the same time, and a floor
-was broken.
+From ``waiting`` a node may go through ``undoing`` back to ``queued``: another run has drained nodes at the same time, and a
+floor was broken.
 
-``taken`` (somebody else holds the node now: nothing more is written about it) may come from every step in between, and
-``draining`` again where slurmctld was killed and has lost our drain; ``applying`` once again from ``verifying``, where the reboot
-has changed what the node is.
+Any step in between may lead to ``taken``: somebody else has drained the node, and nothing more is written about it. A step may
+lead to ``draining`` again where slurmctld was killed and has lost our drain. ``verifying`` may lead to ``applying`` once more
+where the reboot has changed what the node is.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ from enum import StrEnum
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-#: Nothing is done to the node before our drain is this old: until then another admin host that read the node as free may write
-#: its own reason over ours (a reading older than 2 s is not acted on, docs/decisions/0007).
+#: Nothing is done to the node before our drain is this old. Until then another admin host that has read the node as free may
+#: write its own reason over ours (nobody acts on a reading older than 2 s, docs/decisions/0007).
 SETTLE_SECONDS = 2.5
-#: What was sent to slurmctld and not answered may still arrive: so long a node is not believed to be free of it.
+#: A write that slurmctld has not answered may still arrive. A node counts as free of our drain only after this time.
 LATE_SECONDS = 15.0
-#: slurmctld pings a node that was resumed in its next second; so long that is waited for at least, however loaded it is.
+#: slurmctld pings a resumed node in its next second. A loaded one may take longer, so this is the shortest wait.
 ANSWER_SECONDS = 60.0
-#: How the failure of a node begins that was well, was resumed, and that slurmctld then gets no answer from.
+#: The beginning of the failure of a node that was well and was resumed, and then does not answer slurmctld.
 RESUMED = "resumed, and does not answer slurmctld"
-#: A slurmctld that is killed forgets what is younger than its last save (SAVE_MAX_WAIT is 5 s, src/slurmctld/state_save.c). A
-#: drain that was older than this and is not there any more was lifted by somebody.
+#: A slurmctld that is killed forgets what is younger than its last save (SAVE_MAX_WAIT is 5 s, src/slurmctld/state_save.c). If a
+#: drain was older than this and is gone, somebody has lifted it.
 KEPT_SECONDS = 15.0
 
 
 class MaintenanceStep(StrEnum):
-    """Where a node is. The last six are ends."""
+    """Names the step that a node is in. The last six are ends."""
 
     QUEUED = "queued"
     DRAINING = "draining"
@@ -71,11 +72,11 @@ ENDS = frozenset(
         MaintenanceStep.NOT_BEGUN,
     }
 )
-#: Steps in which the node has our drain, or in which it is about to be written or lifted: these nodes are in work.
+#: Steps in which the node has our drain, or our drain is about to be written or lifted. These nodes are in work.
 IN_WORK = frozenset(MaintenanceStep) - ENDS - {MaintenanceStep.QUEUED}
-#: Ends in which a drain of ours was lifted, where there was one.
+#: Ends in which our drain was lifted, where there was one.
 LIFTED = frozenset({MaintenanceStep.DONE, MaintenanceStep.RELEASED, MaintenanceStep.NOT_BEGUN})
-#: Steps in which our drain has to be there.
+#: Steps in which the node must have our drain.
 DRAIN_NEEDED = frozenset(
     {MaintenanceStep.WAITING, MaintenanceStep.APPLYING, MaintenanceStep.REBOOTING, MaintenanceStep.VERIFYING}
 )
@@ -149,10 +150,11 @@ NEXT: Mapping[MaintenanceStep, frozenset[MaintenanceStep]] = {
 
 
 class MaintenancePlan(Struct, frozen=True, kw_only=True):
-    """What a run was asked for. Times in seconds, ``opens`` and ``window`` (when the window ends) Unix; 0 for no such bound.
+    """Holds what a run was asked for. Times are in seconds, ``opens`` and ``window`` (when the window ends) in Unix seconds; 0
+    for no such bound.
 
-    batch: nodes in work at once. max_failed: no further nodes are started after so many failures. floors: partition to the
-    nodes that stay usable there.
+    batch: how many nodes are in work at once. max_failed: no further nodes are started after so many failures. floors: by
+    partition, how many nodes stay usable there.
     """
 
     reason: str
@@ -169,12 +171,14 @@ class MaintenancePlan(Struct, frozen=True, kw_only=True):
 
 
 class NodeWork(Struct, frozen=True, kw_only=True):
-    """One node of a run, as the journal has it. Times are Unix seconds, 0 for not yet.
+    """Describes one node of a run, as the journal has it. Times are Unix seconds, 0 for not yet.
 
-    text: our exact reason; mark: the exact reason that says why the node failed. replaced_reason: the exact reason of an earlier
-    maintenance, which ours has replaced: such a node is never resumed untouched. floors_kept: all nodes were listed after the
-    drain, and no floor was broken. drained: when, by slurmctld's clock; drain_read_at: when this host first read that; kept:
-    long enough ago to be in slurmctld's saved state. sent: when a write to slurmctld went out that has not been answered.
+    text: our exact reason. mark: the exact reason that says why the node failed. replaced_reason: the exact reason of an
+    earlier maintenance, which ours has replaced; such a node is never resumed untouched. floors_kept: all nodes were listed
+    after the drain, and no floor was broken. drained: when, by slurmctld's clock. drain_read_at: when this host first read
+    that. kept: the drain is old enough to be in slurmctld's saved state. sent: when a write to slurmctld went out that has not
+    been answered.
+
     boot_before, registered_before: boot id and slurmd's start before the reboot. machine: what the machine says it is (serial
     numbers, machine id). again: it was applied once more after the reboot. known: findings before the maintenance. pending:
     settings that wait for a reboot. The journal's keys took, room and stands are those of fairlead 0.1.0.
@@ -206,11 +210,12 @@ class NodeWork(Struct, frozen=True, kw_only=True):
     pending: tuple[str, ...] = ()
 
     def at(self, step: MaintenanceStep, now: float, detail: str = "") -> NodeWork:
-        """This node one step on. Raises ValueError for a step that does not follow: that would be a bug of ours."""
+        """Return this node one step further. Raises ValueError for a step that does not follow, which would be a bug of
+        fairlead."""
         if step not in NEXT[self.step]:
             raise ValueError(f"{self.node}: {step} does not follow {self.step}")
         ended = now if step in ENDS else self.ended
-        sent = self.sent if step is MaintenanceStep.LIFTING else 0.0  # a drain that was sent may yet arrive
+        sent = self.sent if step is MaintenanceStep.LIFTING else 0.0  # a drain that was sent may still arrive
         work = replace(self, step=step, since=now, detail=detail, ended=ended, sent=sent)
         if step is MaintenanceStep.QUEUED:
             work = replace(work, began=0.0, drained=0.0, drain_read_at=0.0, kept=False, floors_kept=False)
@@ -218,7 +223,7 @@ class NodeWork(Struct, frozen=True, kw_only=True):
 
 
 class DrainOwner(StrEnum):
-    """Who has drained the node: nobody, this run, somebody else, or slurmctld itself with words of its own over ours."""
+    """Says who has drained the node: nobody, this run, somebody else, or slurmctld itself with a reason of its own over ours."""
 
     FREE = "free"
     OURS = "ours"
@@ -227,10 +232,12 @@ class DrainOwner(StrEnum):
 
 
 class NodeInSlurm(Struct, frozen=True, kw_only=True):
-    """One node as slurmctld has it. who: state, reason and user in words. off: why nothing may be written now, "" for nothing.
+    """Describes one node as slurmctld has it. who: state, reason and user in words. off: why nothing may be written now, ""
+    for nothing.
 
-    jobs: that hold it. lost: slurmctld began after our drain was made, and that is young enough to have been forgotten. since:
-    of the reason, by slurmctld's clock. silent: slurmctld gets no answer from the slurmd there, or does not take what it says.
+    jobs: how many jobs the node has. lost: slurmctld may have forgotten our drain, because it began after the drain was made
+    and the drain was young. since: the time of the reason, by slurmctld's clock. silent: slurmctld gets no answer from the
+    slurmd there, or refuses its registration.
     """
 
     hand: DrainOwner
@@ -243,7 +250,8 @@ class NodeInSlurm(Struct, frozen=True, kw_only=True):
 
 
 class NodeService(Struct, frozen=True, kw_only=True):
-    """Whether a node is in service when a report is made. serving: new jobs start there. who: state, reason and user in words."""
+    """Says whether a node is in service when a report is made. serving: new jobs start there. who: state, reason and user in
+    words."""
 
     hand: DrainOwner
     serving: bool
@@ -251,15 +259,15 @@ class NodeService(Struct, frozen=True, kw_only=True):
 
 
 class Move(Struct, frozen=True):
-    """The next step, and why in one line."""
+    """Holds the next step, and why in one line."""
 
     step: MaintenanceStep
     why: str = ""
 
 
 class ApplyOutcome(Struct, frozen=True, kw_only=True):
-    """What a provisioning run said of one node. trouble: why it failed, "" when it did not. changed: what was (in a dry run:
-    would be) changed; pending: what waits for a reboot; waiting: what waits for anything else."""
+    """Holds what a provisioning run said about one node. trouble: why it failed, "" when it did not. changed: what was changed
+    (in a dry run: would be). pending: what waits for a reboot. waiting: what waits for anything else."""
 
     trouble: str = ""
     changed: tuple[str, ...] = ()
@@ -268,10 +276,11 @@ class ApplyOutcome(Struct, frozen=True, kw_only=True):
 
 
 class NodeReading(Struct, frozen=True, kw_only=True):
-    """What was read of a node over ssh. trouble: why it could not be asked; stranger: another machine answers there.
+    """Holds what was read of a node over ssh. trouble: why it could not be read. stranger: another machine answers there.
 
-    machine: its serial numbers. verdict: ok, warn, drain, unknown, stale or none, with the age of the agent's last sweep.
-    bad: findings that speak against service; worse: those of a check that may drain, whatever was there before.
+    machine: its serial numbers. verdict: ok, warn, drain, unknown, stale or none. age_seconds: the age of the agent's last
+    sweep. bad: findings that speak against service. worse: those of checks that may drain, also if they were there before the
+    maintenance.
     """
 
     trouble: str = ""
@@ -290,11 +299,11 @@ class NodeReading(Struct, frozen=True, kw_only=True):
 
 
 def before_drain(work: NodeWork, seen: NodeInSlurm, *, adopt: bool = False) -> Move | None:
-    """Before the drain is written: None to write it, ``draining`` again to wait. ``adopt``: the node has the drain of an
-    ended run of ours."""
+    """Return the move before the drain is written: None to write it, ``draining`` to wait. ``adopt``: the node has the drain
+    of an ended run of ours."""
     if seen.hand is DrainOwner.OURS:
         return Move(MaintenanceStep.WAITING, "drained")
-    again = bool(work.drained)  # it had our drain before, and slurmctld has lost it
+    again = bool(work.drained)  # the node had our drain before, and slurmctld has lost it
     if seen.hand is DrainOwner.COVERED or (seen.hand is DrainOwner.OTHER and not adopt):
         return (
             Move(MaintenanceStep.TAKEN, f"somebody else holds it now: {seen.who}")
@@ -309,7 +318,7 @@ def before_drain(work: NodeWork, seen: NodeInSlurm, *, adopt: bool = False) -> M
 
 
 def announced(plan: MaintenancePlan) -> str:
-    """The summary of our drain: whoever reads it in `sinfo -R` before a resume has to know of the reboot."""
+    """Return the summary of our drain. A person who reads it in `sinfo -R` before a resume has to know of the reboot."""
     return f"{plan.reason} (node will reboot)" if plan.reboot else plan.reason
 
 
@@ -323,11 +332,11 @@ def drain_refused(work: NodeWork, why: str) -> Move:
 
 
 def read_back(work: NodeWork, seen: NodeInSlurm) -> Move | None:
-    """After the drain was written."""
+    """Return the move after the drain was written; None to read the node again."""
     if seen.hand is DrainOwner.OURS:
         return Move(MaintenanceStep.WAITING, "drained")
     if seen.hand is DrainOwner.FREE:
-        return None  # not there yet, or lost: the next reading decides
+        return None  # the drain is not there yet, or was lost: the next reading decides
     return Move(MaintenanceStep.TAKEN, f"somebody else drained it at the same time: {seen.who}")
 
 
@@ -335,7 +344,7 @@ def read_back(work: NodeWork, seen: NodeInSlurm) -> Move | None:
 
 
 def drain_lost(work: NodeWork, seen: NodeInSlurm) -> Move | None:
-    """Is our drain still there? None for yes."""
+    """Return the move of a node that no longer has our drain; None where it has."""
     if seen.hand is DrainOwner.OTHER:
         return Move(MaintenanceStep.TAKEN, f"somebody else holds it now, left to them: {seen.who}")
     if seen.hand is DrainOwner.COVERED:
@@ -348,17 +357,19 @@ def drain_lost(work: NodeWork, seen: NodeInSlurm) -> Move | None:
 
 
 def amid(work: NodeWork) -> str:
-    """What a person who has resumed a node has to know of its reboot, which cannot be called back."""
+    """Return what a person who has resumed a node has to know of its reboot, which cannot be cancelled; "" where none was
+    ordered."""
     if work.step is MaintenanceStep.REBOOTING and work.registered_before:
-        return " after its reboot was ordered, which nobody can call back: jobs that start there before it are lost"
+        return " after its reboot was ordered, which cannot be cancelled: jobs that start there before it are lost"
     return ""
 
 
 def waiting(work: NodeWork, seen: NodeInSlurm, now: float, plan: MaintenancePlan, *, aborting: bool) -> Move | None:
-    """The node has our drain: has every job ended? Jobs are never cancelled; a node that stays busy is given back."""
+    """Return the move of a node that has our drain and waits for its jobs to end. Jobs are never cancelled; a node that stays
+    busy is given back."""
     if moved := drain_lost(work, seen):
         return moved
-    begun = bool(work.boot_before)  # its drain was lost in the middle of the work, and made again
+    begun = bool(work.boot_before)  # its drain was lost during the work, and made again
     if aborting and begun:
         why = "aborted in the middle of its work"
         return (
@@ -378,14 +389,15 @@ def waiting(work: NodeWork, seen: NodeInSlurm, now: float, plan: MaintenancePlan
 
 
 def untaken(work: NodeWork, why: str) -> Move:
-    """A node whose work has not begun is given back; one that an earlier run has left drained stays drained."""
+    """Return the move of a node whose work has not begun: it is given back. A node that an earlier run has left drained stays
+    drained."""
     if not work.replaced_reason:
         return Move(MaintenanceStep.LIFTING, why)
     return Move(MaintenanceStep.MARKING, f"{why}; an earlier run had left it drained: {work.replaced_reason.partition(' ')[2]}")
 
 
 def ready(work: NodeWork, seen: NodeInSlurm) -> Move | None:
-    """Right before the node is changed or rebooted: ours, and nobody runs there. None for yes."""
+    """Return the move of a node that may not be changed or rebooted now; None where it may, with our drain and no job."""
     if moved := drain_lost(work, seen):
         return moved
     if seen.jobs:
@@ -394,7 +406,8 @@ def ready(work: NodeWork, seen: NodeInSlurm) -> Move | None:
 
 
 def applied(work: NodeWork, said: ApplyOutcome, plan: MaintenancePlan) -> Move:
-    """After the provisioning run. What waits for a reboot that nobody asked for is reported, and is no failure."""
+    """Return the move after the provisioning run. What waits for a reboot that nobody asked for is reported, and is no
+    failure."""
     if said.trouble:
         return Move(MaintenanceStep.MARKING, f"apply: {said.trouble}")
     if plan.reboot and not work.boot_after:
@@ -403,13 +416,14 @@ def applied(work: NodeWork, said: ApplyOutcome, plan: MaintenancePlan) -> Move:
 
 
 def verified(work: NodeWork, said: ApplyOutcome, plan: MaintenancePlan) -> Move:
-    """After a dry run on a node that is well: is it as declared, but for what waits for a reboot that nobody asked for?
+    """Return the move after a dry run on a node that is well. The node must be as declared, except for what waits for a reboot
+    that nobody asked for.
 
-    What a node should be follows from what it is, and a reboot may change that (a driver, a GPU): once after it, it is applied
-    again.
+    What a node should be follows from what it is, and a reboot may change that (a driver, a GPU). Therefore a node is applied
+    again once after it.
     """
     if said.changed and work.boot_after and not work.again:
-        return Move(MaintenanceStep.APPLYING, f"another node since the reboot, applied again: {said.changed[0]}")
+        return Move(MaintenanceStep.APPLYING, f"the reboot has changed the node, applied again: {said.changed[0]}")
     if found := (*said.changed, *said.waiting):
         return Move(MaintenanceStep.MARKING, f"not as declared: {found[0]}")
     if said.pending and plan.reboot:
@@ -418,7 +432,7 @@ def verified(work: NodeWork, said: ApplyOutcome, plan: MaintenancePlan) -> Move:
 
 
 def marked(plan: MaintenancePlan, why: str) -> str:
-    """The summary of the reason that a failed node keeps."""
+    """Return the summary of the reason that a failed node keeps."""
     return f"{plan.reason}; FAILED: {why}"
 
 
@@ -426,17 +440,17 @@ def marked(plan: MaintenancePlan, why: str) -> str:
 
 
 def before_mark(work: NodeWork, seen: NodeInSlurm) -> Move | None:
-    """Return the end of a failed node whose reason is not ours to change any more; None where it is."""
+    """Return the end of a failed node whose reason is no longer ours to change; None where it still is."""
     if seen.hand is DrainOwner.COVERED:
         return Move(MaintenanceStep.FAILED, f"{work.detail}; slurmctld keeps it drained: {seen.who}")
     if seen.hand is not DrainOwner.OURS:
-        return Move(MaintenanceStep.TAKEN, f"{work.detail}; left to whoever has changed it since: {seen.who}")
+        return Move(MaintenanceStep.TAKEN, f"{work.detail}; left as somebody else has set it since: {seen.who}")
     return None
 
 
 def lifted(work: NodeWork, seen: NodeInSlurm, now: float, plan: MaintenancePlan) -> Move | None:
-    """Before (and after) our drain is lifted, in ``resuming``, ``lifting`` or ``undoing``: None where it is there and is to be
-    lifted, or is lifted and the node not in service yet: slurmctld starts no job on one that does not answer."""
+    """Return the move before or after our drain is lifted, in ``resuming``, ``lifting`` or ``undoing``. None means that the
+    drain is still to be lifted, or that slurmctld gets no answer from the node yet, so that no job starts there."""
     if seen.hand is DrainOwner.FREE and work.step is MaintenanceStep.RESUMING:
         if not seen.silent:
             return Move(MaintenanceStep.DONE)
@@ -456,9 +470,9 @@ def lifted(work: NodeWork, seen: NodeInSlurm, now: float, plan: MaintenancePlan)
 
 
 def abort(work: NodeWork) -> Move | None:
-    """The first move of a run that is being aborted; None where the step goes on as it is.
+    """Return the first move of a run that is being aborted; None where the step goes on as it is.
 
-    A node that is being applied or verified goes back into service if it is well and as declared, else it stays drained.
+    A node that is being applied or verified goes back into service if it is well and as declared. Otherwise it stays drained.
     """
     if work.step is MaintenanceStep.QUEUED:
         return Move(MaintenanceStep.NOT_BEGUN, "aborted before it was begun")

@@ -1,6 +1,6 @@
-"""The nodes' side of maintenance: what a node says of itself and its reboot, by one ssh each; its apply, by a provisioning run.
+"""Reaches the nodes for maintenance: reads a node and orders its reboot by one ssh each, and applies by a provisioning run.
 
-ssh goes without the shared connections of other runs: one that a reboot has cut would be waited for.
+ssh does not use the shared connections of other runs, because it would wait for one that a reboot has cut.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ REBOOT_SECONDS = 30.0
 _BOOT = "/proc/sys/kernel/random/boot_id"
 _SERIALS = ("/sys/class/dmi/id/product_serial", "/sys/class/dmi/id/board_serial", "/sys/class/dmi/id/product_uuid")
 _PARTS = ("/run/fairlead/verdict", "/proc/uptime", "/run/fairlead/status.json", _BOOT, *_SERIALS, "/etc/machine-id")
-#: What stands in an unprogrammed board (dmidecode's own list of such words is longer; these are no serial of any machine).
+#: Values of a mainboard without a serial number (dmidecode's own list of such words is longer; no machine has these as serial).
 _NO_SERIAL = re.compile(
     r"(?i)|none|unknown|0+|default string|not (specified|applicable|available)|to be filled.*|system serial.*"
 )
@@ -40,23 +40,24 @@ _OTHER_KEY = ("HOST IDENTIFICATION HAS CHANGED", "Host key verification failed")
 
 
 class NodeAccess(Protocol):
-    """What a run asks of the nodes. No call raises for a node that does not answer: that is in what it gives."""
+    """Reaches the nodes of a run. No call raises for a node that does not answer: the result says so."""
 
     def read(self, node: str) -> NodeReading:
-        """What the node says of itself now."""
+        """Return what the node says about itself now."""
 
     def reboot(self, node: str, boot: str) -> str:
-        """Order a reboot, unless the node has another boot id than ``boot``. Why it could not be ordered; "" when it was."""
+        """Order a reboot, unless the node has another boot id than ``boot``. Return why it could not be ordered; "" when it
+        was."""
 
     def apply(self, nodes: Sequence[str], *, check: bool) -> dict[str, ApplyOutcome]:
-        """Make the nodes what the site declares, or with ``check`` say what would be changed."""
+        """Make the nodes what the site declares. With ``check``, return what would be changed."""
 
     def forget(self, node: str) -> None:
-        """The node has rebooted: connections that were kept are of no use any more."""
+        """Close the kept connections to a node that has rebooted, because they no longer work."""
 
 
 class SshNodeAccess:
-    """NodeAccess over ssh and Ansible, as the site's [ansible] says. program: what is called as ssh would be."""
+    """Reaches nodes over ssh and Ansible, as the site's [ansible] says. program: the command that is called in place of ssh."""
 
     def __init__(
         self, site: Site, targets: Mapping[str, Target], *, program: str = "ssh", options: ProvisionOptions | None = None
@@ -70,16 +71,16 @@ class SshNodeAccess:
         code, out, error = self._ssh(node, reading(_PARTS), READ_SECONDS)
         if any(words in error for words in _OTHER_KEY):
             return NodeReading(stranger=f"{self._address(node)} has another host key")
-        if code != 0 and not (code == 1 and parts_of(out)):  # head ends with 1 where a file is not there
+        if code != 0 and not (code == 1 and parts_of(out)):  # head ends with 1 where a file does not exist
             return NodeReading(trouble=_last(error) or ("no answer" if code is None else f"ssh ended with {code}"))
         declared = self._targets[node].document.node
         return isolated(lambda: parse_reading(out, declared), lambda why: NodeReading(trouble=why))
 
     def reboot(self, node: str, boot: str) -> str:
-        # Only in the boot that is meant: an order that was late would reboot the node that has just come back.
+        # The boot id is checked, because a late order would reboot a node that has just come back.
         script = f'[ "$(cat {_BOOT})" = {shlex.quote(boot)} ] || exit 0; exec systemctl reboot'
         code, _, error = self._ssh(node, script, REBOOT_SECONDS)
-        # 255 is ssh's own, and so is being cut off by the reboot that was just ordered: the boot id will tell.
+        # 255 is ssh's own error, also when the reboot cuts the connection. The boot id shows later whether the node has rebooted.
         return "" if code in (0, 255, None) else _last(error) or f"systemctl reboot ended with {code}"
 
     def apply(self, nodes: Sequence[str], *, check: bool) -> dict[str, ApplyOutcome]:
@@ -104,7 +105,7 @@ class SshNodeAccess:
         return self._targets[node].address
 
     def _ssh(self, node: str, script: str, seconds: float) -> tuple[int | None, bytes, str]:
-        """Run a script as root there: serial numbers are root's to read."""
+        """Run a script as root on the node, because only root may read serial numbers. Return as ``_run``."""
         a = self._site.ansible
         command = ("" if a.user == "root" else "sudo -n ") + f"/bin/sh -c {shlex.quote(script)}"
         key = ["-i", a.private_key] if a.private_key else []
@@ -114,13 +115,13 @@ class SshNodeAccess:
 
 
 def unheard(nodes: Sequence[str]) -> str:
-    """What to do where Ansible itself has failed, and said no more than its error tells."""
+    """Return what to do where Ansible itself has failed, and its error says no more."""
     again = f"`fairlead provision {shlex.quote(fold(list(nodes)))} --check`"
     return f"{again} on this admin host shows whether it fails again; `journalctl -k` there says whether it was killed for memory"
 
 
 def _run(words: Sequence[str], seconds: float) -> tuple[int | None, bytes, str]:
-    """Exit status (None: it was ended after ``seconds``), output, errors."""
+    """Return exit status (None: it was killed after ``seconds``), output, errors."""
     try:
         said = ask(words, seconds)
     except OSError as e:
@@ -134,7 +135,7 @@ def _last(error: str) -> str:
 
 
 def parse_reading(answer: bytes, node: str) -> NodeReading:
-    """The reading in what the command of ``read`` printed; ``node``: whose it should be."""
+    """Return the reading in what the command of ``read`` printed. ``node``: which node it should be."""
     parts = parts_of(answer)
     if parts is None:
         return NodeReading(trouble="its answer is cut short")
@@ -165,14 +166,15 @@ def _word(parts: Mapping[str, bytes], name: str) -> str:
 
 
 def _machine(parts: Mapping[str, bytes]) -> str:
-    """The machine's serial numbers; where the board has none, its machine id (which another installation changes)."""
+    """Return the machine's serial numbers; where the board has none, its machine id (which another installation changes)."""
     found = [f"{name.rpartition('/')[2]} {word}" for name in _SERIALS if not _NO_SERIAL.fullmatch(word := _word(parts, name))]
     name = _word(parts, "/etc/machine-id")
     return ", ".join(found) or (f"machine-id {name}" if name else "")
 
 
 def _findings(status: Status) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Findings that would drain, or say that nothing is known: all of them, and those of checks that may drain."""
+    """Return the findings that would drain, or that say that nothing is known: all of them, and those of checks that may
+    drain."""
     known = set(status.get("acknowledged", ()))
     bad, worse = [], []
     for finding in status.get("findings", ()):
@@ -186,7 +188,7 @@ def _findings(status: Status) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def apply_outcome(result: NodeResult) -> ApplyOutcome:
-    """What a node's result of a provisioning run means for its maintenance."""
+    """Return what a node's result of a provisioning run means for its maintenance."""
     if result.state in ("failed", "unreachable", "unfinished"):
         return ApplyOutcome(trouble=result.message or result.state)
     pending: list[str] = []

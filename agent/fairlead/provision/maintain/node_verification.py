@@ -1,4 +1,4 @@
-"""What a node says of itself after a reboot and at its verification, and what that means for its maintenance. Pure."""
+"""Judges what a node says after a reboot and at its verification, and what that means for its maintenance. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from fairlead.provision.maintain.maintenance_steps import MaintenancePlan, Maint
 
 
 def rebooting(work: NodeWork, reading: NodeReading, now: float, plan: MaintenancePlan) -> Move | None:
-    """After the reboot was ordered: back, back as another machine, or not back yet (None)."""
+    """Return the move after the reboot was ordered: the node is back, or back as another machine. None means that it is not
+    back yet."""
     if reading.stranger:
         return Move(MaintenanceStep.MARKING, f"not the same machine: {reading.stranger}")
     if not reading.trouble and reading.boot and reading.boot != work.boot_before:
@@ -23,7 +24,8 @@ def rebooting(work: NodeWork, reading: NodeReading, now: float, plan: Maintenanc
 
 
 def unwell(work: NodeWork, reading: NodeReading, now: float) -> str:
-    """Why the node is not known to be well, by its own agent since it has been verified; "" when it is."""
+    """Return why the node is not known to be well, by what its own agent says since the verification began; "" when it is
+    well."""
     if reading.stranger or reading.trouble:
         return reading.stranger or reading.trouble
     if work.machine and reading.machine != work.machine:
@@ -35,7 +37,7 @@ def unwell(work: NodeWork, reading: NodeReading, now: float) -> str:
     if reading.verdict_boot and reading.verdict_boot != reading.boot:
         return "the agent's verdict is of an earlier boot"
     if reading.age_seconds is None or reading.age_seconds > now - work.since:
-        return "the agent has not looked since"
+        return "the agent has made no sweep since then"
     if reading.worse:
         return reading.worse[0]
     new = [finding for finding in reading.bad if finding not in work.known]

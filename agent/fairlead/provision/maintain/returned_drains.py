@@ -1,7 +1,9 @@
-"""Drains that are back though their run is done with the node: a slurmctld that was killed had not saved their end.
+"""Finds drains that have come back after their run was done with the node: a killed slurmctld had not saved that they were
+lifted.
 
-slurmctld writes its state up to 5 s after a change (SAVE_MAX_WAIT, src/slurmctld/state_save.c). While a run is driven it sees
-that itself; after its end this does. By the exact text, as ever: nobody else's drain is taken for one.
+slurmctld writes its state up to 5 s after a change (SAVE_MAX_WAIT, src/slurmctld/state_save.c). A run that is being driven
+sees such a drain itself. After its end this module finds it. It compares the exact text, so nobody else's drain is mistaken for
+one.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from fairlead.provision.maintain.maintenance_steps import LIFTED, DrainOwner, Ma
 
 
 class ReturnedDrain(Struct, frozen=True, kw_only=True):
-    """A node whose drain is back. run: whose drain it is; plan: that run's."""
+    """Describes a node whose drain is back. run: the run that had made the drain. plan: that run's plan."""
 
     run: str
     plan: MaintenancePlan
@@ -25,16 +27,16 @@ class ReturnedDrain(Struct, frozen=True, kw_only=True):
 
     @property
     def line(self) -> str:
-        """Which drain is back, and the next step."""
+        """Return which drain is back, and the next step."""
         name, run = self.work.node, f"run {self.run}"
-        back = f"{name}: the drain of {run} stands again: slurmctld was killed before it had saved"
+        back = f"{name}: the drain of {run} is back: slurmctld was killed before it had saved"
         if self.work.step is MaintenanceStep.TAKEN:
-            return f"{back} what somebody did to it; look at the node, then: scontrol update nodename={name} state=resume"
-        return f"{back} that it was lifted; `fairlead maintain --resume {self.run}` lifts it again"
+            return f"{back} what somebody did to it; check the node, then: scontrol update nodename={name} state=resume"
+        return f"{back} that the drain was lifted; `fairlead maintain --resume {self.run}` lifts it again"
 
 
 def returned_drains(journal: Journal, controller: Controller, listing: Listing, *, run: str = "") -> tuple[ReturnedDrain, ...]:
-    """Of one run that has ended, or of all of them. Raises SlurmError."""
+    """Return the drains of one run that has ended, or of all of them. Raises SlurmError."""
     drained = [name for name, node in listing.availability.items() if node.maintained]
     found = [
         ReturnedDrain(run=name, plan=plan, work=work) for name, plan, work in journal.done_with(drained) if run in ("", name)
@@ -47,15 +49,15 @@ def returned_drains(journal: Journal, controller: Controller, listing: Listing, 
 
 
 def unknown_drains(journal: Journal | None, listing: Listing) -> dict[str, str]:
-    """The reasons of maintenance in Slurm that no run of this journal has written (None: there is none), by Slurm name. They
-    are another admin host's, or of a journal that was lost."""
+    """Return the reasons of maintenance in Slurm that no run of this journal has written, by Slurm name. None as journal:
+    there is none. They come from another admin host, or from a journal that was lost."""
     found = {name: strip_suffixes(listing.nodes[name].reason) for name, node in listing.availability.items() if node.maintained}
     return {name: reason for name, reason in found.items() if journal is None or not journal.knows(name, reason)}
 
 
 def lift(controller: Controller, found: Sequence[ReturnedDrain]) -> list[str]:
-    """Lift again what those runs had lifted, and say so; one try for each, and what somebody else had lifted is only said. Raises
-    SlurmError."""
+    """Lift the drains again that those runs had lifted; return lines that say so. There is one try for each. What somebody
+    else had lifted is only reported. Raises SlurmError."""
     said = []
     for one in found:
         if one.work.step is MaintenanceStep.TAKEN:
