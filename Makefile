@@ -23,8 +23,8 @@ demo: ## the whole job on a rack of simulated GPU nodes; KEEP=1 leaves it up
 	@$(MAKE) --no-print-directory setup
 	@$(BIN)/python -m tests.lab.demo $(if $(KEEP),--keep)
 
-lab-down: ## end whatever the lab left
-	@$(BIN)/python -m tests.lab.clean --all
+lab-down: ## end what `make demo KEEP=1` and killed runs left; labs in use stay
+	@$(BIN)/python -m tests.lab.clean --dead
 
 lint: setup
 	@$(BIN)/python -m pytest -q tests/lint

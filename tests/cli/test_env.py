@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from fairlead.cli import main
+from fairlead.cli.env import LEGEND
 from fairlead.host.environments import of_job
 
 JOB = f"9{os.getpid()}"
@@ -65,9 +66,18 @@ def test_the_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monke
     assert told["set"] and "NCCL_ALGO" in told["never"] and "UCX_TLS" in told["site"]
     assert main(["env", "list"]) == 0
     assert "never set:" in capsys.readouterr().out
+    assert main(["env", "explain"]) == 0
+    said = capsys.readouterr().out
+    whens = {
+        line.rpartition("when: ")[2].partition("!")[0].partition(":")[0] for line in said.splitlines() if "   when: " in line
+    }
+    assert len(whens) > 3 and all(f" {word}: " in LEGEND or word == "always" for word in whens), "each word is explained"
+    assert LEGEND in said
     monkeypatch.setenv("FAIRLEAD_PROFILE", "../../etc")
     assert main(["env", "explain", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["variables"] == []
+    assert main(["env", "explain"]) == 0
+    assert "FAIRLEAD_PROFILE=../../etc is none of full, minimal and off, and no preset here" in capsys.readouterr().out
 
 
 def test_processes_that_cannot_be_read_are_passed_over(tmp_path: Path) -> None:

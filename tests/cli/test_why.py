@@ -244,6 +244,39 @@ def test_another_node_is_asked_over_ssh(
     assert "answered with something that is not an answer" in capsys.readouterr().out
 
 
+def test_the_site_of_this_host_says_how_a_node_is_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `fairlead fleet` does it; and Slurm's folder is named by the same option, also by the name that it had in 0.1.0."""
+    (tmp_path / "ssh").write_text('#!/bin/sh\necho "$@" >"$(dirname "$0")/asked"\n')
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    site = tmp_path / "site.toml"
+    classes = '[classes.a]\nnodes = "gpu7"\n'
+    site.write_text(f'schema = 1\n{classes}[ansible]\nuser = "ann"\nhosts = {{ gpu7 = "10.9.8.7" }}\n')
+    monkeypatch.setattr("fairlead.cli.why.SITE", str(site))
+    for option in ("--bin-dir", "--slurm-bin"):
+        assert main(["why", "gpu7", "--run-dir", str(tmp_path / "here"), option, str(tmp_path / "slurm")]) == 66
+        said = capsys.readouterr().err
+        assert f"{tmp_path}/slurm/" in said, "Slurm was asked there"
+        assert " ann@10.9.8.7 " in (tmp_path / "asked").read_text()
+
+
+def test_what_is_said_of_a_missing_sinfo_is_an_option_of_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "status.json").write_text(json.dumps({"slurm_node": "gpu7"}))
+    words = ["why", "gpu7", "--run-dir", str(tmp_path), "--state-dir", str(tmp_path)]
+    assert main([*words, "--bin-dir", str(tmp_path / "none")]) == 0
+    assert "next:     name the folder of Slurm's commands: --bin-dir DIR here" in capsys.readouterr().out
+
+
+def test_status_says_what_troubles_the_agent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The page on monitoring sends the reader here when the metrics' folder is not there."""
+    (tmp_path / "verdict").write_text("1\tok\t99999999\t7\t-\n")
+    (tmp_path / "status.json").write_text(json.dumps({"trouble": ["/m/fairlead.prom: No such file or directory"]}))
+    assert main(["status", "--run-dir", str(tmp_path)]) == 0
+    assert "  trouble: /m/fairlead.prom: No such file or directory\n" in capsys.readouterr().out
+
+
 EVIL = "\x1b[2J\x1b]0;t\x07\x9b1m\u202e\u2028\r\nnext:     nothing to do\x00[red]x[/red]"
 HONEST = agent("warn", EVIL, findings=[{**XID, "evidence": [EVIL], "summary": EVIL, "device": EVIL, "action": EVIL}])
 HONEST["status"] |= {"hold": {"who": EVIL, "reason": EVIL}, "slurm_node": "gpu7", "trouble": [EVIL], "strikes": {EVIL: [1.0]}}

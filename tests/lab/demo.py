@@ -44,9 +44,12 @@ def keep(rack: Rack, site: Path) -> None:
 The rack stays up. Look around:
   {enter} ssh -F {rack.ssh_config} gpu1        a shell on a node (gpu1 .. gpu4, ctl)
   {rack.bin}/sinfo -R                          Slurm
-  {enter} .venv/bin/fairlead why gpu1 --site {site} --slurm-bin {rack.bin}
+  {enter} .venv/bin/fairlead why gpu1 --site {site} --bin-dir {rack.bin}
+Break things: GPU 3 of gpu1 falls off the bus; a call of the driver hangs; everything is well again
+  .venv/bin/python -m tests.lab.faults {rack.nodes[0].sim}/nvml.control lost 3
   .venv/bin/python -m tests.lab.faults {rack.nodes[0].sim}/nvml.control hang nvmlDeviceGetTemperature 3
-  make lab-down                                ends it""")
+  .venv/bin/python -m tests.lab.faults {rack.nodes[0].sim}/nvml.control clear
+  make lab-down                                ends the rack""")
 
 
 def main() -> int:

@@ -262,7 +262,7 @@ class Demo:
         _, host = self._run_job("#!/bin/sh\nhostname\n", "-N1", "--exclusive")
         self.stage.check("the next job runs elsewhere", host.name != "gpu1", "not gpu1", host.name)
         self.stage.wait("the verdict follows", lambda: self.verdict(1), lambda v: v[1] == "drain", 10)
-        story = self.fairlead("why", "gpu1", "--site", str(self.site), "--slurm-bin", str(self.rack.bin))
+        story = self.fairlead("why", "gpu1", "--site", str(self.site), "--bin-dir", str(self.rack.bin))
         self.stage.say(story)
         self.stage.check("why tells of the Xid and what to do", "Xid 79" in story and "do:" in story, "Xid 79, do:", story)
 

@@ -117,7 +117,10 @@ def main(arguments: list[str]) -> int:
     """Run one fault from the command line; 64 for usage."""
     verbs = {name.replace("_", "-"): name for name in vars(Faults) if not name.startswith("_")}
     if len(arguments) < 2 or arguments[1] not in verbs:
-        print(f"usage: faults CONTROL {{{'|'.join(sorted(verbs))}}} [ARGUMENT ...]", file=sys.stderr)
+        print("usage: faults CONTROL VERB [ARGUMENT ...]\n\nCONTROL is sim/nvml.control of the node. The verbs:", file=sys.stderr)
+        for verb, name in sorted(verbs.items()):
+            words = list(inspect.signature(getattr(Faults, name)).parameters)[1:]
+            print(f"  {' '.join((verb, *(word.upper() for word in words)))}", file=sys.stderr)
         return 64
     method = getattr(Faults(arguments[0]), verbs[arguments[1]])
     kinds = [parameter.annotation for parameter in inspect.signature(method).parameters.values()]

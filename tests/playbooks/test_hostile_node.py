@@ -140,9 +140,7 @@ def test_fleet_and_why_take_a_hostile_node_for_itself_alone(admin: Admin) -> Non
     ):
         rows = {n["node"]: n for n in json.loads(admin.run(*words, "--json").stdout)["nodes"]}
         shown = admin.run(*words)
-        told = [
-            admin.run("why", name, "--site", str(admin.site), "--slurm-bin", str(admin.rack.bin)) for name in ("gpu1", "gpu2")
-        ]
+        told = [admin.run("why", name, "--site", str(admin.site), "--bin-dir", str(admin.rack.bin)) for name in ("gpu1", "gpu2")]
     admin.rack.scontrol("update", "nodename=gpu1", "state=resume")
     assert (rows["gpu1"]["word"], rows["gpu2"]["word"]) == ("unreachable", "unreachable")
     assert rows["gpu3"]["agent"]["reached"] and rows["gpu3"]["agent"]["node"] == "gpu3"

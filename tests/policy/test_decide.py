@@ -84,8 +84,16 @@ def test_what_holds_a_drain_makes_it_a_warning(change: dict[str, object], why: s
 def test_observe_is_a_warning_per_check_and_for_the_site() -> None:
     (by_check,) = run([bad("ecc")])
     (by_site,) = run([bad()], rules=Rules(mode=Mode.OBSERVE))
-    for decision in (by_check, by_site):
-        assert (decision.order, decision.state_word, decision.why_suppressed) == (Order.KEEP, State.WARN, ("observed only",))
+    for decision, why in ((by_check, "observed only"), (by_site, "observed only: policy.mode")):
+        assert (decision.order, decision.state_word, decision.why_suppressed) == (Order.KEEP, State.WARN, (why,))
+
+
+def test_the_verdict_does_not_say_that_the_agent_resumes_what_a_person_drained() -> None:
+    drained = run([bad()])[0].state
+    for steps in range(1, 6):
+        decision = run(*[[]] * steps, state=drained, drained=True, drain_check="manual")[-1]
+        assert "resuming" not in decision.text and "by fairlead" not in decision.text, decision.text
+    assert decision.order is Order.RESUME, "the last of them is well"
 
 
 def test_drift_and_driver_findings_do_not_drain_while_apply_runs() -> None:

@@ -197,7 +197,7 @@ def test_a_nodes_whole_document_is_a_policy_and_may_be_edited(tmp_path: Path, ca
     (tmp_path / "log").write_text(f"[ 110.5] {LOST}\n")
     assert main(["replay", str(tmp_path / "log"), "--policy", str(tmp_path / "node.json"), "--json"]) == 0
     (log,) = json.loads(capsys.readouterr().out)["logs"]
-    assert (log["drains"], log["events"][0]["kind"], log["events"][0]["why"]) == (0, "held", "observed only")
+    assert (log["drains"], log["events"][0]["kind"], log["events"][0]["why"]) == (0, "held", "observed only: policy.mode")
 
 
 BAD = pytest.mark.parametrize(

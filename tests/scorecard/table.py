@@ -23,8 +23,8 @@ WORDS = (
     "says so. All checks and settings are enforced for this (the strictest policy). *by default* says what the finding does",
     "under the check's own mode: it drains, or it only reports. The *twin* is the same signal in a state where it is normal.",
     "*reported* means that the agent is meant to show a finding about the twin (a job's own Xid), which drains nothing. Faults",
-    "that take minutes (shares of time under load) are played on clocks that run 40 times as fast, and their times are given in the",
-    "node's time. Twins are played on such clocks too.",
+    "that take minutes (shares of time under load) are played on clocks that run 40 times as fast, and their times are given in",
+    "the node's time. Twins are played on such clocks too.",
 )
 Peers = Sequence[tuple[Peer, dict[str, PeerSeen]]]
 

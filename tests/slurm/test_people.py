@@ -54,7 +54,7 @@ class Ward:
         """Run a command as root for ``user``; what it printed."""
         folders = ["--state-dir", str(self.agent.state_dir), "--run-dir", str(self.agent.run_dir)]
         more = folders if words[0] in ("hold", "audit", "why") else ["--document", str(self.agent.document)]
-        more += ["--slurm-bin", str(self.cluster.bin)] if words[0] == "why" else []
+        more += ["--bin-dir", str(self.cluster.bin)] if words[0] == "why" else []
         said = io.StringIO()
         with patch.dict(os.environ, SUDO_USER=user), redirect_stdout(said), redirect_stderr(said):
             ended = main([*words, *more])

@@ -166,7 +166,7 @@ class Ward:
         """``fairlead`` on the node, as root for ann."""
         folders = ["--state-dir", str(self.dirs.var), "--run-dir", str(self.dirs.run)]
         more = folders if words[0] in ("why", "hold") else ["--document", str(self.agent.document)]
-        more += ["--slurm-bin", str(self.cluster.bin)] if words[0] == "why" else []
+        more += ["--bin-dir", str(self.cluster.bin)] if words[0] == "why" else []
         environment = {**os.environ, "PYTHONPATH": str(PROJECT / "agent"), "SUDO_USER": "ann"}
         command = [sys.executable, "-m", "fairlead", *words, *more]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90, check=False)

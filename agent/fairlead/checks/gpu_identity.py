@@ -27,7 +27,9 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     yield from unlisted(node)
     here = gpu_cards_of(node)
     if not past.available and here:
-        yield Finding(level=Level.OK, summary="needs to know the GPU cards of earlier", needs_history=True)
+        yield Finding(
+            level=Level.OK, summary="only the agent's history knows the GPU cards that were here before", needs_history=True
+        )
     for gpu in listed_gpus(node):
         known, card = past.gpu_cards.get(gpu.pci), here.get(gpu.pci)
         if card is None and not gpu.lost:

@@ -19,7 +19,10 @@ from fairlead.errors import ExitCode, UsageError
 
 def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--site", metavar="FILE", default="/etc/fairlead/site.toml", help="the site's declaration; fairlead.lock lies beside it"
+        "--site",
+        metavar="FILE",
+        default="/etc/fairlead/site.toml",
+        help="the site's declaration (default %(default)s); fairlead.lock lies beside it",
     )
     parser.add_argument("--output", default="", metavar="DIR", help="the folder to make")
     parser.add_argument(

@@ -17,11 +17,18 @@ from fairlead.errors import ExitCode, FairleadError, InputMissing, UsageError
 from fairlead.jobenv.environment_text import explain, published
 from fairlead.jobenv.never import NEVER, SITE
 from fairlead.jobenv.variable_table import ROWS, VariableRow, assemble
+from fairlead.model.plain_text import printable
 from fairlead.nccl.nccl_conf import parse
 
 TABLE = "/run/fairlead/env"
 PRESETS = "/run/fairlead/presets"
 CONF = "/etc/nccl.conf"
+LEGEND = """\
+A value in brackets is not set here: it is what the rule gives. "when" says in which steps the rule counts:
+  always; gpu: with a GPU; gpus: with several; nodes: on more than one node (nodes:N: on N or more);
+  distributed: with several nodes or tasks; share: in a task of several on a node, at most one GPU each;
+  !NAME: not where the user has set NAME
+"""
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -94,7 +101,7 @@ def _text(path: str) -> str:
 
 def _variables(environment: dict[str, str]) -> dict[str, object]:
     """Return what is known of one environment, compared with what is published on this node."""
-    profile = environment.get("FAIRLEAD_PROFILE") or "full"
+    wanted = profile = environment.get("FAIRLEAD_PROFILE") or "full"
     table = TABLE
     if profile not in ("full", "minimal", "off"):
         table = f"{PRESETS}/{profile}"
@@ -103,8 +110,9 @@ def _variables(environment: dict[str, str]) -> dict[str, object]:
     rows = published(_text(table), _known()) or ROWS
     variables = explain(environment, profile, rows=rows, conf=parse(_text(CONF)))
     return {
-        "profile": environment.get("FAIRLEAD_PROFILE") or "full",
+        "profile": wanted,
         "set": "FAIRLEAD_SET" in environment,
+        "known": profile == wanted,
         "variables": variables,
     }
 
@@ -112,11 +120,12 @@ def _variables(environment: dict[str, str]) -> dict[str, object]:
 def _explain(explained: list[dict[str, object]], *, as_json: bool) -> ExitCode:
     if as_json:
         print_json(
-            {k: v for k, v in explained[0].items() if k != "set"}
+            {k: v for k, v in explained[0].items() if k not in ("set", "known")}
             if len(explained) == 1 and "step" not in explained[0]
             else explained
         )
         return ExitCode.OK
+    print(LEGEND)
     for number, each in enumerate(explained):
         if number:
             print()
@@ -129,6 +138,9 @@ def _print(each: dict[str, object]) -> None:
     if "step" in each:
         rank = f", rank {each['rank']}" if each["rank"] != "" else ""
         print(f"Job {job}, step {each['step']}{rank} (pid {each['pid']}):\n")
+    if not each["known"]:
+        wish = printable(str(each["profile"]))
+        print(f"FAIRLEAD_PROFILE={wish} is none of full, minimal and off, and no preset here: it means off.\n")
     if not job:
         print("This is not a job. A job would get these values, unless its user sets others.\n")
     elif not each["set"]:

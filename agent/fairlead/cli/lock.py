@@ -26,7 +26,10 @@ from fairlead.settings.driver import DriverWant
 
 def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--site", metavar="FILE", default="/etc/fairlead/site.toml", help="the site's declaration; the lock is beside it"
+        "--site",
+        metavar="FILE",
+        default="/etc/fairlead/site.toml",
+        help="the site's declaration (default %(default)s); the lock is beside it",
     )
     parser.add_argument(
         "--repository",

@@ -65,7 +65,9 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 def choose_nodes(parser: argparse.ArgumentParser) -> None:
     """Add the options that say which site, nodes and settings a run is about."""
-    parser.add_argument("--site", metavar="FILE", default="/etc/fairlead/site.toml", help="the site's declaration")
+    parser.add_argument(
+        "--site", metavar="FILE", default="/etc/fairlead/site.toml", help="the site's declaration (default %(default)s)"
+    )
     parser.add_argument(
         "-l",
         "--nodelist",

@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     drain = protocol(args.document)
     if args.dry_run:
         entry = drain.ledger.load()
-        ours = f"ours is {entry.token.text!r}" if entry else "the ledger knows no drain of ours"
+        ours = f"it would lift {entry.token.text!r}" if entry else "the ledger knows no drain of ours"
         return dry(drain, ours, lift=True, adopt=args.adopt, as_json=args.json)
     more = {"adopt": "yes"} if args.adopt else {}
     with audited(*drain.ledger.folders, "resume", why=args.reason, args=more) as note:

@@ -120,6 +120,8 @@ def run(args: argparse.Namespace) -> ExitCode:
         print(f"  delayed by {limit['kind']} {limit['name']}: {slurm.get('over_budget', '')}")
     if str(slurm.get("topology", "")).startswith("unknown"):
         print(f"  topology {slurm['topology']}; no drain limit per switch or block applies")
+    for trouble in status.get("trouble", []):
+        print(f"  trouble: {trouble}")
     document = status.get("document", {})
     if document:
         print(

@@ -20,15 +20,22 @@ from fairlead.daemon.requests.audit_trail import Trail
 from fairlead.errors import DataError, ExitCode, FairleadError, InputMissing, SlurmUnavailable
 from fairlead.model.plain_text import one_line, printable
 
+SITE = "/etc/fairlead/site.toml"
 SSH_SECONDS = 15
 AUDIT_SHOWN = 50  # in JSON, unless the whole history is asked for
 
 
 def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("node", nargs="?", default="", help="the Slurm node (default: this machine)")
-    parser.add_argument("--site", metavar="FILE", default="", help="the site.toml that says how ssh reaches the node")
+    parser.add_argument(
+        "--site",
+        metavar="FILE",
+        default="",
+        help=f"the site.toml that says how ssh reaches the node (default: {SITE} where there is one)",
+    )
     parser.add_argument("--no-slurm", action="store_true", help="do not ask slurmctld")
-    parser.add_argument("--slurm-bin", default="/usr/bin", metavar="DIR", help="where scontrol is")
+    parser.add_argument("--bin-dir", default="/usr/bin", metavar="DIR", help="where scontrol and sinfo are")
+    parser.add_argument("--slurm-bin", dest="bin_dir", default=argparse.SUPPRESS, help=argparse.SUPPRESS)  # its older name
     parser.add_argument("--history", action="store_true", help="show the whole audit trail, not only its end")
     parser.add_argument("--state-dir", metavar="DIR", default=STATE_DIR, help=argparse.SUPPRESS)
     parser.add_argument("--run-dir", metavar="DIR", default=status_command.RUN_DIR, help=argparse.SUPPRESS)
@@ -50,10 +57,10 @@ def _remote(args: argparse.Namespace) -> tuple[dict[str, Any], list[Any]]:
     from fairlead.provision.ssh import SSH_ARGS, ask
 
     target, options = args.node, ["-o", f"ConnectTimeout={SSH_SECONDS // 2}", *shlex.split(SSH_ARGS)]
-    if args.site:
+    if site := args.site or (SITE if os.path.exists(SITE) else ""):
         from fairlead import config
 
-        ansible = config.load_site(args.site).ansible
+        ansible = config.load_site(site).ansible
         options = [*shlex.split(ansible.ssh_args), *(["-i", ansible.private_key] if ansible.private_key else []), *options]
         target = f"{ansible.user}@{ansible.hosts.get(args.node, args.node)}"
     try:
@@ -96,7 +103,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     local = not args.node or args.node in (here, own.get("slurm_node"), own.get("node"))
     agent, audit = _local(args) if local else _remote(args)
     name = args.node or agent.get("status", {}).get("slurm_node") or here
-    slurm = None if args.no_slurm else _slurm(name, args.slurm_bin)
+    slurm = None if args.no_slurm else _slurm(name, args.bin_dir)
     if "error" in agent and slurm and "error" in slurm:
         raise InputMissing(f"{name}: neither Slurm nor the node says anything", hint=f"{slurm['error']}; {agent['error']}")
     if args.json:

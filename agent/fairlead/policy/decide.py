@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fairlead.model.finding import Finding, Level, Service
+from fairlead.model.finding import Finding, Level, Mode, Service
 from fairlead.model.verdict import State
 from fairlead.policy import ladder
 from fairlead.policy.decision_rules import DRIVER_CHECKS, SETTING_PREFIX, CheckPolicy, Rules, enforced, policy_for
@@ -127,6 +127,8 @@ def decide(
 
 def _why_not(name: str, policies: dict[str, CheckPolicy], now: Now, rules: Rules) -> str:
     """Say why a confirmed finding of this check does not drain now; "" when it does."""
+    if rules.mode is not Mode.ENFORCE:
+        return "observed only: policy.mode"
     if not enforced(name, policies, rules):
         return "observed only"
     if now.disabled:
@@ -231,6 +233,7 @@ def _conclude(
             unknown=found.unknown,
             warned=found.warned,
             drained=now.drained,
+            manual=now.drain_check == MANUAL,
             back=f"{resume_by_hand}: resume by hand" if resume_by_hand else proof_words(now) if prove else "",
         ),
         state=replace(state, drained=now.drained, drained_for=drained_for),

@@ -38,7 +38,8 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         int, Meta(ge=0, description="A drain that waits for the job's end waits at most this long; 0: for ever.")
     ] = 86400
     strikes_max: Annotated[
-        int, Meta(ge=0, description="After so many drains of one device in the window, only a person resumes the node; 0: no limit.")
+        int,
+        Meta(ge=0, description="After so many drains of one device in the window, only a person resumes the node; 0: no limit."),
     ] = 3
     strikes_window_seconds: Annotated[int, Meta(ge=0, description="Window of `strikes_max`.")] = 30 * 86400
     ladder_window_seconds: Annotated[
@@ -50,7 +51,11 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     ] = 86400
     ladder_repeats: Annotated[int, Meta(ge=1, le=10, description="So often is a step taken before the next one is due.")] = 1
     reboots_max: Annotated[
-        int, Meta(ge=0, description="After so many boots for faults in the window, the action is check_hardware and not another boot; 0: no limit.")
+        int,
+        Meta(
+            ge=0,
+            description="After so many boots for faults in the window, the action is check_hardware and not another boot; 0: no limit.",
+        ),
     ] = 2
     reboots_window_seconds: Annotated[int, Meta(ge=0, description="Window of `reboots_max`.")] = 86400
     budget_percent: Annotated[

@@ -49,12 +49,14 @@ def line(
     unknown: list[Finding],
     warned: list[Finding],
     drained: bool,
+    manual: bool,
     back: str,
 ) -> str:
     """Return the verdict's line: the worst finding first, at most one of each kind. ``back``: what keeps a node that is
-    drained and well from going back, when it is not the recovery window."""
+    drained and well from going back, when it is not the recovery window. ``manual``: a person drained the node through
+    fairlead, so the agent does not resume it."""
     parts: list[str] = []
-    if order is Order.RESUME:
+    if order is Order.RESUME and not manual:
         parts.append("well again, resuming")
     elif drains:
         first = f"{drains[0].check}: {summary(drains)}"
@@ -62,7 +64,7 @@ def line(
             parts.append(first)
         else:
             parts.append(f"drain pending{'' if due else ', waits for the job to end'}: {first}")
-    elif drained:
+    elif drained and not manual:
         parts.append(f"drained by fairlead, {back or 'recovering'}")
     if suppressed:
         parts.append(f"{suppressed[0][0].check}: {suppressed[0][0].summary} ({suppressed[0][1]})")

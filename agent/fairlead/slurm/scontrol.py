@@ -155,7 +155,7 @@ class Scontrol:
                 f"{command[0]} gave no answer in {self.deadline_seconds:g} s", hint="is slurmctld up? scontrol ping"
             ) from None
         except OSError as e:
-            hint = "--bin-dir, or slurm.bin_dir of the site, says where Slurm's commands are"
+            hint = "name the folder of Slurm's commands: --bin-dir DIR here, slurm.bin_dir in site.toml for the agents"
             raise SlurmError(f"{tool}: {e.strerror}", hint=hint) from None
         if done.returncode == -signal.SIGALRM or (until < float("inf") and done.returncode == _TOO_LATE):
             raise SlurmUnavailable(f"{command[0]} was too slow: a write is sent soon after the reading or not at all")
