@@ -54,7 +54,7 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         int,
         Meta(
             ge=0,
-            description="After so many boots for faults in the window, the action is check_hardware and not another boot; 0: no limit.",
+            description="After so many boots for faults in the window the action is check_hardware; 0: no limit.",
         ),
     ] = 2
     reboots_window_seconds: Annotated[int, Meta(ge=0, description="Window of `reboots_max`.")] = 86400
