@@ -1,15 +1,17 @@
--- fairlead's cli_filter for sites that prefer lua to the SPANK plugin (slurm/spank). slurm.conf: CliFilterPlugins=cli_filter/lua;
--- this file lies beside slurm.conf on submit hosts and nodes (srun inside a job runs it there). It makes no plan.
+-- fairlead's cli_filter, for sites that prefer lua to the SPANK plugin (slurm/spank). slurm.conf needs
+-- CliFilterPlugins=cli_filter/lua, and this file must be beside slurm.conf on submit hosts and nodes, because srun inside a job runs
+-- it there. It makes no plan.
 --
 -- - `--comment=fairlead:off`, `fairlead:minimal` or `fairlead:on`, among other words or alone, becomes FAIRLEAD_PROFILE of the job.
---   salloc has no --export: there the prolog sees `off` in the comment, and the others have no effect.
--- - srun marks a --cpu-bind that the user typed (FAIRLEAD_CPU_BIND=user): the task prolog leaves that step's CPUs alone.
--- - srun --gpus-per-task without a choice of --distribution, --cpu-bind or --gpu-bind gets --distribution=*:block: Slurm 22.05
---   gives GPU i to task i, but CPUs by turns of the sockets. With it task i has GPU i and CPUs near it on 22.05, 24.11 and 26.05 (tested).
+--   salloc has no --export. There the prolog sees `off` in the comment, and the other words have no effect.
+-- - srun marks a --cpu-bind that the user typed (FAIRLEAD_CPU_BIND=user). The task prolog then does not change that step's CPUs.
+-- - srun --gpus-per-task without a choice of --distribution, --cpu-bind or --gpu-bind gets --distribution=*:block. Slurm 22.05
+--   assigns GPU i to task i, but takes CPUs from the sockets by turns. With the option task i has GPU i and CPUs near it on 22.05,
+--   24.11 and 26.05 (tested).
 --
--- What is set travels in --export, the one way in which a cli_filter reaches a job's environment. A user's own --export stays, and
--- gets these names added; --export=NONE and NIL stay as they are. What the environment says already wins over the comment, and a
--- step that starts steps of its own passes its mark on (srun does not overwrite). Nothing here refuses a job.
+-- The variables are added to --export, the only way in which a cli_filter can change a job's environment. A user's own --export
+-- stays and gets these names added; --export=NONE and NIL are not changed. A variable that the environment already has wins over the
+-- comment. A step that starts other steps passes its mark on, because srun does not overwrite it. Nothing here refuses a job.
 -- A site that has a cli_filter.lua calls fairlead_pre_submit(options) from its own slurm_cli_pre_submit.
 -- Source: cli_filter_plugins(5) and etc/cli_filter.lua.example of Slurm.
 

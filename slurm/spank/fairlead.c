@@ -1,20 +1,20 @@
-/* fairlead's SPANK plugin, optional: list it as `optional` and before pyxis in plugstack.conf(5).
+/* fairlead's SPANK plugin. A site may use it: list it as `optional` and before pyxis in plugstack.conf(5).
  *
  *     optional /usr/lib/fairlead-spank/fairlead.so [memory=no]
  *
  * - srun, sbatch and salloc get --fairlead=on|off|minimal. It becomes FAIRLEAD_PROFILE of the job.
- * - srun marks a --cpu-bind that the user chose (FAIRLEAD_CPU_BIND=user): a keyword equal to Slurm's default looks like it.
- * - In each task of a GPU step that has the whole node, before the task prolog and before a container: where Slurm assigned
+ * - srun marks a --cpu-bind that the user chose (FAIRLEAD_CPU_BIND=user): a task cannot distinguish a keyword from Slurm's default.
+ * - It binds each task of a GPU step that has the whole node, before the task prolog and before a container. Where Slurm assigned
  *   exactly the CPU sets of the plan that the agent published (/run/fairlead/plans/N), the task gets one near its GPU, and its
- *   memory is preferred there (set_mempolicy(2), MPOL_PREFERRED). The conditions are those of slurm/task-prolog. No plan is made
- *   here: without a published one, or in any doubt, nothing changes. tests/hooks/test_one_binding_rule.py compares what is applied
+ *   memory is preferred there (set_mempolicy(2), MPOL_PREFERRED). The conditions are those of slurm/task-prolog. The plugin makes no
+ *   plan: without a published one, or in any doubt, nothing changes. tests/hooks/test_one_binding_rule.py compares what is applied
  *   with the rule in Python.
  *
- * Every function returns ESPANK_SUCCESS: a plugin must not fail a job. Files are read without blocking, only regular ones of
- * root's, with a limit; the environment is the user's and only ever compared, counted or parsed with a limit. task_init runs
- * as the user (spank(8)), so nothing here can do more than the user could. Sources: spank(8), <slurm/spank.h>.
+ * Every function returns ESPANK_SUCCESS, because a plugin must not fail a job. It reads only regular files of root, without blocking
+ * and with a limit. The environment is the user's, and is only compared, counted or parsed with a limit. task_init runs as the user
+ * (spank(8)), so nothing here can do more than the user could. Sources: spank(8), <slurm/spank.h>.
  *
- * Build, once for each Slurm release (spank.h: libslurm-dev, slurm-devel):
+ * Build it once for each Slurm release (spank.h is in libslurm-dev or slurm-devel):
  *     gcc -std=gnu11 -O2 -shared -fPIC -o fairlead.so fairlead.c
  */
 #define _GNU_SOURCE
@@ -37,7 +37,7 @@ enum { LONG_BITS = 8 * sizeof(unsigned long) };
 
 typedef struct { unsigned long word[CPUS_MAX / LONG_BITS]; } cpus_t;
 
-static char choice[8]; /* what --fairlead said: "", full, minimal, off */
+static char choice[8]; /* the value of --fairlead: "", full, minimal, off */
 
 /* ---- the option ---- */
 
@@ -46,7 +46,7 @@ static int choose(int val, const char *arg, int remote) {
     if (arg && (!strcmp(arg, "on") || !strcmp(arg, "full"))) strcpy(choice, "full");
     else if (arg && !strcmp(arg, "minimal")) strcpy(choice, "minimal");
     else {
-        if (!remote && (!arg || strcmp(arg, "off"))) slurm_error("fairlead: --fairlead is on, off or minimal: taken as off");
+        if (!remote && (!arg || strcmp(arg, "off"))) slurm_error("fairlead: --fairlead must be on, off or minimal; it counts as off");
         strcpy(choice, "off");
     }
     return ESPANK_SUCCESS;
@@ -70,8 +70,8 @@ int slurm_spank_init(spank_t sp, int ac, char *av[]) {
     return ESPANK_SUCCESS;
 }
 
-/* Is the long option --name, or an abbreviation of at least `least` letters (getopt_long(3)), among srun's words? Those of the
- * command that srun is to run are looked at too: at worst a task keeps the CPUs that Slurm chose. */
+/* Says whether the long option --name, or an abbreviation of at least `least` letters (getopt_long(3)), is among srun's words. The
+ * words of the command that srun runs are searched too. At worst a task then keeps the CPUs that Slurm chose. */
 static int typed(const char *name, size_t least) {
     static char line[LIST_MAX];
     ssize_t got;
@@ -88,8 +88,8 @@ static int typed(const char *name, size_t least) {
     return 0;
 }
 
-/* Did the user choose a CPU binding? In SLURM_CPU_BIND a step finds what Slurm says of itself (an interactive step too: masks with
- * 0x); there only the option counts. The batch step is no such step (SLURM_STEP_ID unset, -5 or 4294967291). */
+/* Says whether the user chose a CPU binding. In a step, an interactive one too, Slurm itself sets SLURM_CPU_BIND (masks with 0x), so
+ * only the option counts there. In the batch step the variable counts (SLURM_STEP_ID is unset, -5 or 4294967291). */
 static int chose_binding(void) {
     const char *step = getenv("SLURM_STEP_ID"), *bind = getenv("SLURM_CPU_BIND");
     if (bind && *bind && !strstr(bind, ":0x") && (!step || *step == '-' || !strncmp(step, "42949672", 8))) return 1;
@@ -100,18 +100,18 @@ int slurm_spank_init_post_opt(spank_t sp, int ac, char *av[]) {
     spank_context_t where = spank_context();
     (void)sp, (void)ac, (void)av;
     if (where != S_CTX_LOCAL && where != S_CTX_ALLOCATOR) return ESPANK_SUCCESS;
-    /* srun also hears of the option that sbatch or salloc got: then what the user has set since counts more. */
+    /* srun also gets the option of sbatch or salloc. Then a variable that the user has set since counts more. */
     if (*choice) setenv("FAIRLEAD_PROFILE", choice, where == S_CTX_ALLOCATOR || typed("fairlead", 2));
     if (where == S_CTX_LOCAL) {
         if (chose_binding()) setenv("FAIRLEAD_CPU_BIND", "user", 1);
-        else unsetenv("FAIRLEAD_CPU_BIND"); /* an outer step's */
+        else unsetenv("FAIRLEAD_CPU_BIND"); /* an outer step has set it */
     }
     return ESPANK_SUCCESS;
 }
 
-/* ---- reading, all of it bounded ---- */
+/* ---- reading, always with a limit ---- */
 
-/* A regular file of root's into text, with a final 0; its length, or -1 where it is none or does not fit. */
+/* Reads a regular file of root into text, with a final 0. Returns its length, or -1 where it is not such a file or does not fit. */
 static ssize_t slurp(const char *path, char *text, size_t size) {
     struct stat st;
     size_t have = 0;
@@ -126,7 +126,7 @@ static ssize_t slurp(const char *path, char *text, size_t size) {
     return strlen(text) == have ? (ssize_t)have : -1;
 }
 
-/* Field number `index` of a TAB separated line into out; 0 where it is missing or too long. */
+/* Copies field number `index` of a TAB separated line into out. Returns 0 where it is missing or too long. */
 static int field(const char *line, int index, char *out, size_t size) {
     size_t length;
     for (; index > 0; index--, line++)
@@ -144,7 +144,7 @@ static int is(const char *line, int index, const char *expected) {
     return field(line, index, word, sizeof word) && !strcmp(word, expected);
 }
 
-/* A decimal number without sign or leading zeros, below limit; -1 for anything else. */
+/* Returns a decimal number without sign or leading zeros, below limit; -1 for other text. */
 static long number(const char *text, long limit) {
     long value = 0;
     if (!*text || (*text == '0' && text[1])) return -1;
@@ -154,7 +154,7 @@ static long number(const char *text, long limit) {
     return value;
 }
 
-/* A variable of the task; "" where it is not set or does not fit. */
+/* Returns a variable of the task, or "" where it is not set or does not fit. */
 static const char *env(spank_t sp, const char *name, char *out, int size) {
     if (spank_getenv(sp, name, out, size) != ESPANK_SUCCESS) *out = 0;
     return out;
@@ -179,7 +179,7 @@ static int in_list(const char *list, const char *name) {
     return 0;
 }
 
-/* Hexadecimal digits as a CPU set; 0 where they are none or too many. */
+/* Reads hexadecimal digits as a CPU set. Returns 0 where there are none, too many, or other characters. */
 static int parse_mask(const char *digits, cpus_t *out) {
     size_t length = strlen(digits);
     memset(out, 0, sizeof *out);
@@ -192,7 +192,7 @@ static int parse_mask(const char *digits, cpus_t *out) {
     return 1;
 }
 
-/* ---- what is wanted ---- */
+/* ---- what the user and the site want ---- */
 
 static int off_by_comment(spank_t sp) {
     char path[64] = "/run/fairlead/jobs/", record[WORD_MAX];
@@ -208,7 +208,7 @@ static int off_by_comment(spank_t sp) {
     return slurp(path, record, sizeof record) > 0 && is(record, 0, "1") && is(record, 6, "off") && is(record, 7, ".");
 }
 
-/* Is it on, for this node and this job? Malformed means off. */
+/* Says whether fairlead is on for this node and this job. A malformed value means off. */
 static int is_on(spank_t sp) {
     char profile[32], hooks[WORD_MAX], preset[80] = "/run/fairlead/presets/";
     if (!access("/etc/fairlead/disabled", F_OK) || off_by_comment(sp)) return 0;
@@ -216,13 +216,13 @@ static int is_on(spank_t sp) {
     else if (slurp("/etc/fairlead/hooks", hooks, sizeof hooks) < 0 || !is(hooks, 0, "1") || !field(hooks, 2, profile, sizeof profile))
         return 0;
     if (!strcmp(profile, "full") || !strcmp(profile, "minimal")) return 1;
-    /* A preset of the site's, which concerns the environment: the CPUs are as with full. */
+    /* A preset of the site changes the environment only. CPUs are bound as with full. */
     if (!*profile || profile[strspn(profile, "abcdefghijklmnopqrstuvwxyz0123456789-")] || !strcmp(profile, "off")) return 0;
     strcat(preset, profile);
     return is_set(sp, "FAIRLEAD_PROFILE") && !access(preset, F_OK);
 }
 
-/* Is this step bound as Slurm chose, with GPUs that no task has of its own? 0 for everything that a user chose. */
+/* Says whether Slurm chose the binding of this step and no task has GPUs of its own. Returns 0 where the user chose something. */
 static int is_slurms(spank_t sp, const char *gpus) {
     char word[WORD_MAX], visible[WORD_MAX];
     if (strcmp(env(sp, "SLURM_CPU_BIND_TYPE", word, sizeof word), "mask_cpu:") || is_set(sp, "FAIRLEAD_CPU_BIND")) return 0;
@@ -232,11 +232,11 @@ static int is_slurms(spank_t sp, const char *gpus) {
     if (number(env(sp, "SLURM_GPUS_ON_NODE", word, sizeof word), TASKS_MAX) != items(gpus)) return 0;
     if (!is_set(sp, "CUDA_VISIBLE_DEVICES")) return 1;
     const char *shown = env(sp, "CUDA_VISIBLE_DEVICES", visible, sizeof visible);
-    if (strstr(shown, "MIG")) return 0; /* Slurm's indices count the parts there, not the GPUs */
+    if (strstr(shown, "MIG")) return 0; /* Slurm's indices then count GPU instances, not GPUs */
     return items(shown) == items(gpus);
 }
 
-/* Are gpus all of the node's, by the published topology? */
+/* Says whether gpus are all GPUs of the node, by the published topology. */
 static int whole_node(const char *gpus) {
     static char text[TEXT_MAX];
     char word[16];
@@ -244,7 +244,7 @@ static int whole_node(const char *gpus) {
     const char *at = gpus;
     if (slurp("/run/fairlead/topology", text, sizeof text) < 0 || !is(text, 0, "1")) return 0;
     if (!field(text, 3, word, sizeof word) || number(word, TASKS_MAX) != count) return 0;
-    for (; index < count; index++, at += strcspn(at, ",") + 1) { /* exactly 0,1,2,... */
+    for (; index < count; index++, at += strcspn(at, ",") + 1) { /* the list must be 0,1,2,... */
         size_t length = strcspn(at, ",");
         if (length >= sizeof word) return 0;
         memcpy(word, at, length);
@@ -254,8 +254,8 @@ static int whole_node(const char *gpus) {
     return count > 0;
 }
 
-/* Slurm's masks of all local tasks: without 0x and leading zeros, as the plans have them. Slurm writes its own with 0x, in
- * capital digits and one width; what a user typed stands there without 0x. Returns their number, 0 in doubt. */
+/* Reads Slurm's masks of all local tasks, without 0x and leading zeros, as the plans have them. Slurm writes its own with 0x, in
+ * capital digits and one width; masks that a user typed have no 0x. Returns their number, 0 in doubt. */
 static int slurms_masks(char *list, const char *masks[]) {
     size_t width = 0;
     int count = 0;
@@ -273,13 +273,13 @@ static int slurms_masks(char *list, const char *masks[]) {
     return count;
 }
 
-/* The line of the ready plan with the CPU set for local task `local`, where Slurm assigned exactly the plan's CPU sets; NULL in doubt.
- * A task that has a CPU set of its own NUMA domain keeps it, the others are given the rest of the domain in the order in which Slurm
- * assigned it, as in slurm/task-prolog. */
+/* Returns the line of the ready plan with the CPU set for local task `local`, where Slurm assigned exactly the plan's CPU sets.
+ * Returns NULL in doubt. A task that has a CPU set of its own NUMA domain keeps it. The others get the remaining CPU sets of the domain in the order
+ * in which Slurm assigned them, as in slurm/task-prolog. */
 static const char *planned(const char *masks[], int tasks, int local) {
     static char text[TEXT_MAX];
     static const char *lines[TASKS_MAX];
-    static int domain[TASKS_MAX], assigned[TASKS_MAX]; /* of each task's GPUs; the line with the CPU set that it has */
+    static int domain[TASKS_MAX], assigned[TASKS_MAX]; /* the domain of each task's GPUs; the line with the task's CPU set */
     char path[64] = "/run/fairlead/plans/", word[CPUS_MAX / 4 + 1], digits[8];
     char *end = path + strlen(path);
     const char *line = text;
@@ -314,8 +314,8 @@ static const char *planned(const char *masks[], int tasks, int local) {
 
 /* ---- binding ---- */
 
-/* From the CPUs that Slurm assigned to the planned ones; 1 when the task has those. A mask that somebody else changed since, or that
- * the kernel does not give as it stands (a cpuset), stays. */
+/* Changes the CPUs of the task from those that Slurm assigned to the planned ones. Returns 1 when the task has the planned ones. A
+ * mask that somebody else has changed since then stays. A mask that the kernel does not set in full (a cpuset) is undone. */
 static int bind_cpus(const char *slurms, const char *line) {
     char word[CPUS_MAX / 4 + 1];
     cpus_t before = {{0}}, now = {{0}}, from, to;
@@ -324,11 +324,12 @@ static int bind_cpus(const char *slurms, const char *line) {
     if (!memcmp(&from, &to, sizeof to)) return 1;
     if (sched_setaffinity(0, sizeof to, (cpu_set_t *)&to)) return 0;
     if (!sched_getaffinity(0, sizeof now, (cpu_set_t *)&now) && !memcmp(&now, &to, sizeof to)) return 1;
-    if (sched_setaffinity(0, sizeof before, (cpu_set_t *)&before)) slurm_verbose("fairlead: the CPUs could not be put back");
+    if (sched_setaffinity(0, sizeof before, (cpu_set_t *)&before)) slurm_verbose("fairlead: the CPUs could not be restored");
     return 0;
 }
 
-/* Memory near the planned CPUs, where they are on one NUMA node and nobody chose a policy. A node with CPUs is none of GPU memory. */
+/* Prefers memory near the planned CPUs, where they are on one NUMA node and nobody chose a policy. A NUMA node with CPUs is not GPU
+ * memory. */
 static void prefer_memory(spank_t sp, const char *line) {
     unsigned long nodes[NODES_MAX / LONG_BITS] = {0};
     char word[16];
@@ -338,7 +339,7 @@ static void prefer_memory(spank_t sp, const char *line) {
     if (is_set(sp, "SLURM_MEM_BIND_TYPE") && strcmp(env(sp, "SLURM_MEM_BIND_TYPE", word, sizeof word), "none")) return;
     if (syscall(SYS_get_mempolicy, &mode, NULL, 0UL, NULL, 0UL) || mode != MODE_DEFAULT) return;
     nodes[node / LONG_BITS] = 1UL << node % LONG_BITS;
-    if (syscall(SYS_set_mempolicy, MODE_PREFERRED, nodes, (unsigned long)NODES_MAX)) slurm_debug("fairlead: memory stays as it is");
+    if (syscall(SYS_set_mempolicy, MODE_PREFERRED, nodes, (unsigned long)NODES_MAX)) slurm_debug("fairlead: no memory policy is set");
 }
 
 int slurm_spank_task_init(spank_t sp, int ac, char *av[]) {
@@ -350,7 +351,7 @@ int slurm_spank_task_init(spank_t sp, int ac, char *av[]) {
     uint32_t step = 0, tasks = 0;
     int local = -1, count;
 
-    if (*choice && spank_setenv(sp, "FAIRLEAD_PROFILE", choice, 0) == ESPANK_SUCCESS) /* --export=NONE lost it */
+    if (*choice && spank_setenv(sp, "FAIRLEAD_PROFILE", choice, 0) == ESPANK_SUCCESS) /* --export=NONE removed it */
         slurm_debug("fairlead: %s", choice);
     if (!is_on(sp)) return ESPANK_SUCCESS;
     if (spank_get_item(sp, S_JOB_STEPID, &step) != ESPANK_SUCCESS || step >= 0xfffffff0u) return ESPANK_SUCCESS; /* batch, extern */
@@ -358,7 +359,7 @@ int slurm_spank_task_init(spank_t sp, int ac, char *av[]) {
     if (spank_get_item(sp, S_JOB_LOCAL_TASK_COUNT, &tasks) != ESPANK_SUCCESS || tasks < 2) return ESPANK_SUCCESS;
     env(sp, "SLURM_STEP_GPUS", gpus, sizeof gpus);
     env(sp, "FAIRLEAD_SKIP", skip, sizeof skip);
-    if (is_set(sp, "FAIRLEAD_SKIP") && (!*skip || skip[strspn(skip, names)])) return ESPANK_SUCCESS; /* malformed means off */
+    if (is_set(sp, "FAIRLEAD_SKIP") && (!*skip || skip[strspn(skip, names)])) return ESPANK_SUCCESS; /* a malformed value means off */
     if (!*gpus || in_list(skip, "CPUS") || !is_slurms(sp, gpus) || !whole_node(gpus)) return ESPANK_SUCCESS;
     env(sp, "SLURM_CPU_BIND_LIST", list, sizeof list);
     count = slurms_masks(list, masks);

@@ -114,11 +114,11 @@ def test_missing_and_unreadable_documents(here: Path, capsys: pytest.CaptureFixt
         (("check", "--root", TREE, "--profile", "hgx-h1000"), 66, "profile 'hgx-h1000': no such profile"),
         (("config", "profiles", "hgx-h1000"), 66, "profile 'hgx-h1000': no such profile"),
         (("topology", "--root", TREE, "--profile", "x/../y"), 66, "profile 'x/../y': no such profile"),
-        (("check", "--root", "none"), 66, "none: no machine tree"),
+        (("check", "--root", "none"), 66, "none is not a machine tree"),
         (("apply", "--root", "none", "--document", "good.json"), 66, "none: no such tree"),
-        (("topology", "--root", "none"), 66, "none: no machine tree"),
-        (("snapshot", "--root", "none", "out"), 66, "none: no machine tree"),
-        (("snapshot", "--root", TREE, "."), 64, ".: is there already"),
+        (("topology", "--root", "none"), 66, "none is not a machine tree"),
+        (("snapshot", "--root", "none", "out"), 66, "none is not a machine tree"),
+        (("snapshot", "--root", TREE, "."), 64, ". exists already"),
         (("snapshot", "--root", TREE, "key.toml/folder"), 69, "key.toml/folder"),
         (("check", "--root", "halfjson"), 65, "halfjson/nvml.json: not JSON"),
         (("topology", "--root", "halfjson"), 65, "halfjson/nvml.json: not JSON"),
@@ -132,16 +132,16 @@ def test_missing_and_unreadable_documents(here: Path, capsys: pytest.CaptureFixt
         (("config", "show", "--site", "key.toml"), 64, "needs --node"),
         (("hold",), 64, "hold needs --reason TEXT, --release or --show"),
         (("hold", "--reason", "x", "--until", "soon", "--dry-run"), 64, "--until 'soon': not a time"),
-        (("hold", "--reason", "x", "--until", "2020-01-01", "--dry-run"), 64, "--until 2020-01-01: is past"),
-        (("hold", "--release", "--until", "2h"), 64, "--until belongs to a hold"),
+        (("hold", "--reason", "x", "--until", "2020-01-01", "--dry-run"), 64, "--until 2020-01-01 is in the past"),
+        (("hold", "--release", "--until", "2h"), 64, "--until does not go with --release"),
         (("ack", "xid", "--document", "good.json"), 64, "ack needs --reason TEXT"),
         (("ack", "--reason", "x", "--document", "good.json"), 64, "ack needs CHECK or CHECK/DEVICE, or --all"),
         (("ack", "xid", "--all", "--reason", "x", "--document", "good.json"), 64, "ack needs CHECK or CHECK/DEVICE, or --all"),
-        (("ack", "--all", "--reason", "x", "--document", "good.json"), 66, "no account of the agent"),
+        (("ack", "--all", "--reason", "x", "--document", "good.json"), 66, "there is no status of the agent"),
         (("clear", "--all", "--document", "good.json"), 64, "clear needs DEVICE, SERIAL or --all, and --reason TEXT"),
         (("clear", "--reason", "x", "--document", "good.json"), 64, "clear needs DEVICE, SERIAL or --all, and --reason TEXT"),
         (("clear", "x", "--all", "--reason", "x"), 64, "clear needs DEVICE, SERIAL or --all, and --reason TEXT"),
-        (("clear", "0000:1b:00.0", "--reason", "x", "--document", "good.json"), 66, "no account of the agent"),
+        (("clear", "0000:1b:00.0", "--reason", "x", "--document", "good.json"), 66, "there is no status of the agent"),
         (("audit", "--since", "yesterday"), 64, "--since 'yesterday': not a time"),
         (("audit", "--state-dir", "good.json"), 66, "good.json/audit.jsonl: Not a directory"),
         (("explain", "no-such-thing"), 66, "no-such-thing"),
@@ -211,7 +211,7 @@ def test_a_dry_release_of_a_hold_names_the_hold_that_there_is(tmp_path: Path, ca
     for folder in (state, run):
         folder.mkdir()
     words = ["hold", "--release", "--dry-run", "--state-dir", str(state), "--run-dir", str(run)]
-    assert main(words) == 0 and "not held" in capsys.readouterr().out
+    assert main(words) == 0 and "not on hold" in capsys.readouterr().out
     (run / "hold").write_text("{}")  # where the disk took nothing
     assert main(words) == 0 and capsys.readouterr().out == f"would remove {run / 'hold'}\n"
     assert main([*words, "--json"]) == 0 and str(run / "hold") in capsys.readouterr().out

@@ -49,7 +49,7 @@ def test_a_tree_without_a_site_says_what_else_can_be_named(
 def test_an_option_without_its_value_says_what_it_takes(
     site: str, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
 ) -> None:
-    assert hint(capsys, *words) == "--root [NODE=]TREE: a machine tree instead of nodes"
+    assert hint(capsys, *words) == "--root [NODE=]TREE: plan for a machine tree instead of nodes"
 
 
 @pytest.mark.parametrize(
@@ -58,11 +58,11 @@ def test_an_option_without_its_value_says_what_it_takes(
         (("check", "--root", TREE, "--only", "nccl"), "nccl is a setting: --only setting.nccl judges"),
         (("check", "--root", TREE, "--only", "xid,gpu_count"), "--only xid --only gpu_count"),
         (("check", "--root", TREE, "--only", "gpu_cuont"), "did you mean `gpu_count`?"),
-        (("apply", "--dry-run", "--only", "xid"), "xid is a check, which changes nothing: `fairlead check --only xid`"),
+        (("apply", "--dry-run", "--only", "xid"), "xid is a check, not a setting: `fairlead check --only xid`"),
         (("apply", "--dry-run", "--only", "setting.nccl"), "--only nccl"),
         (("apply", "--dry-run", "--only", "ncll"), "did you mean `nccl`?"),
         (("plan", "--tags", "gpu_count"), "gpu_count is a check"),
-        (("plan", "--tags", "slurm_hooks"), "slurm_hooks is a role, and a run takes all roles; --tags chooses settings"),
+        (("plan", "--tags", "slurm_hooks"), "slurm_hooks is a role, and a run always uses all roles; --tags chooses settings"),
         (("provision", "--tags", "reboot"), "reboot is a role"),
         (("render", "--site", "site.toml", "-o", "out", "--tags", "frobnicate"), "there are containers: "),
         (("provision", "site.toml"), "--site site.toml"),

@@ -21,10 +21,10 @@ from fairlead.provision.maintain.maintenance_steps import MaintenancePlan, Maint
     [
         ([], "give a nodelist, or one of"),
         (["gpu1", "--list"], "give a nodelist, or one of"),
-        (["--resume", "--dry-run"], "--dry-run: for a new run only"),
-        (["--resume", "--reason", "x", "--reboot"], "--reason, --reboot: for a new run only"),
-        (["--abort", "--floor", "main=1"], "--floor: for a run that begins nodes"),
-        (["--show", "--batch", "2"], "--batch: for a run that begins nodes"),
+        (["--resume", "--dry-run"], "--dry-run: only a new run takes this"),
+        (["--resume", "--reason", "x", "--reboot"], "--reason, --reboot: only a new run takes this"),
+        (["--abort", "--floor", "main=1"], "--floor: only a new run and --resume take this"),
+        (["--show", "--batch", "2"], "--batch: only a new run and --resume take this"),
     ],
 )
 def test_words_that_make_no_sense(words: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

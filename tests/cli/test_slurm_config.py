@@ -55,7 +55,7 @@ def test_topology_is_written_when_it_changed(run: Run, dump: Path, tmp_path: Pat
     conf = tmp_path / "topology.conf"
     code, text, notes = run(*topology)
     assert (code, text) == (0, f"{TREE}SwitchName=fabric Switches=su-leaf1-1,su-leaf2-1\n")
-    assert "every host on the fabric is taken for a node" in notes
+    assert "every host on the fabric counts as a node" in notes
     code, said, _ = run(*topology, "--write", conf, "--dry-run")
     assert code == 0 and not conf.exists() and f"{conf}: would be written" in said and "+SwitchName=fabric" in said
     code, said, _ = run(*topology, "--write", conf)
@@ -103,7 +103,7 @@ def test_a_node_is_never_lost_in_silence(run: Run, dump: Path, tmp_path: Path) -
     assert code == ExitCode.BAD_DATA and "1 node would be lost: login1" in said
     code, text, said = run(*topology, "--slurm-conf", slurm_conf, "--without", "login1")
     assert code == 0 and "n[1-4]" in text and "n5" not in text
-    assert "note: on the fabric, but no nodes of the cluster: n[5-8]" in said
+    assert "note: on the fabric, but not nodes of the cluster: n[5-8]" in said
 
 
 def test_adapters_that_name_no_host_are_named_when_nodes_are_lost(run: Run, tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_dump_cut_in_half_is_one_clear_line(run: Run, dump: Path, cut: float) 
     ("content", "option", "code", "words"),
     [
         ("", "--ibnetdiscover", ExitCode.BAD_DATA, "empty"),
-        ("hello\n", "--ibnetdiscover", ExitCode.BAD_DATA, "line 1 is none of ibnetdiscover's: 'hello'"),
+        ("hello\n", "--ibnetdiscover", ExitCode.BAD_DATA, "line 1 is not from ibnetdiscover: 'hello'"),
         ("{", "--lldp", ExitCode.BAD_DATA, "not JSON, or cut off"),
         ("[1]", "--lldp", ExitCode.BAD_DATA, "not an output of lldpctl"),
         ("hello\n", "--cliques", ExitCode.BAD_DATA, "no line such as"),

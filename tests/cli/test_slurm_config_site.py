@@ -140,7 +140,7 @@ def test_all_files_of_a_site_in_one_run(run: Run, trees: tuple[str, str], tmp_pa
         "PartitionName=gpu Nodes=g[1-3],l[1-2] Default=YES MaxTime=60",
         "PartitionName=small Nodes=g1,login1",
     ]
-    assert notes == "note: login1: in a partition and in no class: its NodeName line is yours\n"
+    assert notes == "note: login1 is in a partition and in no class: write its NodeName line yourself\n"
     assert run(*words, "--write", folder)[0] == ExitCode.NO_INPUT
     folder.mkdir()
     assert "nodes.conf: would be written" in run(*words, "--write", folder, "--dry-run")[1] and not list(folder.iterdir())

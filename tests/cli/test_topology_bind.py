@@ -207,7 +207,7 @@ def directories_for_files(tree: Path) -> None:
 FINE = (ExitCode.OK, ExitCode.OK)
 DAMAGES: list[tuple[Callable[[Path], None], tuple[int, int], str]] = [
     # what is done to the tree, exit codes of topology and bind, words on stderr where one of them refuses
-    (nothing, (ExitCode.NO_INPUT, ExitCode.NO_INPUT), "no machine tree"),
+    (nothing, (ExitCode.NO_INPUT, ExitCode.NO_INPUT), "not a machine tree"),
     (no_sys, (ExitCode.NO_INPUT, ExitCode.NO_INPUT), "no sys/"),
     (broken_nvml, (ExitCode.BAD_DATA, ExitCode.BAD_DATA), "nvml.json: not JSON"),
     (no_cpus, (ExitCode.OK, ExitCode.BAD_DATA), "no online CPU is described"),
@@ -263,7 +263,7 @@ def test_a_zero_byte_at_the_end_is_how_some_recordings_are(copy: Path, capsys: p
 def test_no_such_tree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for command in (["topology"], ["bind", "--tasks", "1"]):
         assert main([*command, "--root", str(tmp_path / "none")]) == ExitCode.NO_INPUT
-        assert "no machine tree" in said(capsys)[1]
+        assert "not a machine tree" in said(capsys)[1]
 
 
 def test_an_amd_machine(room: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -72,7 +72,7 @@ SITUATIONS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, list[str]]] =
     "ours, too often": (
         agent("drain", f"drained by fairlead, {PCI} was drained too often: resume by hand", drain={"reason": REASON}),
         OWN,
-        [f"the agent does not by itself: {PCI} was drained too often", f"`fairlead clear {PCI} --reason TEXT`"],
+        [f"the agent does not resume the node by itself: {PCI} was drained too often", f"`fairlead clear {PCI} --reason TEXT`"],
     ),
     "an admin's": (agent(), slurm("IDLE+DRAIN", "riser swap", "bob"), ["ask whoever drained it (bob)"]),
     "an admin's, and broken": (
@@ -85,7 +85,7 @@ SITUATIONS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, list[str]]] =
     "acknowledged": (
         agent("warn", **BAD, acknowledged=[XID["id"]]),
         slurm("IDLE"),
-        [f"nothing now: xid/{PCI} stands and is acknowledged, so jobs may start; `fairlead ack --undo`"],
+        [f"nothing now: xid/{PCI} is active and acknowledged, so jobs may start; `fairlead ack --undo`"],
     ),
     "gone from Slurm since the agent last looked": (
         agent("drain", **BAD, drain={"reason": REASON}),
@@ -100,7 +100,7 @@ SITUATIONS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, list[str]]] =
     "common cause": (
         agent("warn", **BAD, slurm={"limit": {"kind": "common_cause", "name": "check xid"}}),
         slurm("IDLE"),
-        ["reboot the node", "not drained: check xid; one cause: mend it"],
+        ["reboot the node", "not drained: check xid; if the drains have one cause"],
     ),
     "waits for slurmctld": (
         agent("warn", **BAD, slurm={"held": "powering up"}),
@@ -109,7 +109,7 @@ SITUATIONS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, list[str]]] =
     ),
     "agent down": ({**agent(), "running": False}, slurm("IDLE"), ["the agent is down", "until it is back"]),
     "agent's verdict expired": ({**agent("unknown"), "expired": True}, slurm("IDLE"), ["the agent is down", "until it is back"]),
-    "unreadable": (agent("unknown", "cannot judge"), slurm("IDLE"), ["what could not be read is no health"]),
+    "unreadable": (agent("unknown", "cannot judge"), slurm("IDLE"), ["some values could not be read"]),
     "not reached": ({"error": "n1 did not answer ssh"}, OWN, ["reach the node"]),
     "an orphan": (agent("ok", drain=None), OWN, ["look at the node; when it is well: `fairlead resume --adopt`"]),
     "down": (agent(), slurm("DOWN", "Not responding"), ["see why: `scontrol show node n1`"]),
@@ -126,7 +126,7 @@ def test_after_a_reboot_and_a_slurmctld_without_its_state_no_line_contradicts_an
     """The agent still has its drain, Slurm has none, and no person has resumed anything."""
     account = agent("drain", "drained by fairlead, recovering", **BAD, drain={"reason": REASON})
     told = "\n".join(why_text("n1", account, slurm("IDLE")))
-    assert "has gone since the agent last looked" in told
+    assert "has gone since the agent last read slurmctld" in told
     for wrong in ("nobody drained it", "resumed by a person", "nothing here drains", "nothing to do"):
         assert wrong not in told
 

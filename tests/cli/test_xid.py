@@ -252,7 +252,7 @@ def test_any_bytes_decode(tmp_path: Path, capsys: pytest.CaptureFixture[str], co
     ("content", "says"),
     [
         (None, "not a text file"),
-        (b"", "it is empty"),
+        (b"", "is empty, so nobody knows"),
         (b"root:x:0:0:root:/root:/bin/bash\n" * 3, "no line of it is of a kernel log"),
         (b"[    1.500000] usb 1-1: new\nhost | " + LOST.encode() + b"\n", "the first is line 2"),
         (b"host | " + LOST.encode() + b"\n" + b"host | " + LOST.encode() + b"\n", "2 lines hold an Xid"),

@@ -62,7 +62,8 @@ def test_a_users_own_choice_stays(stage: Stage) -> None:
     ran = fairlead(stage, "--verbose", *PRINT_MASK, env=ranked(0), before=taskset)
     assert mask_of(ran) == ("1", "default")
     assert (
-        ran.err == "fairlead run: rank 0 of 2: unchanged; somebody has already chosen fewer CPUs than the task has: they stay\n"
+        ran.err == "fairlead run: rank 0 of 2: unchanged; "
+        "somebody has already chosen fewer CPUs than the task has: they stay bound\n"
     )
     ran = fairlead(stage, *PRINT_MASK, env=ranked(0), before=(PYTHON, "-c", INTERLEAVE))
     assert mask_of(ran) == ("0", "interleave:0")

@@ -57,7 +57,7 @@ def test_a_row_comes_after_the_one_it_gives_way_to() -> None:
 
 @pytest.mark.parametrize("change", [{"when": "always"}, {"when": "nodes:x"}, {"unless": "a b"}, {"unless": "x!"}])
 def test_conditions_of_a_fabric(change: dict[str, str]) -> None:
-    with pytest.raises(DataError, match="when is nodes or nodes:N"):
+    with pytest.raises(DataError, match="when must be nodes or nodes:N"):
         assemble(fabric=[FabricRow(**{"name": "NCCL_NET", "value": "IB", **change})])
 
 

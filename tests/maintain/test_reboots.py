@@ -48,7 +48,7 @@ def test_1_eight_nodes_with_jobs_and_what_goes_wrong_in_the_middle(admin: Admin)
         terminal.until("stopping: nodes already in progress will be finished.", "Press Ctrl-C again to leave them as they are.")
         terminal.type(b"\x03")
         assert terminal.end() == 130 and terminal.cursor()
-        assert "NODE" not in (left := "\n".join(terminal.screen.lines)) and "left in the middle; go on with --resume" in left
+        assert "NODE" not in (left := "\n".join(terminal.screen.lines)) and "the run is unfinished; go on with --resume" in left
     assert sorted(admin.steps().values()) == ["queued"] * 4 + ["waiting"] * 4
     run = admin.maintain("--resume")
     rack.scontrol("update", "nodename=gpu[4-5]", "state=drain", "reason=ann: riser swap")

@@ -203,7 +203,7 @@ def test_a_killed_run_is_found(site: Site, way: str) -> None:
     code, _, err = site.accept("n1", QUICK)
     assert code == 75 and "which was killed, still has n1" in err
     run = err.split("of run ")[1].split(",")[0]
-    assert f"fairlead accept --resume {run} takes it up; --cancel {run} ends it" in err
+    assert f"fairlead accept --resume {run} goes on with it; --cancel {run} ends it" in err
     if way == "cancel":
         code, out, _ = site.accept("--cancel", run)
         assert code == 0 and "on n1" in out and out.endswith(" cancelled\n")
@@ -346,13 +346,13 @@ def test_dry_run_submits_nothing(site: Site) -> None:
 
 def test_bad_input_is_one_line(site: Site) -> None:
     for words, code, says in (
-        ((), 64, "which nodes?"),
+        ((), 64, "name the nodes"),
         (("n9",), 66, "Slurm has no node n9"),
         (("n[1-",), 64, "makes no sense"),
         (("n1", "--tools=linpack"), 64, "no such tool"),
         (("--partition=gone",), 66, "no node in partition gone"),
         (("--show", "nothing"), 66, "no results yet"),
-        (("n1", "--raw=copy"), 64, "--raw belongs to --show"),
+        (("n1", "--raw=copy"), 64, "--raw needs --show"),
     ):
         got, out, err = site.accept(*words)
         assert got == code and says in err.splitlines()[0] and not out, err

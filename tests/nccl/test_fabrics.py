@@ -205,7 +205,7 @@ def test_a_review_that_is_long_ago_is_said(tmp_path: Path, capsys: pytest.Captur
     )
     assert main(["nccl", "conf", "--root", str(MACHINES / "l40s-pcie"), "--profile", str(path)]) == 0
     said = capsys.readouterr()
-    assert "last looked at over a year ago: NCCL_IB_TC" in said.err
+    assert "last reviewed over a year ago: NCCL_IB_TC" in said.err
     assert "# our switches [network team]\nNCCL_IB_TC=96\n" in said.out
 
 

@@ -218,7 +218,7 @@ def test_a_topology_file_only_in_a_virtual_machine_and_only_for_these_gpus(tmp_p
     gpus = [d.address for d in machine_pci(tmp_path) if d.vendor == 0x10DE and d.class_code >> 8 == 0x0302]
     for text, words in (
         ('<system><pci busid="ffff:ff:01.0" class="0x060400"/></system>', "names no GPU and no NIC"),
-        ("<graphs/>", "no topology of NCCL's"),
+        ("<graphs/>", "not a topology of NCCL"),
         (xml_of([*gpus, "0000:77:00.0"]), "names 1 of 9 devices that are not here, GPU 0000:77:00.0 the first"),
         (xml_of(gpus[:7]), f"leaves out GPU {gpus[7]}"),
     ):

@@ -192,7 +192,7 @@ def test_a_playbook_of_ones_own_takes_no_variable_from_a_node_and_waits_for_none
             command = [*admin.rack.enter, *words, "-e", f"following={role}", *(["-l", "gpu1"] if role == "reboot" else [])]
             done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
             told[role] = done.stdout + done.stderr
-    assert "node_bundle is a fact of this node: it is the admin host's to say" in told["node"]
+    assert "node_bundle is a fact of this node: only the admin host may set it" in told["node"]
     assert "a variable of the role reboot is a fact of this node" in told["reboot"]
     assert re.search(r"gpu2\s+: ok=\d+ .*failed=1 ", told["node"]) and "Timed out after 4 second" in told["node"]
     assert re.search(r"gpu3\s+: ok=\d+ .*failed=0 ", told["node"])

@@ -46,7 +46,7 @@ def test_a_tree_is_planned_for_without_any_node(tmp_path: Path, capsys: pytest.C
     (node,) = found["nodes"]
     assert {step["setting"] for step in node["steps"]} == {"pcie_acs"} and node["needs"] == "idle"
     assert main(["plan", "--root", f"a={TREE}", "--root", f"a={TREE}", "--profile", "hgx-h100"]) == 65
-    assert "two trees are of a" in capsys.readouterr().err
+    assert "two trees are of node a" in capsys.readouterr().err
     assert main(["plan", "--root", str(tmp_path / "none"), "--profile", "hgx-h100"]) == 66
     assert main(["plan", "--site", str(site), "--root", f"gpu9={TREE}"]) == 64
 

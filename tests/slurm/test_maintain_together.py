@@ -228,5 +228,5 @@ def test_what_is_given_to_resume_holds_and_ctrl_c_ends_as_documented(bench: Benc
         second.send_signal(signal.SIGINT)
         time.sleep(1)
     assert second.wait(60) == 130 and bench.reason("n1")
-    assert "left in the middle; go on with --resume" in second.communicate()[1]
+    assert "the run is unfinished; go on with --resume" in second.communicate()[1]
     assert {n.node: n.step for n in bench.drive(run, aborting=True).nodes}["n1"] == "given_back"

@@ -333,7 +333,7 @@ def full(ward: Ward) -> Iterator[Path]:
 def test_a_full_disk_stops_neither_a_hold_nor_a_resume(ward: Ward, full: Path) -> None:
     ward.agent.start()
     said = ward.say("hold", "--reason", "replacing riser 2")
-    assert "audit: " in said and "No space left on device" in said and "held: the agent reports" in said
+    assert "audit: " in said and "No space left on device" in said and "on hold: the agent reports" in said
     ward.xid()
     ward.agent.until(lambda: "79" in ward.agent.verdict().text, "word of the Xid")
     ward.more_sweeps()

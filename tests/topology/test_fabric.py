@@ -132,7 +132,7 @@ def test_a_node_with_a_dead_or_a_wrong_rail_stays_in_its_unit_and_is_named() -> 
     assert [switch.nodes for switch in shown.switches[:2]] == [("n1", "n2", "n3", "n4"), ("n5", "n6", "n7", "n8")]
     assert set(shown.notes) == {
         "n2 lacks 1 of the 4 leaves of its unit",
-        "n6 lacks 1 of the 4 leaves and hangs on 1 other of its unit",
+        "n6 lacks 1 of the 4 leaves and is connected to 1 other of its unit",
     }
 
 
@@ -272,7 +272,7 @@ def test_a_dump_in_which_only_an_aggregation_node_lacks_its_block_is_whole() -> 
     refuse_cut(fabric)
     assert fabric.links == parse(whole).links and fabric.one_sided == ()
     host = next(i for i, b in enumerate(without) if "\nCa" in b)
-    with pytest.raises(DataError, match="told of by one end only"):
+    with pytest.raises(DataError, match="reported by one end only"):
         refuse_cut(parse("\n\n".join(without[:host] + without[host + 1 :])))
 
 

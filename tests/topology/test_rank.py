@@ -123,12 +123,12 @@ def test_a_gpu_without_a_place_gets_an_even_share() -> None:
         ({"SLURM_JOB_GPUS": "0,9"}, "not published"),
         ({"SLURM_JOB_GPUS": "0,$(id)"}, "not a CPU list"),
         ({"SLURM_STEP_ID": "3"}, "names no GPUs"),  # a step without GPUs has the job's list in its environment
-        ({"CUDA_VISIBLE_DEVICES": ""}, "cannot be told"),
-        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, "cannot be told"),
-        ({"CUDA_VISIBLE_DEVICES": "MIG-1c56a8c9"}, "cannot be told"),
-        ({"CUDA_VISIBLE_DEVICES": "0,-1"}, "cannot be told"),
+        ({"CUDA_VISIBLE_DEVICES": ""}, "is not known here"),
+        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, "is not known here"),
+        ({"CUDA_VISIBLE_DEVICES": "MIG-1c56a8c9"}, "is not known here"),
+        ({"CUDA_VISIBLE_DEVICES": "0,-1"}, "is not known here"),
         # The second of GPUs 3 and 4, or the node's GPU 1, which the job does not have; then GPU 4 read in both ways.
-        ({"SLURM_JOB_GPUS": "1,2,3,4,5", "CUDA_VISIBLE_DEVICES": "3"}, "cannot be told"),
+        ({"SLURM_JOB_GPUS": "1,2,3,4,5", "CUDA_VISIBLE_DEVICES": "3"}, "is not known here"),
         ({"SLURM_CPUS_ON_NODE": "16"}, "part of the node's CPUs"),
     ],
 )

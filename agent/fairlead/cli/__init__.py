@@ -1,6 +1,6 @@
-"""The command line: one module per command, imported only when it is chosen.
+"""Runs the command line: one module per command, imported only when it is chosen.
 
-Each module has ``register(parser)`` and ``run(args) -> ExitCode``. Here errors become one line and an exit code.
+Each module has ``register(parser)`` and ``run(args) -> ExitCode``. This package turns an error into one line and an exit code.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ from fairlead.errors import ExitCode, FairleadError, next_step
 
 COMMANDS = {
     "check": "judge this node (or a machine tree) once",
-    "status": "the agent's verdict on this node, and its age",
-    "why": "why a node is in its state: finding, evidence, rule, what to do next",
-    "explain": "what a check, a setting or an Xid means",
+    "status": "show the agent's verdict on this node and its age",
+    "why": "say why a node is in its state and what to do next, with findings, evidence and rules",
+    "explain": "explain a check, a setting or an Xid",
     "xid": "decode the Xid and SXid lines of a kernel log",
-    "lint": "harmful settings in job scripts and nccl.conf",
-    "nccl": "read outputs of nccl-tests",
-    "replay": "what a recorded kernel log would have drained, when and why",
-    "topology": "GPUs, NICs, NUMA nodes and the paths between them",
-    "bind": "which CPUs, memory and NICs each task should have",
+    "lint": "find harmful settings in job scripts and nccl.conf",
+    "nccl": "read outputs of nccl-tests, or show what nccl.conf should say",
+    "replay": "say what a recorded kernel log would have drained, when and why",
+    "topology": "show GPUs, NICs, NUMA nodes and the paths between them",
+    "bind": "show which CPUs, memory and NICs each task should have",
     "run": "run a command as one rank of a task, on the CPUs and memory nearest its GPU",
-    "slurm-config": "gres.conf, NodeName lines and topology.conf from what the machines and the fabric are",
+    "slurm-config": "make gres.conf, NodeName lines and topology.conf from the machines and the fabric",
     "snapshot": "write this machine as a machine tree",
     "agent": "run the node agent",
     "apply": "make this node what its document says",
-    "plan": "what provision would change on each node, why, and which nodes need a reboot or a drain",
-    "render": "what a playbook of your own needs to use fairlead's roles",
+    "plan": "show what provision would change on each node, why, and which nodes need a reboot or a drain",
+    "render": "write what a playbook of your own needs to use fairlead's roles",
     "provision": "make nodes what the site declares, over ssh",
-    "maintain": "drain, wait, apply, reboot, verify, resume: in batches, with a journal",
+    "maintain": "maintain nodes in batches, with a journal: drain, wait, apply, reboot, verify, resume",
     "lock": "resolve the declared drivers into fairlead.lock: exact packages, with hashes",
-    "bundle": "everything that a site without internet needs, in one folder",
-    "fleet": "all nodes in one table: Slurm's state, the agents' verdicts, who drained what",
-    "accept": "measure nodes with nccl-tests and others, as Slurm jobs, and judge them",
+    "bundle": "make one folder with everything that a site without internet access needs",
+    "fleet": "show all nodes in one table: Slurm's state, the agents' verdicts, who drained what",
+    "accept": "measure nodes with nccl-tests and other tools, as Slurm jobs, and judge them",
     "drain": "drain a node with a reason that fairlead owns",
     "resume": "resume a node that fairlead drained",
     "hold": "keep the agent from changing this node's Slurm state",
-    "ack": "say that findings are known: they do not drain until there is new evidence",
-    "clear": "close a device as repaired: strikes and older evidence do not count any more",
-    "audit": "who changed what about this node's service, when and why",
-    "env": "the job environment that the task prolog sets",
+    "ack": "acknowledge findings: they do not drain the node until there is new evidence",
+    "clear": "close a device as repaired: its strikes and older evidence count no more",
+    "audit": "show who changed what about this node's service, when and why",
+    "env": "explain the job environment that the task prolog sets",
     "config": "check and show documents and sites",
-    "doctor": "look over a site's Slurm configuration and this installation",
+    "doctor": "review a site's Slurm configuration and this installation",
     "version": "print the version",
 }
 
@@ -61,7 +61,7 @@ Keeps the GPU nodes of a Slurm cluster tuned, and jobs off the broken ones.
 64 usage, 65 bad data, 66 no such input, 68 node not reached, 69 unavailable, 70 bug,
 75 try again, 77 needs root, 78 configuration, 130 interrupted, 141 the output's reader has gone."""
 
-# Modules that only an extra brings, and which.
+# Modules that only an extra installs, and the extra's name.
 EXTRAS = {
     "ansible_runner": "provision",
     "ClusterShell": "provision",
@@ -72,7 +72,7 @@ EXTRAS = {
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse ends with 2 on a usage error, which is DRAIN in the plugin order: end with 64 instead."""
+    """Ends with exit code 64 on a usage error. argparse would end with 2, which means DRAIN to monitoring."""
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
@@ -82,7 +82,7 @@ class Parser(argparse.ArgumentParser):
         sys.exit(ExitCode.USAGE)
 
     def _hint(self, message: str) -> str:
-        """Return what to write instead, "" where the message says it."""
+        """Return what to write instead; "" where there is no better word, or where the message says it already."""
         options = {name: action for action in self._actions for name in action.option_strings}
         kind, _, rest = message.partition(": ")
         if kind == "unrecognized arguments":
@@ -100,11 +100,13 @@ class Parser(argparse.ArgumentParser):
         return ""
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """Return the arguments; options may stand anywhere between the others. Not so where the rest is another program's."""
+        """Return the arguments. Options may come before, between and after the positional arguments, unless another program
+        gets the rest of the line."""
         rest = any(action.nargs == argparse.REMAINDER for action in self._actions)
         if rest:
             return self.parse_args(words)
-        self.usage = self.format_usage().removeprefix("usage: ").replace("%", "%%")  # argparse makes it here, and escapes no %
+        # argparse would set it without escaping its %
+        self.usage = self.format_usage().removeprefix("usage: ").replace("%", "%%")
         return self.parse_intermixed_args(words)
 
 
@@ -118,7 +120,7 @@ def overview() -> str:
 
 
 def command_parser(name: str) -> Parser:
-    """The parser of one command; imports its module."""
+    """Return the parser of one command. Imports the command's module."""
     from fairlead.cli.help_text import HelpFormatter
 
     module = importlib.import_module(f"fairlead.cli.{name.replace('-', '_')}")
@@ -129,7 +131,7 @@ def command_parser(name: str) -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code."""
+    """Run one command and return its exit code."""
     from fairlead.cli.terminal import open_standard_streams, printable
 
     args = list(sys.argv[1:] if argv is None else argv)
@@ -151,13 +153,14 @@ def _main(args: list[str]) -> int:
 
 
 def _unless_lost(code: int, args: list[str]) -> int:
-    """Say that output was lost, where some was. Return ``code``, or 69 instead of 0: nobody has read what the command said."""
+    """Say that output was lost, where some was lost. Return ``code``; return 69 instead of 0, because nobody has read the
+    output."""
     from fairlead.cli.terminal import output_trouble
 
     trouble = output_trouble()
     if trouble is None:
         return code
-    if isinstance(trouble, BrokenPipeError):  # argparse goes on after it
+    if isinstance(trouble, BrokenPipeError):  # argparse ignores it and goes on
         return ExitCode.READER_GONE
     command = " ".join(["fairlead", *args[:1]])
     print(f"{command}: standard output: {trouble.strerror}", file=sys.stderr)
@@ -179,7 +182,7 @@ def _run(args: list[str]) -> int:
     except FairleadError as e:
         print(f"fairlead {name}: {e}", file=sys.stderr)
         if e.hint:
-            print(f"  next: {' '.join(e.hint.split())}", file=sys.stderr)  # it may quote a name with a line break
+            print(f"  next: {' '.join(e.hint.split())}", file=sys.stderr)  # a hint may quote a name with a line break
         return int(e.exit_code)
     except ModuleNotFoundError as e:
         package = (e.name or "").split(".")[0]

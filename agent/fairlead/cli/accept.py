@@ -1,11 +1,14 @@
 """Measure nodes and judge them: nccl-tests, matrix products, copies, dcgmi diag and ib_write_bw, one Slurm job per node.
 
-fairlead accept 'gpu[01-16]'       measure these nodes, each alone (--exclusive), as the user who calls; then judge and store
-fairlead accept --show [RUN]       the last run, or that one; --history [NODELIST]: every run, --raw TOOL: its output on a node
-fairlead accept --resume RUN       take up a run that was killed; --cancel RUN: end its jobs
+fairlead accept 'gpu[01-16]'  measure these nodes with exclusive jobs of the calling user, then judge and store
+fairlead accept --show [RUN]  show the last run, or RUN; with --raw TOOL and a node: that tool's output there
+fairlead accept --history [NODELIST]  list the stored runs
+fairlead accept --resume RUN  go on with a run that was killed
+fairlead accept --cancel RUN  cancel its jobs
 
-Exit codes: 0 all pass, 1 warnings, 2 a node failed, 3 a node is not known: not measured, incomplete, or nothing to compare
-with. 75: jobs of a run that was killed are still on these nodes. Ctrl-C cancels what it submitted.
+Exit codes: 0 all nodes pass, 1 warnings, 2 a node failed, 3 a node's result is unknown (it was not measured, its results are
+incomplete, or there is nothing to compare with). 75: jobs of a run that was killed are still on these nodes. Ctrl-C cancels
+the jobs that this command submitted.
 """
 
 from __future__ import annotations
@@ -29,36 +32,51 @@ SITE = "/etc/fairlead/site.toml"
 
 def register(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("nodelist", nargs="?", default="", help="which nodes: gpu[01-16]; without it all of --partition or --reservation")
+    add("nodelist", nargs="?", default="", help="which nodes: gpu[01-16]; default: all of --partition or --reservation")
     add("-p", "--partition", metavar="NAME", default="", help="submit to this partition")
     add("--reservation", default="", metavar="NAME", help="submit into this reservation")
-    add("--tools", default="", metavar="TOOL,...", help="only these, and each must be there (default: all that are installed)")
-    add("--site", default="", metavar="FILE", help=f"classes and [accept] of this site ({SITE} where there is one)")
+    add(
+        "--tools",
+        default="",
+        metavar="TOOL,...",
+        help="run only these tools, which must all be installed (default: every installed one)",
+    )
+    add("--site", default="", metavar="FILE", help=f"the site's classes and its [accept] section ({SITE} where there is one)")
     add("--profile", default="", metavar="NAME", help="compare with this hardware profile instead of the site's")
-    add("--sbatch", action="append", default=[], metavar="OPTION", help="one more option of sbatch: --sbatch=--account=ops")
+    add("--sbatch", action="append", default=[], metavar="OPTION", help="pass one more option to sbatch: --sbatch=--account=ops")
     add("--time", type=int, default=0, metavar="MINUTES", help="the jobs' time limit (default: as long as the tools may take)")
-    add("--max-wait", type=float, default=3600.0, metavar="SECONDS", help="a job that has not begun by then is cancelled (3600)")
-    add("--folder", default="", metavar="DIR", help="shared by this host and the nodes: scripts, outputs (./fairlead-accept)")
-    add("--store", default="", metavar="FILE", help="the results, SQLite (/var/lib/fairlead, or ~/.local/state/fairlead)")
+    add("--max-wait", type=float, default=3600.0, metavar="SECONDS", help="cancel a job that has not begun after so long (3600)")
+    add(
+        "--folder",
+        default="",
+        metavar="DIR",
+        help="a folder that this host and the nodes share, for scripts and outputs (./fairlead-accept)",
+    )
+    add(
+        "--store",
+        default="",
+        metavar="FILE",
+        help="the SQLite file of the results (in /var/lib/fairlead, or ~/.local/state/fairlead)",
+    )
     add("-n", "--dry-run", action="store_true", help="print each node's job script, submit nothing")
     add("--show", nargs="?", const="last", metavar="RUN", help="show a stored run instead of measuring")
     add("--history", action="store_true", help="list the stored runs, of all nodes or of NODELIST")
-    add("--raw", default="", metavar="TOOL", help="with --show and one node in NODELIST: what this tool wrote there")
+    add("--raw", default="", metavar="TOOL", help="with --show and one node in NODELIST: show what this tool wrote there")
     add("--resume", default="", metavar="RUN", help="wait for the jobs of a run that was killed, and judge it")
     add("--cancel", default="", metavar="RUN", help="cancel the jobs of a run that was killed")
-    add("--slurm-conf", default="", metavar="FILE", help="slurm.conf, where Slurm's commands do not find it")
+    add("--slurm-conf", default="", metavar="FILE", help="the slurm.conf to use, where Slurm's commands do not find it")
     add("--bin-dir", metavar="DIR", default="/usr/bin", help="where sbatch, squeue and scancel are")
-    add("--json", action="store_true", help="the results as one JSON document")
-    add("-q", "--quiet", action="store_true", help="no progress on standard error")
+    add("--json", action="store_true", help="print the results as one JSON document")
+    add("-q", "--quiet", action="store_true", help="print no progress on standard error")
 
 
 def run(args: argparse.Namespace) -> ExitCode:
     if sum(map(bool, (args.show, args.history, args.resume, args.cancel))) > 1:
-        raise UsageError("one of --show, --history, --resume and --cancel at a time")
+        raise UsageError("--show, --history, --resume and --cancel exclude each other")
     if args.raw and not args.show:
-        raise UsageError("--raw belongs to --show")
+        raise UsageError("--raw needs --show")
     if args.time < 0 or args.max_wait <= 0:
-        raise UsageError("--time and --max-wait: more than nothing")
+        raise UsageError("--time must not be negative, and --max-wait must be more than 0")
     site = config.load_site(args.site or SITE) if args.site or os.path.exists(SITE) else None
     from fairlead.measure.results_store import default_path
 
@@ -121,11 +139,11 @@ def _show(args: argparse.Namespace, store: ResultStore, run: str) -> ExitCode:
 
 
 def _nodes(args: argparse.Namespace, jobs: AcceptanceJobs) -> list[str]:
-    """The nodes by name, in Slurm's order. Raises UsageError, InputMissing."""
+    """Return the names of the nodes to measure, in Slurm's order. Raise UsageError, InputMissing."""
     from fairlead.model.nodelist import expand, in_order
 
     if not (args.nodelist or args.partition or args.reservation):
-        raise UsageError("which nodes? Each is taken from its users while it is measured", hint="NODELIST, or --partition NAME")
+        raise UsageError("name the nodes: users cannot use a node while it is measured", hint="NODELIST, or --partition NAME")
     try:
         wanted = set(expand(args.nodelist)) if args.nodelist else set()
         if args.reservation and not args.nodelist:
@@ -151,7 +169,7 @@ def _make_folder(folder: str) -> None:
 
 
 def _refuse_running(jobs: AcceptanceJobs, store: ResultStore, nodes: set[str]) -> None:
-    """Jobs of a dead run on these nodes: say so and how to go on. Raises FairleadError with 75."""
+    """Refuse to measure nodes on which jobs of a killed run are left, and say how to go on. Raise FairleadError with 75."""
     from fairlead.measure.acceptance_run import alive
     from fairlead.measure.slurm_jobs import PREFIX
 
@@ -161,7 +179,7 @@ def _refuse_running(jobs: AcceptanceJobs, store: ResultStore, nodes: set[str]) -
         if job.node in nodes and rows and not alive(*rows[0]):
             raise _RunAliveError(
                 f"job {job.id} of run {name}, which was killed, still has {job.node}",
-                hint=f"fairlead accept --resume {name} takes it up; --cancel {name} ends it",
+                hint=f"fairlead accept --resume {name} goes on with it; --cancel {name} ends it",
             )
 
 

@@ -1,4 +1,5 @@
-"""`fairlead accept`, what was measured: a run as a table and one line per node, the runs there are, a tool's own output."""
+"""Prints what `fairlead accept` has measured: a run as a table with a line per node, the list of runs, and a tool's own
+output."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ _MARKS = {MeasuredOutcome.WARN: " !", MeasuredOutcome.FAIL: " !!", MeasuredOutco
 
 
 def run(args: argparse.Namespace, path: str) -> ExitCode:
-    """--show, --history and --cancel."""
+    """Do what --show, --history or --cancel asks for, and return the exit code."""
     store = ResultStore(path, make=False)
     try:
         if args.history:
@@ -62,7 +63,7 @@ def _wanted(nodelist: str) -> set[str]:
 def _last(store: ResultStore) -> str:
     rows = store.read("SELECT run FROM run ORDER BY began DESC LIMIT 1")
     if not rows:
-        raise InputMissing(f"{store.path}: no run in it yet", hint="fairlead accept NODELIST measures nodes")
+        raise InputMissing(f"{store.path} holds no run yet", hint="fairlead accept NODELIST measures nodes")
     return str(rows[0][0])
 
 
@@ -106,7 +107,7 @@ def _cancel(store: ResultStore, args: argparse.Namespace) -> ExitCode:
 
 
 def show(result: RunResult, *, as_json: bool, only: set[str] | None = None) -> ExitCode:
-    """Print a run; the exit code is that of its worst node, of those in ``only`` if any."""
+    """Print a run and return the exit code of its worst node. ``only``: the nodes to show; None or empty for all."""
     nodes = [n for n in result.nodes if not only or n.node in only]
     if not nodes:
         raise InputMissing(f"run {result.run} has none of these nodes")
@@ -139,7 +140,7 @@ def _text(result: RunResult, nodes: list[MeasuredNode]) -> str:
 
 
 def _cell(tool: ToolResult | None) -> str:
-    """A tool on a node in a few words: its lowest figure, or what it said."""
+    """Return a tool's result on a node in a few words: its lowest figure, or its outcome."""
     if tool is None:
         return "-"
     if not tool.figures:
@@ -149,7 +150,7 @@ def _cell(tool: ToolResult | None) -> str:
 
 
 def _lowest(tool: ToolResult) -> JudgedFigure:
-    """The figure that decides: of the worst outcome, the lowest beside its class."""
+    """Return the figure that decides: of those with the worst outcome, the lowest compared with its class."""
     judged = [f for f in tool.figures if f.judgement is not None and f.judgement.outcome is tool.outcome]
     return min(judged or tool.figures, key=lambda f: fraction_of_class(f.figure, f.judgement))
 
@@ -159,7 +160,8 @@ def _notes(tool: ToolResult) -> list[str]:
 
 
 def _peaks(plan: AcceptancePlan, nodes: list[MeasuredNode]) -> list[str]:
-    """The share of the theoretical peak, as information: lowest and highest over the nodes."""
+    """Return lines on the fraction of the theoretical peak that was reached, lowest and highest over the nodes. It is not
+    judged."""
     peaks = {p.measure: p for target in plan.targets for p in target.peaks}
     seen: dict[str, list[float]] = {}
     sizes: dict[str, set[int]] = {}

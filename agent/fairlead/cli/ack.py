@@ -1,7 +1,7 @@
-"""Say that findings are known: they stay visible and do not drain this node until there is new evidence.
+"""Acknowledge findings: they stay visible, and they do not drain this node until there is new evidence.
 
-New evidence is another kernel record, another counter value, or the same thing after it had gone. A drain of the agent's
-that stands for nothing else is lifted by the agent after its clean sweeps. Works while the agent is down, too.
+New evidence is another kernel record, another counter value, or the same fault after it had gone. The agent lifts a drain of
+its own that has no other finding left, after its clean sweeps. This command also works while the agent is down.
   fairlead ack xid/0000:1b:00.0 --reason "known, RMA 4711"     fairlead ack --all --reason TEXT     fairlead ack --list
 """
 
@@ -24,9 +24,11 @@ from fairlead.policy.state_requests import Ack, Undo
 
 def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", nargs="*", metavar="CHECK[/DEVICE]", help="findings as `fairlead why` names them")
-    parser.add_argument("--all", action="store_true", help="every finding that stands")
-    parser.add_argument("--reason", metavar="TEXT", default="", help="why, for whoever asks `fairlead why`")
-    parser.add_argument("--undo", action="store_true", help="let them count again")
+    parser.add_argument(
+        "--all", action="store_true", help="all findings that drain or would drain; with --undo, all acknowledged ones"
+    )
+    parser.add_argument("--reason", metavar="TEXT", default="", help="why; `fairlead why` shows it")
+    parser.add_argument("--undo", action="store_true", help="undo the acknowledgement, so that they count again")
     parser.add_argument("--list", action="store_true", help="show what is acknowledged, by whom and why")
     parser.add_argument("--document", metavar="FILE", default="/etc/fairlead/node.json", help="the node's document")
     parser.add_argument("-n", "--dry-run", action="store_true", help="say what would be done")
@@ -45,7 +47,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     if os.geteuid() != 0:
         raise NeedsRoot("ack changes what drains this node; run it as root")
     if not known:
-        raise InputMissing(f"{agent.run_dir}: no account of the agent", hint="is fairlead-agent.service running?")
+        raise InputMissing(f"{agent.run_dir}: there is no status of the agent", hint="is fairlead-agent.service running?")
     among = _acknowledged(known) if args.undo else _unacknowledged(known)
     chosen = among if args.all else _chosen(args.what, among, undo=args.undo)
     shown = [f"{row['name']}: {row['summary']}" for row in chosen]
@@ -53,7 +55,7 @@ def run(args: argparse.Namespace) -> ExitCode:
         if args.json:
             print_json({"would": "undo" if args.undo else "acknowledge", "findings": chosen})
         elif not chosen:
-            print("nothing is acknowledged" if args.undo else "nothing stands that drains")
+            print("nothing is acknowledged" if args.undo else "no finding drains this node")
         else:
             print("\n".join(f"would {'let count again' if args.undo else 'acknowledge'} {line}" for line in shown))
         return ExitCode.OK
@@ -71,7 +73,7 @@ def run(args: argparse.Namespace) -> ExitCode:
 
 
 def _unacknowledged(known: dict[str, Any]) -> list[dict[str, str]]:
-    """Findings that drain or would, and are not acknowledged."""
+    """Return the findings that drain, or would drain, and are not acknowledged."""
     done = set(known.get("acknowledged", []))
     rows = [r for r in known.get("standing", []) if r["id"] not in done]
     return [{"id": r["id"], "name": _name(f"{r['check']}/{r['device']}"), "summary": r["summary"]} for r in rows]
@@ -91,7 +93,7 @@ def _name(key: str) -> str:
 
 
 def _chosen(names: list[str], among: list[dict[str, str]], *, undo: bool) -> list[dict[str, str]]:
-    """The findings of these names. Raises InputMissing for a name that none has."""
+    """Return the findings of these names. Raise InputMissing for a name that no finding has."""
     chosen: dict[str, dict[str, str]] = {}
     for name in names:
         check, slash, device = name.partition("/")
@@ -103,8 +105,8 @@ def _chosen(names: list[str], among: list[dict[str, str]], *, undo: bool) -> lis
         found = [r for r in among if wanted in (r["name"], r["name"].partition("/")[0])]
         if not found:
             there = ", ".join(dict.fromkeys(r["name"] for r in among)) or "none"
-            what = "acknowledged" if undo else "standing finding that drains"
-            raise InputMissing(f"{name}: no {what} of that name", hint=f"there are: {there}")
+            what = "acknowledged" if undo else "active finding that drains"
+            raise InputMissing(f"{name}: there is no {what} of that name", hint=f"there are: {there}")
         chosen |= {r["id"]: r for r in found}
     return list(chosen.values())
 

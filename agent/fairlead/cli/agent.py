@@ -1,7 +1,7 @@
 """Run the node agent in the foreground, as fairlead-agent.service does.
 
-SIGHUP reads the document again (a bad one is refused and the old one kept); SIGUSR1 asks for a fresh sweep and a look
-at Slurm; SIGTERM ends it. Exit codes: 66 and 78 for a document that is missing or wrong, 75 where an agent runs already.
+SIGHUP makes the agent read the document again; if the new document is bad, the agent keeps the old one. SIGUSR1 makes it sweep
+and read slurmctld at once. SIGTERM ends it. Exit codes: 66 the document is missing, 78 it is wrong, 75 an agent runs already.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ask-nvml", action="store_true", help="with --root: ask this machine's NVML library, not the tree's nvml.json"
     )
-    parser.add_argument("--once", action="store_true", help="one sweep: publish its verdict and end")
+    parser.add_argument("--once", action="store_true", help="make one sweep, publish its verdict and end")
 
 
 def run(args: argparse.Namespace) -> ExitCode:

@@ -1,4 +1,4 @@
-"""How commands speak to the agent: they read its status, wake it, and put requests into its spool."""
+"""Lets commands speak with the agent: they read its status, wake it, and put requests into its spool."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ WAIT_SECONDS = 20.0
 
 
 def node_status(state_dir: str, run_dir: str) -> dict[str, Any]:
-    """Return the status that the agent has published since the boot, else what its state on disk says, else {}."""
+    """Return the status that the agent has published since the boot. If there is none, return what its state on disk says, or
+    {}."""
     status = read_status(run_dir)
     if "standing" in status:
         return status
@@ -41,19 +42,20 @@ def node_status(state_dir: str, run_dir: str) -> dict[str, Any]:
 
 
 def agent_pid(run_dir: str) -> int:
-    """The running agent's process, 0 where none runs."""
+    """Return the pid of the running agent, 0 where none runs."""
     pid = read_status(run_dir).get("pid")
     if not isinstance(pid, int) or pid <= 1:
         return 0
     owner = real_uid(pid)
     if owner is None:
         return pid if _hidden(pid) else 0
-    words = command(pid).split(b"\0") if owner in (0, os.geteuid()) else []  # another user's may never be answered
+    # reading another user's command line may block for ever
+    words = command(pid).split(b"\0") if owner in (0, os.geteuid()) else []
     return pid if b"agent" in words and any(b"fairlead" in word for word in words) else 0
 
 
 def _hidden(pid: int) -> bool:
-    """Whether it is there, though /proc does not show it to this user (hidepid, proc(5))."""
+    """Say whether a process exists although /proc does not show it to this user (hidepid, proc(5))."""
     try:
         os.kill(pid, 0)
     except PermissionError:
@@ -64,7 +66,7 @@ def _hidden(pid: int) -> bool:
 
 
 def wake_agent(run_dir: str) -> bool:
-    """Ask the agent for a sweep and for its spool now. Return whether an agent runs."""
+    """Ask the agent to sweep and to read its spool now. Return whether an agent runs."""
     pid = agent_pid(run_dir)
     if pid:
         try:
@@ -73,17 +75,20 @@ def wake_agent(run_dir: str) -> bool:
             return False
         return True
     command = ["/usr/bin/systemctl", "kill", "--kill-who=main", "--signal=USR1", "fairlead-agent.service"]
-    try:  # it may have started and published nothing yet
+    try:  # an agent may run that has published nothing yet
         return subprocess.run(command, capture_output=True, timeout=5, check=False).returncode == 0
     except (OSError, subprocess.TimeoutExpired):
         return False
 
 
 def ask(state_dir: str, run_dir: str, request: Request) -> str:
-    """Put a request into the spool, and wait for the agent where it runs: "taken up", or why not yet. Raises HostError."""
+    """Put a request into the spool and wait until a running agent has taken it up.
+
+    Return "taken up", or why it is not taken up yet. Raise HostError where the spool cannot be written.
+    """
     path = spool.put(state_dir, run_dir, request)
     if not wake_agent(run_dir):
-        return "the agent does not run: it takes this up when it starts"
+        return "the agent does not run; it takes this up when it starts"
     deadline = time.monotonic() + WAIT_SECONDS
     while os.path.exists(path):
         if request.id in read_status(run_dir).get("requests", []):
@@ -93,6 +98,6 @@ def ask(state_dir: str, run_dir: str, request: Request) -> str:
                 else "taken up; kept in the spool too, until the agent's history is on disk"
             )
         if time.monotonic() > deadline:
-            return "the agent has not taken it up yet: it does with its next sweep"
+            return "the agent has not taken it up yet; it will at its next sweep"
         time.sleep(0.02)
     return "the agent refused it: its log says why" if os.path.exists(path + ".bad") else "taken up"

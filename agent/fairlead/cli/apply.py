@@ -1,10 +1,10 @@
 """Make this node what its document says, and report what is persisted, effective and pending.
 
-Run by `fairlead provision` over ssh, by the unit fairlead-apply.service at boot, and by hand. On a node where a job runs,
-only changes that no job can notice are made; the rest is reported as deferred. Changes that must not meet a job at all need
-a node that is drained in Slurm: --drained says that it is, and is refused where a job step is found.
-Exit codes: 0 as declared, 1 the node has no hardware for a setting (all others are as declared), 69 something failed or could not
-be read, 75 something waits for an idle or drained node or a reboot, 78 refused.
+`fairlead provision` runs it over ssh, the unit fairlead-apply.service runs it at boot, and a person may run it by hand. While a
+job runs on the node, it makes only changes that no job can notice, and reports the others as deferred. Some changes need a node
+that is drained in Slurm: --drained says that it is, and is refused where a job step is found.
+Exit codes: 0 the node is as declared; 1 the node has no hardware for a setting, and all others are as declared; 69 something
+failed or could not be read; 75 something waits for an idle or drained node or for a reboot; 78 refused.
 """
 
 from __future__ import annotations
@@ -26,20 +26,22 @@ DOCUMENT = "/etc/fairlead/node.json"
 
 def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--document", default="", help=f"what this node should be (default: {DOCUMENT} below the root)", metavar="FILE"
+        "--document", default="", help=f"the node's document (default: {DOCUMENT} below the root)", metavar="FILE"
     )
     parser.add_argument(
-        "--root", default="/", metavar="DIR", help="an image or a tree instead of this machine: files only, nothing is started"
+        "--root", default="/", metavar="DIR", help="change an image or a tree instead of this machine: write files, start nothing"
     )
-    parser.add_argument("--phase", choices=["all", "boot"], default="all", help="boot: only what a reboot loses")
-    parser.add_argument("--only", default="", metavar="NAMES", help="only these settings or groups of settings: nccl,kernel")
-    parser.add_argument("-n", "--dry-run", "--check", action="store_true", dest="dry_run", help="show, change nothing")
+    parser.add_argument("--phase", choices=["all", "boot"], default="all", help="boot: apply only what a reboot loses")
+    parser.add_argument(
+        "--only", default="", metavar="NAMES", help="apply only these settings or groups of settings: nccl,kernel"
+    )
+    parser.add_argument("-n", "--dry-run", "--check", action="store_true", dest="dry_run", help="show the changes and make none")
     parser.add_argument("--diff", action="store_true", help="show each change as a diff")
-    parser.add_argument("--busy", action="store_true", help="treat this node as busy; by default it looks for job steps")
+    parser.add_argument("--busy", action="store_true", help="treat this node as busy (default: busy where a job step runs)")
     parser.add_argument(
-        "--drained", action="store_true", help="this node is drained in Slurm and no job runs: make changes that need that too"
+        "--drained", action="store_true", help="this node is drained in Slurm and no job runs: also make changes that need this"
     )
-    parser.add_argument("--undo", action="store_true", help="bring back what was there before fairlead's first change")
+    parser.add_argument("--undo", action="store_true", help="restore what was there before fairlead's first change")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -48,7 +50,7 @@ def run(args: argparse.Namespace) -> ExitCode:
         raise InputMissing(f"{args.root}: no such tree")
     root = Root(args.root)
     if root.is_live and not args.dry_run and os.geteuid() != 0:
-        raise NeedsRoot("changing this node needs root", hint="or look with --dry-run")
+        raise NeedsRoot("changing this node needs root", hint="without root, --dry-run shows what would change")
     if not root.is_live and not args.dry_run:
         _files_only(root)
     only = chosen("--only", args.only)
@@ -73,14 +75,18 @@ def run(args: argparse.Namespace) -> ExitCode:
 
 
 def _files_only(root: Root) -> None:
-    """Image builders mount /proc and /sys for a chroot: what is written there changes this machine. Raises UsageError."""
+    """Refuse a tree with a mounted /proc or /sys. Image builders mount them for a chroot, and writing there changes this
+    machine.
+
+    Raise UsageError.
+    """
     for path in (root.join("/proc"), root.join("/sys")):
         if os.path.ismount(path):
-            raise UsageError(f"{path}: mounted, so what is written there changes this machine", hint=f"umount {path} first")
+            raise UsageError(f"{path} is mounted, so writing there changes this machine", hint=f"umount {path} first")
 
 
 def _furnish(root: Root, document: config.Document) -> None:
-    """In an image: hooks, units (enabled by link) and the document. The release itself is the image builder's to install."""
+    """Write hooks, units (enabled by link) and the document into an image. The image builder installs the release itself."""
     from fairlead.model.change import Unit
     from fairlead.provision.run_bundle import UNITS, documents, node_files, scratch_units
 
@@ -97,13 +103,16 @@ def _furnish(root: Root, document: config.Document) -> None:
 
 
 def _jobs(root: Root, args: argparse.Namespace) -> tuple[bool, bool]:
-    """(busy, drained). Raises NodeBusy, UsageError. A dry run shows what a drained node would get, whatever runs now."""
+    """Return whether the node is busy, and whether it is drained. Raise NodeBusy, UsageError.
+
+    A dry run shows what a drained node would get, whatever runs now.
+    """
     if args.busy and args.drained:
         raise UsageError("--busy and --drained exclude each other")
     running = root.is_live and process.jobs_running()
     if args.drained:
         if running and not args.dry_run:
-            hint = "drain it in Slurm and wait until no job runs; without --drained, what no job can notice is changed now"
+            hint = "drain it in Slurm and wait until no job runs; without --drained, only what no job can notice is changed"
             raise NodeBusy("--drained: job steps run on this node; nothing was changed", hint=hint)
         return False, True
     busy = args.busy or running
@@ -152,7 +161,7 @@ def _undo(root: Root, args: argparse.Namespace, *, busy: bool, drained: bool) ->
 
 
 def text(report: ApplyReport, *, diff: bool = False) -> str:
-    """The report for a person: a line per setting, then the totals."""
+    """Return the report for a person: a line per setting, then the totals."""
     lines = []
     for item in report.items:
         layers = f"persisted {item.persisted}, effective {item.effective}" + (f", pending {item.pending}" if item.pending else "")

@@ -1,6 +1,7 @@
-"""The audit trail of this node: who changed what about its service, when, why, and what came of it; and the agent's own.
+"""Show the audit trail of this node: who changed what about its service, when, why, and with which outcome.
 
-fairlead audit                 fairlead audit --since 7d                 fairlead audit --since 2026-11-21T18:00 --json
+The trail also holds what the agent did.
+  fairlead audit                 fairlead audit --since 7d                 fairlead audit --since 2026-11-21T18:00 --json
 """
 
 from __future__ import annotations
@@ -39,33 +40,34 @@ def run(args: argparse.Namespace) -> ExitCode:
         return ExitCode.OK
     if trail.trouble:
         print(f"fairlead audit: {trail.trouble}", file=sys.stderr)
-    print("\n".join(map(line, entries)) if entries else "nothing is noted" + (f" since {local(since)}" if since else ""))
+    print("\n".join(map(line, entries)) if entries else "nothing is recorded" + (f" since {local(since)}" if since else ""))
     return ExitCode.OK
 
 
 def as_data(entry: AuditEntry) -> dict[str, Any]:
-    """An entry with every field."""
+    """Return an entry with all its fields, as JSON has it."""
     data = {name: getattr(entry, name) for name in entry.__struct_fields__}
     return {**data, "args": dict(entry.args)}
 
 
 def from_data(data: object) -> AuditEntry | None:
-    """An entry of another node's JSON; None for anything else."""
+    """Return the entry that another node's JSON holds; None for anything else."""
     try:
         return msgspec.convert(data, AuditEntry)
     except msgspec.ValidationError:
         return None
 
 
-_RECORD = re.compile(r"#[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}:(\d+)")  # a boot's id is nothing to read
+_RECORD = re.compile(r"#[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}:(\d+)")  # a boot id tells a person nothing
 
 
 def line(entry: AuditEntry) -> str:
-    """One entry as one line: when, who and from where, what, why, and the outcome where there is more to it than done."""
+    """Return one entry as one line: when, who and from where, what, why, and the outcome with its detail where it says more
+    than "done"."""
     place = " from ".join(filter(None, (entry.tty.removeprefix("/dev/"), entry.client)))
     outcome = "" if entry.outcome == "done" else entry.outcome
     if entry.outcome == ASKED:
-        outcome = "no outcome: the command still runs, or was ended before it was done"
+        outcome = "no outcome: the command still runs, or it was killed"
     result = ": ".join(filter(None, (outcome, entry.detail)))
     words = [
         f"{local(entry.unix)}  {entry.who}{f' ({place})' if place else ''}: {entry.what}",

@@ -1,4 +1,4 @@
-"""Who gave a command, and the two lines that it leaves in the audit trail: before it begins, and with its outcome."""
+"""Finds out who gave a command, and writes its two lines into the audit trail: one before it begins, one with its outcome."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ANCESTORS = 16
 
 
 class Actor(Struct, frozen=True, kw_only=True):
-    """See ``AuditEntry``."""
+    """Describes who gave a command. See ``AuditEntry`` for the fields."""
 
     who: str
     uid: int
@@ -31,14 +31,15 @@ class Actor(Struct, frozen=True, kw_only=True):
 
 
 class AuditOutcome:
-    """The outcome that the second line of the trail gets; the command sets it."""
+    """Holds the outcome for the second line of the trail. The command sets it."""
 
     outcome = "done"
     detail = ""
 
 
 def actor() -> Actor:
-    """Who runs this process: the login that the kernel remembers over su and sudo, else SUDO_USER (sudo(8)), else the uid."""
+    """Return who runs this process: the login that the kernel remembers over su and sudo, else SUDO_USER (sudo(8)), else the
+    uid."""
     tty = ""
     for fd in (0, 1, 2):
         with suppress(OSError):
@@ -54,7 +55,7 @@ def audited(
 ) -> Iterator[AuditOutcome]:
     """Write two lines into the audit trail: one before the body runs, one with its outcome.
 
-    A trail that cannot be written is named in one line on standard error, and stops nothing.
+    A trail that cannot be written stops nothing: one line on standard error says so.
     """
     trail = Trail(state_dir, run_dir)
     by = actor()
@@ -102,7 +103,8 @@ def _name(uid: int) -> str:
 
 
 def _client() -> str:
-    """The ssh client's address (ssh(1), SSH_CONNECTION): sudo takes it out of the environment, its parents still have it."""
+    """Return the ssh client's address (ssh(1), SSH_CONNECTION). sudo removes it from the environment, but its parents still
+    have it."""
     pid = os.getpid()
     for _ in range(_ANCESTORS):
         with suppress(OSError), open(f"/proc/{pid}/environ", "rb") as f:

@@ -1,7 +1,8 @@
-"""Which CPUs, memory and NICs each of N tasks on this node should have: those nearest its GPU.
+"""Show which CPUs, memory and NICs each of N tasks on this node should have: those nearest its GPU.
 
-Nothing is changed. Rank i keeps GPU i; every task gets an equal share of whole cores of the allocation, at the least
-summed distance to the GPUs. Reads sysfs only, never NVML: inside a job NVML's affinity is that of the caller's cpuset.
+Nothing is changed. Rank i keeps GPU i. Every task gets an equal number of whole cores of the allocation, so that the sum of
+the distances to the GPUs is least. Only sysfs is read, never NVML: inside a job, NVML's affinity is limited to the caller's
+cpuset.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ def _cpus(text: str) -> tuple[int, ...]:
 
 
 def _gpus(text: str) -> tuple[str, ...]:
-    """Indices may be ranges, as in SLURM_STEP_GPUS; PCI addresses in any form that NVML writes."""
+    """Return the GPUs that --gpus names. Indices may be ranges, as in SLURM_STEP_GPUS; PCI addresses may have any form of
+    NVML's."""
     from fairlead.host.pci import normal_address
 
     words: list[str] = []

@@ -1,6 +1,6 @@
-"""Everything that a site without internet needs, in one folder: wheels, playbooks, the lock and its packages.
+"""Make one folder with everything that a site without internet access needs: wheels, playbooks, the lock and its packages.
 
-`fairlead provision --bundle DIR` then takes everything from there. The same inputs give the same bytes.
+`fairlead provision --bundle DIR` then takes everything from this folder. The same inputs give the same bytes.
 """
 
 from __future__ import annotations
@@ -26,12 +26,16 @@ def register(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--output", default="", metavar="DIR", help="the folder to make")
     parser.add_argument(
-        "--python", action="append", default=[], metavar="X.Y", help="a Python of the nodes; may be given again (default: 3.11)"
+        "--python",
+        action="append",
+        default=[],
+        metavar="X.Y",
+        help="a Python version of the nodes; may be repeated (default: 3.11)",
     )
     parser.add_argument("--machine", metavar="ARCH", default=platform.machine(), help="the nodes' architecture")
-    parser.add_argument("--packages", default="", metavar="DIR", help="where package files may be already")
-    parser.add_argument("--no-admin", action="store_true", help="without the wheels for the admin host")
-    parser.add_argument("-n", "--dry-run", action="store_true", help="list what it would hold")
+    parser.add_argument("--packages", default="", metavar="DIR", help="a folder that may already hold the package files")
+    parser.add_argument("--no-admin", action="store_true", help="leave out the wheels for the admin host")
+    parser.add_argument("-n", "--dry-run", action="store_true", help="list what the folder would hold")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -54,7 +58,7 @@ def run(args: argparse.Namespace) -> ExitCode:
                 print(f"{entry.path}  {entry.size_bytes or '-'}  {entry.source}")
         return ExitCode.OK
     if not args.output:
-        raise UsageError("--output is needed", hint="name the folder to make, or look with --dry-run")
+        raise UsageError("--output is needed", hint="name the folder to make; --dry-run only lists its files")
     made = offline_bundle.make(
         Path(args.output),
         pythons=pythons,

@@ -1,11 +1,11 @@
 """Judge this node, or a machine tree, once, by the policy that its agent has.
 
 Exit codes: 0 ok, 1 warn, 2 drain, 3 unknown. 2 says that the agent drains the node
-for what is found, once it has confirmed it. What a check only observes is marked
-and comes to 1 at most, as in the agent's verdict. One look cannot judge rates and
-trends; such findings say needs_history and change no exit code. What only the agent
-knows changes none either: a hold, an acknowledgement, the drain budgets
-(`fairlead status` says those). Nothing is changed and slurmctld is not asked.
+for what is found, once it has confirmed it. A finding of a check that only observes
+is marked and gives 1 at most, as in the agent's verdict. One reading cannot judge
+rates and trends; such findings say needs_history and change no exit code. What only
+the agent knows changes none either: a hold, an acknowledgement, the drain budgets
+(`fairlead status` shows those). Nothing is changed and slurmctld is not asked.
 """
 
 from __future__ import annotations
@@ -32,8 +32,14 @@ _ORDER = (Level.DRAIN.word, Level.UNKNOWN.word, Level.WARN.word, Level.OK.word)
 
 def register(parser: argparse.ArgumentParser) -> None:
     read_machine.register(parser)
-    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="a check, or setting.NAME; may be repeated")
-    parser.add_argument("--json", action="store_true", help="every finding by itself, with its mode and what it counts as")
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="judge only by this check, or by setting.NAME; may be repeated",
+    )
+    parser.add_argument("--json", action="store_true", help="print each finding by itself, with its mode and what it counts as")
 
 
 def run(args: argparse.Namespace) -> ExitCode:
@@ -54,13 +60,15 @@ def run(args: argparse.Namespace) -> ExitCode:
     print(f"{node.name}: {state_word(decision.level.word)}" + (f" (profile {document.profile})" if document.profile else ""))
     _print_findings(findings)
     if not document.profile:
-        print("  (no document and no --profile: what this machine should be is not known)")
+        print("  (there is no document and no --profile, so nothing says what this machine should be)")
     return ExitCode(decision.level)
 
 
 def _as_counted(document: Document, found: Sequence[Finding], decision: Decision) -> list[dict[str, Any]]:
-    """Return the findings as JSON has them, what counts most first: with the mode of their check, what they count as in the
-    agent's verdict, and why that is less than their level."""
+    """Return the findings as JSON has them; those that count most come first.
+
+    Each has the mode of its check, what it counts as in the agent's verdict, and why that is less than its level.
+    """
     from fairlead.judge import policies_of
     from fairlead.policy import identity
 
@@ -71,7 +79,7 @@ def _as_counted(document: Document, found: Sequence[Finding], decision: Decision
         policy = policies.get(finding.check)
         why = why_less.get(identity(finding), "")
         if finding.needs_history:
-            counts, why = Level.OK, "one look cannot judge it"
+            counts, why = Level.OK, "one reading cannot judge it"
         elif finding.level is Level.DRAIN and finding.service is Service.KEEP:
             counts, why = Level.WARN, "no reason for a drain"
         else:
@@ -89,7 +97,7 @@ def _print_findings(findings: Sequence[dict[str, Any]]) -> None:
         shown[kind] = shown.get(kind, 0) + 1
         if shown[kind] > SHOWN_PER_CHECK:
             continue
-        mark = f" ({f['why']})" if f["why"] and not f["needs_history"] else ""  # what needs history says so itself
+        mark = f" ({f['why']})" if f["why"] and not f["needs_history"] else ""  # the summary says already that it needs history
         print(f"  {state_word(f['counts_as']):7} {same.subject()}: {same.words()}{mark}")
         for line in f["evidence"]:
             print(f"          {line}")

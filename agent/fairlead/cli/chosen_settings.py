@@ -1,4 +1,4 @@
-"""Reads the settings that a command line chooses (`--only`, `--tags`), and says what a word is that names none."""
+"""Reads the settings that a command line chooses (`--only`, `--tags`), and says what a word means that names no setting."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ROLES = ("node", "reboot", "slurm_hooks")  # playbooks/roles
 
 
 def chosen(option: str, words: str) -> tuple[str, ...]:
-    """Return the settings that a list of names and groups means, () for an empty list. Raise UsageError for any other word."""
+    """Return the settings that a list of names and groups chooses, () for an empty list. Raise UsageError for any other word."""
     if not words:
         return ()
     every, groups = settings.load(), settings.groups()
@@ -24,11 +24,11 @@ def _hint(option: str, word: str) -> str:
     every, groups = settings.load(), settings.groups()
     bare = word.removeprefix("setting.")
     if bare in every:
-        return f"here a setting is named without its prefix: {option} {bare}"
+        return f"name a setting without its prefix here: {option} {bare}"
     if word in checks.load():
-        return f"{word} is a check, which changes nothing: `fairlead check --only {word}` judges by it"
+        return f"{word} is a check, not a setting: `fairlead check --only {word}` runs it"
     if word in ROLES:
-        return f"{word} is a role, and a run takes all roles; {option} chooses settings: {', '.join(groups)}"
+        return f"{word} is a role, and a run always uses all roles; {option} chooses settings: {', '.join(groups)}"
     like = schema_keys.nearest(word, [*every, *groups])
     known = "; ".join(f"{group}: {', '.join(names)}" for group, names in groups.items())
     return f"did you mean `{like}`?" if like else f"there are {known}"

@@ -1,7 +1,7 @@
-"""Close a device as repaired: strikes, acknowledgements and older kernel records of it do not count any more.
+"""Close a device as repaired: its strikes, acknowledgements and older kernel records count no more.
 
-For after the work: a reset that helped, a GPU that was replaced. The agent judges the device anew from here; what is still
-broken drains again. A drain of the agent's is lifted by the agent after clean sweeps. Works while the agent is down, too.
+Use it after the repair: a reset that helped, a GPU that was replaced. The agent then judges the device anew, so what is still
+broken drains again. The agent lifts its own drain after clean sweeps. This command also works while the agent is down.
   fairlead clear 0000:1b:00.0 --reason "GPU replaced, ticket 4711"     fairlead clear SERIAL ...     fairlead clear --all ...
 """
 
@@ -27,8 +27,8 @@ from fairlead.policy.state_requests import Clear
 
 def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("device", nargs="?", default="", metavar="DEVICE|SERIAL", help="PCI address, GPU serial or UUID")
-    parser.add_argument("--all", action="store_true", help="the whole node")
-    parser.add_argument("--reason", metavar="TEXT", default="", help="what was repaired, for whoever asks `fairlead why`")
+    parser.add_argument("--all", action="store_true", help="close the whole node as repaired")
+    parser.add_argument("--reason", metavar="TEXT", default="", help="what was repaired; `fairlead why` shows it")
     parser.add_argument("--document", metavar="FILE", default="/etc/fairlead/node.json", help="the node's document")
     parser.add_argument("-n", "--dry-run", action="store_true", help="say what would be done")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> ExitCode:
         raise NeedsRoot("clear changes what drains this node; run it as root")
     known = node_status(agent.state_dir, agent.run_dir)
     if not known:
-        raise InputMissing(f"{agent.run_dir}: no account of the agent", hint="is fairlead-agent.service running?")
+        raise InputMissing(f"{agent.run_dir}: there is no status of the agent", hint="is fairlead-agent.service running?")
     devices = () if args.all else names_of(args.device, known)
     closes = what_it_closes(devices, known)
     words = "the whole node" if args.all else " ".join(devices)
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> ExitCode:
 
 
 def names_of(word: str, known: dict[str, Any]) -> tuple[str, ...]:
-    """All names of the device that ``word`` means. Raises InputMissing for one that this node has never had."""
+    """Return all names of the device that ``word`` means. Raise InputMissing for a device that this node has never had."""
     try:
         word = normal_address(word)
     except ValueError:
@@ -90,7 +90,7 @@ def names_of(word: str, known: dict[str, Any]) -> tuple[str, ...]:
 
 
 def what_it_closes(devices: tuple[str, ...], known: dict[str, Any]) -> list[str]:
-    """What is remembered of these devices (none named: of all), one line each."""
+    """Return what is remembered of these devices, one line each. ``devices``: () for all devices."""
     lines = [f"finding {r['check']}: {r['summary']}" for r in known.get("standing", []) if not devices or r["device"] in devices]
     for device, times in known.get("strikes", {}).items():
         if not devices or device in devices:
@@ -102,8 +102,10 @@ def what_it_closes(devices: tuple[str, ...], known: dict[str, Any]) -> list[str]
 
 
 def last_record(path: str) -> int:
-    """The number of the last kernel record now, so that exactly what was there is closed; -1 where only the agent may read
-    the log (a FIFO) or nobody can."""
+    """Return the number of the newest kernel record, so that only the records up to now are closed.
+
+    Return -1 where nobody can read the log, or only the agent may (a FIFO).
+    """
     try:
         if not stat.S_ISCHR(os.stat(path).st_mode):
             return -1

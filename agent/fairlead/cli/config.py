@@ -1,9 +1,9 @@
 """Check and show documents and sites.
 
-check FILE          every mistake of a document or a site; each class's nodes
-show [FILE]         every value; --changed: what differs from the defaults, and by whom; --site FILE --node NAME: of that node
-schema              JSON Schema of a node's document
-profiles            the hardware profiles that are carried along
+check FILE          list every mistake of a document or a site, and each class's nodes
+show [FILE]         show every value; --changed: what differs from the defaults, and its origin; --site FILE --node NAME: that node's
+schema              print the JSON Schema of a node's document
+profiles            list the hardware profiles that fairlead brings along
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from fairlead.cli.value_text import value_text
 from fairlead.errors import ExitCode, InputMissing, UsageError
 from fairlead.model.nodelist import fold
 
-PEEK_BYTES = 4096  # of a file whose name does not say what it is
+PEEK_BYTES = 4096  # read from a file whose name does not say what it is
 
 
 def register(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=["check", "show", "schema", "profiles"], help="what to do, as said above")
+    parser.add_argument("what", choices=["check", "show", "schema", "profiles"], help="what to do (see above)")
     parser.add_argument("file", nargs="?", default="", help="a node's document, or a site (.toml)")
     parser.add_argument("--site", metavar="FILE", default="", help="resolve --node from this site")
     parser.add_argument("--node", metavar="NAME", default="", help="the node to resolve")
     parser.add_argument("--origin", action="store_true", help="also print where each value comes from")
-    parser.add_argument("--changed", action="store_true", help="show: only what differs from the defaults, and who says so")
+    parser.add_argument("--changed", action="store_true", help="show: only what differs from the defaults, and its origin")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -44,7 +44,7 @@ def _resolve(site: config.Site, node: str) -> tuple[config.Document, dict[str, s
         raise UsageError(f"{node}: not declared in {site.file}", hint=f"declared there: {fold(known)}; or add it to a class")
     classes = classes_of(site, node)
     document, origins = config.resolve(site, node, classes)
-    for origin, layer in layers_of(site, node, classes)[0]:  # a setting may be declared by an empty table, which gives no value
+    for origin, layer in layers_of(site, node, classes)[0]:  # an empty table declares a setting and gives no value
         declared = [name for name, table in layer.get("settings", {}).items() if not table]
         origins |= {f"settings.{name}.managed": origin for name in declared}
     return document, origins
@@ -58,7 +58,7 @@ def _check(args: argparse.Namespace) -> ExitCode:
 
 
 def _is_site(path: str) -> bool:
-    """Say whether a file is a site's: by its name, else by how it begins. Raise InputMissing where nothing says what it is."""
+    """Say whether a file is a site's, by its name or else by its first bytes. Raise InputMissing where it cannot be read."""
     if path.endswith((".toml", ".json")):
         return path.endswith(".toml")
     try:
@@ -107,7 +107,7 @@ def _check_document(path: str, *, as_json: bool) -> ExitCode:
 
 
 def _print_mistakes(lines: Iterable[tuple[str, str]]) -> None:
-    """Print each mistake as any error is printed: one line, and one that says what to do next."""
+    """Print each mistake as an error is printed: one line, and one line that says what to do next."""
     for text, hint in lines:
         print(f"fairlead config: {text}", file=sys.stderr)
         if hint:

@@ -1,7 +1,7 @@
-"""Look over a site's Slurm configuration and this installation. Warns, explains, changes nothing.
+"""Review a site's Slurm configuration and this installation: warn and explain, change nothing.
 
---diff prints the lines of slurm.conf that are missing or wrong as a patch, and on standard error what has to be done besides.
-Exit codes: 0 nothing wrong, 1 something to look at, 2 something wrong.
+--diff prints the lines of slurm.conf that are missing or wrong as a patch. What else has to be done goes to standard error.
+Exit codes: 0 nothing wrong, 1 a warning, 2 something wrong.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--slurm-conf", metavar="FILE", default="", help="default: $SLURM_CONF, /etc/slurm/slurm.conf, /run/slurm/conf/slurm.conf"
     )
-    parser.add_argument("--root", metavar="TREE", default="/", help="look at a tree instead of this machine")
+    parser.add_argument("--root", metavar="TREE", default="/", help="review a tree instead of this machine")
     parser.add_argument("--document", metavar="FILE", default="/etc/fairlead/node.json", help="the node's document (%(default)s)")
     parser.add_argument(
-        "--diff", action="store_true", help="what to change in slurm.conf as a diff, for patch(1); writes nothing"
+        "--diff", action="store_true", help="print what to change in slurm.conf as a diff for patch(1); write nothing"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -52,13 +52,13 @@ def _text(root: str, path: str) -> str | None:
     except OSError as e:
         raise InputMissing(f"{path}: {e.strerror}") from None
     if "\0" in text:
-        raise DataError(f"{path}: no text (it holds zero characters)", hint="is it the right file?")
+        raise DataError(f"{path} is not a text file (it holds zero bytes)", hint="is it the right file?")
     return text
 
 
 def _conf_path(root: str, named: str) -> str:
     configured = os.environ.get("SLURM_CONF", "")
-    if root == "/":  # of this machine a relative path is one of where the command was typed
+    if root == "/":  # on this machine a relative path is relative to the current folder
         named, configured = (os.path.abspath(path) if path else "" for path in (named, configured))
     for path in (named, configured, "/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf"):
         if path and (path == named or _text(root, path) is not None):
@@ -78,7 +78,8 @@ def _version(root: str) -> tuple[int, int] | None:
 
 
 def _safe(root: str, path: str, *, executable: bool) -> Iterator[Remark]:
-    """A file that root runs must be root's, not writable by others, and so must every folder above it."""
+    """Yield a remark unless a file is root's and not writable by others, and so is every folder above it. Root runs what is in
+    it."""
     full = os.path.join(root, path.lstrip("/"))
     try:
         st = os.stat(full)
@@ -94,7 +95,7 @@ def _safe(root: str, path: str, *, executable: bool) -> Iterator[Remark]:
             yield Remark(
                 level="wrong",
                 what=f"{folder} can be written by others than root (uid {st.st_uid}, mode {stat.S_IMODE(st.st_mode):04o})",
-                why="whoever writes it runs commands as root on every node",
+                why="anybody who can write it runs commands as root on every node",
                 fix=f"chown root {folder}; chmod go-w {folder}",
             )
         if folder in {"/", ""}:
@@ -116,16 +117,16 @@ def _installation(root: str, document_path: str, conf: slurm_conf.SlurmConf) -> 
     if names and not any(_in_nodelist(document.slurm_node, n) for n in names):
         yield Remark(
             level="wrong",
-            what=f"no NodeName line of {conf.path} holds {document.slurm_node}",
+            what=f"no NodeName line of {conf.path} names {document.slurm_node}",
             why="drains would name a node that Slurm does not know",
-            fix=f'slurm.node_name under [nodes."{document.node}"] in site.toml',
+            fix=f'set slurm.node_name under [nodes."{document.node}"] in site.toml',
         )
     if _text(root, "/etc/fairlead/disabled") is not None:
-        yield Remark(level="warn", what="/etc/fairlead/disabled exists", why="every hook and every drain is stopped on this node")
+        yield Remark(level="warn", what="/etc/fairlead/disabled exists", why="it stops every hook and every drain on this node")
 
 
 def _in_nodelist(name: str, nodelist: str) -> bool:
-    """Is a name in a NodeName expression? Prefix and number are compared, so that no library is needed on a node."""
+    """Say whether a NodeName expression names a node. Compares prefix and number, so that a node needs no library for it."""
     for part in re.findall(r"[^,\[]+(?:\[[^\]]*\])?[^,]*", nodelist):
         match = re.fullmatch(r"([^\[]*)\[([^\]]*)\](.*)", part)
         if not match:

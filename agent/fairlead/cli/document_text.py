@@ -1,4 +1,4 @@
-"""What `fairlead config show` prints: values as site.toml writes them, those that are no defaults, and who says so."""
+"""Prints what `fairlead config show` shows: values as site.toml writes them, which of them are no defaults, and their origins."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Path = tuple[str, ...]
 Values = dict[Path, Any]
 _HEAD = ("schema", "generation", "hash", "node", "profile")
 DEFAULT = "default"
-VALUE_WIDTH = 24  # as most values; an origin after a longer one stands further to the right
+VALUE_WIDTH = 24  # most values fit; a longer one moves its origin further right
 
 
 def flat(data: Mapping[str, Any], above: Path = ()) -> Values:
-    """Return every value of a tree by its path; an empty table is a value."""
+    """Return every value of a tree by its path. An empty table counts as a value."""
     found: Values = {}
     for key, value in data.items():
         inner = flat(value, (*above, key)) if isinstance(value, Mapping) and value else {}
@@ -29,7 +29,7 @@ def flat(data: Mapping[str, Any], above: Path = ()) -> Values:
 
 
 def tree(values: Values) -> dict[str, Any]:
-    """Return the tree that such values make."""
+    """Return the tree that has these values."""
     made: dict[str, Any] = {}
     for path, value in values.items():
         table = made
@@ -40,13 +40,16 @@ def tree(values: Values) -> dict[str, Any]:
 
 
 def dotted(path: Path) -> str:
-    """Return a path as a key of a document is written."""
+    """Return a path as a key of a document is written: its parts with dots between them."""
     return ".".join(path)
 
 
 def changed(document: Document, origins: Mapping[str, str]) -> Values:
-    """Return what differs from the defaults. A declared setting differs by being declared: of one that has only defaults the keys
-    that somebody gave are there, or ``managed``. ``origins``: who gives each key."""
+    """Return what differs from the defaults. ``origins``: the origin of each key.
+
+    A declared setting differs because it is declared. If it has only defaults, the keys that somebody gave are returned, or
+    else ``managed``.
+    """
     default, _ = config.resolve_layers(document.node, [])
     usual = flat(config.to_data(default))
     for name in document.settings:
@@ -63,7 +66,7 @@ def changed(document: Document, origins: Mapping[str, str]) -> Values:
 
 
 def _defaults(setting: str) -> dict[str, Any]:
-    """Return what a setting is where it is declared and no more is said; {} where more has to be said."""
+    """Return the values of a setting that is declared without any key; {} where a key is required."""
     try:
         made: dict[str, Any] = msgspec.to_builtins(settings.load()[setting].want())
     except TypeError:
@@ -72,8 +75,8 @@ def _defaults(setting: str) -> dict[str, Any]:
 
 
 def origins_of(document: Document) -> dict[str, str]:
-    """Return who gives the values of a document that was resolved elsewhere: its profile where that says the same, else the
-    document."""
+    """Return the origins of the values of a document that was resolved elsewhere: its profile where it has the same value,
+    else the document."""
     from fairlead.config.site import profile_layer
 
     values = flat(config.to_data(document))
@@ -92,7 +95,7 @@ def origins_of(document: Document) -> dict[str, str]:
 
 
 def origin(path: Path, document: Document, origins: Mapping[str, str]) -> str:
-    """Say who gives a value; "" for what every document has. A declared setting may put parameters on checks."""
+    """Return where a value comes from; "" for a key that every document has. A declared setting may set parameters of checks."""
     if path[0] in _HEAD:
         return ""
     for name, want in document.settings.items():
@@ -106,7 +109,7 @@ def origin(path: Path, document: Document, origins: Mapping[str, str]) -> str:
 
 
 def all_lines(document: Document, values: Values, origins: Mapping[str, str] | None) -> list[str]:
-    """Return a line for each value, with its origin where that is asked for."""
+    """Return a line for each value, with its origin where ``origins`` is given."""
     width = max(map(len, map(dotted, values)))
     lines = []
     for path, value in values.items():
@@ -117,7 +120,7 @@ def all_lines(document: Document, values: Values, origins: Mapping[str, str] | N
 
 
 def changed_lines(document: Document, values: Values, origins: Mapping[str, str]) -> list[str]:
-    """Return what differs from the defaults below whoever says it."""
+    """Return what differs from the defaults, grouped by origin."""
     by_origin: dict[str, list[str]] = {}
     for path, value in values.items():
         first, *more = value_lines(value)
@@ -131,7 +134,8 @@ def changed_lines(document: Document, values: Values, origins: Mapping[str, str]
 
 
 def _rank(said_by: str) -> tuple[int, str]:
-    """Order as the layers lie: profile, fabric, the whole site, its classes, its nodes, then the rest."""
+    """Return the sort key of an origin, in the order of the layers: profile, fabric, the whole site, its classes, its nodes,
+    the rest."""
     marks: Iterable[tuple[int, bool]] = (
         (0, said_by.startswith("profile ")),
         (1, said_by.startswith("fabric ")),

@@ -1,6 +1,6 @@
-"""Drain this node with a reason that fairlead owns: `fairlead resume` lifts it again, and nothing else of fairlead's does.
+"""Drain this node with a reason that fairlead owns. Of fairlead, only `fairlead resume` lifts this drain; the agent never does.
 
-Somebody else's drain is left alone. The agent never lifts a drain made by hand.
+A drain of somebody else is left alone.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ DONE = {Outcome.DRAINED, Outcome.RESUMED, Outcome.FREE, Outcome.ACKNOWLEDGED}
 
 
 def register(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--reason", metavar="TEXT", required=True, help="why, for `sinfo -R` and for whoever asks `fairlead why`")
+    parser.add_argument("--reason", metavar="TEXT", required=True, help="why; `sinfo -R` and `fairlead why` show it")
     options(parser)
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """What drain and resume share."""
+    """Add the options that drain and resume share."""
     parser.add_argument("--document", metavar="FILE", default="/etc/fairlead/node.json", help="the node's document")
     parser.add_argument("-n", "--dry-run", action="store_true", help="say what would be done")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def protocol(path: str) -> DrainProtocol:
-    """The drain protocol of this node. Raises NeedsRoot, ConfigError, InputMissing."""
+    """Return the drain protocol of this node. Raise NeedsRoot, ConfigError, InputMissing."""
     document = config.load_document(path)
     if os.geteuid() != 0:
-        raise NeedsRoot("the ledger of this node is root's; run it as root on the node")
+        raise NeedsRoot("only root may write the ledger of this node; run the command as root on the node")
     name = document.slurm_node
     folders = (document.agent.state_dir, document.agent.run_dir)
     ledger = Ledger(*folders, node=name, machine=machine_id(Root("/")))
     status = node_status(*folders)
     made = drain_protocol(document, ledger, boot_id=status.get("boot_id") or boot_id(Root("/")))
-    if "standing" in status:  # what whoever gives the command could see: a resume acknowledges that
+    if "standing" in status:  # a resume acknowledges what the person could see
         made.state.known = tuple(finding["id"] for finding in status["standing"])
     return made
 
 
 def tell(node: str, result: Result, *, as_json: bool, note: AuditOutcome) -> ExitCode:
-    """Print and note what came of it."""
+    """Print the result, record it in the audit trail, and return the exit code."""
     note.outcome, note.detail = result.outcome.value, result.detail
     if as_json:
         states = sorted(result.states)
@@ -61,7 +61,7 @@ def tell(node: str, result: Result, *, as_json: bool, note: AuditOutcome) -> Exi
     else:
         print(f"{node}: {result.outcome.value}" + (f": {result.detail}" if result.detail else ""))
         if result.outcome is Outcome.ORPHAN and f": {MAINTAIN}" in result.detail:
-            print(f"{node}: `fairlead maintain --resume` on the admin host goes on, or lifts what slurmctld has brought back")
+            print(f"{node}: `fairlead maintain --resume` on the admin host goes on, or lifts a drain that slurmctld has restored")
     return ExitCode.OK if result.outcome in DONE else ExitCode.TRY_AGAIN
 
 
@@ -70,10 +70,10 @@ def run(args: argparse.Namespace) -> ExitCode:
     if args.dry_run:
         return dry(drain, f"would drain with: {args.reason}", as_json=args.json)
     with audited(*drain.ledger.folders, "drain", why=args.reason) as note:
-        drain.limits.refresh()  # switches and blocks have a budget of their own
+        drain.limits.refresh()  # reads the topology: switches and blocks have budgets of their own
         with drain.ledger.locked():
             result = finish(drain.drain(MANUAL, args.reason))
-        if result.outcome is Outcome.CONTESTED:  # others past the same limit undo theirs meanwhile
+        if result.outcome is Outcome.CONTESTED:  # meanwhile other nodes over the same limit undo their drains
             time.sleep(CONTEST_SECONDS[1])
             with drain.ledger.locked():
                 result = finish(drain.reconcile())
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> ExitCode:
 
 
 def dry(drain: DrainProtocol, would: str, *, lift: bool = False, adopt: bool = False, as_json: bool) -> ExitCode:
-    """Print the node as it is, what would be done, and why not."""
+    """Print the node's state, what would be done, and why it would be refused."""
     state = drain.state.client.node(drain.node)
     refused = drain.state.foresee(state, lift=lift)
     if adopt and drain.adoptable(state):

@@ -1,10 +1,10 @@
-"""The job environment that the task prolog sets.
+"""Explain the job environment that the task prolog sets.
 
-  fairlead env explain             in a job: variable, value, where it comes from, why; what the user overrode
-  fairlead env explain --job ID    the same of a job's tasks on this node (one's own job, or as root)
-  fairlead env list                everything that may be set, what only a site decides, and what is never set
+  fairlead env explain             in a job: each variable with value, origin and reason, and what the user has set instead
+  fairlead env explain --job ID    the same for a job's tasks on this node (your own job, or as root)
+  fairlead env list                every variable that may be set, what only a site decides, and what is never set
 
-In a job, FAIRLEAD_PROFILE=off|minimal|PRESET and FAIRLEAD_SKIP=NAME,... steer it; --comment=fairlead:off turns it off.
+In a job, FAIRLEAD_PROFILE=off|minimal|PRESET and FAIRLEAD_SKIP=NAME,... control it; --comment=fairlead:off turns it off.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ A value in brackets is not set here: it is what the rule gives. "when" says in w
 
 
 def register(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=["explain", "list"], help="what to do, as said above")
-    parser.add_argument("--job", default="", metavar="ID", help="explain: a job's tasks on this node instead of this process")
+    parser.add_argument("what", choices=["explain", "list"], help="what to do (see above)")
+    parser.add_argument(
+        "--job", default="", metavar="ID", help="explain: show a job's tasks on this node instead of this process"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -49,8 +51,8 @@ def run(args: argparse.Namespace) -> ExitCode:
     tasks = of_job(args.job)
     if not tasks:
         raise InputMissing(
-            f"job {args.job}: no task on this node whose environment you may read",
-            hint=f"on a node of the job, as its user: srun --jobid={args.job} --overlap fairlead env explain",
+            f"job {args.job} has no task on this node whose environment you may read",
+            hint=f"run on a node of the job, as its user: srun --jobid={args.job} --overlap fairlead env explain",
         )
     explained = [{"job": args.job, "step": t.step, "rank": t.rank, "pid": t.pid, **_variables(t.environment)} for t in tasks]
     return _explain(explained, as_json=args.json)
@@ -65,7 +67,7 @@ def _list(as_json: bool) -> ExitCode:
         print_json({"set": rows, "site": SITE, "never": NEVER})
         return ExitCode.OK
     print(columns([(r["name"], r["when"], r["value"], r["what"]) for r in rows], head=("variable", "when", "value", "what")))
-    print("\nonly where the site says so (jobenv.extra, presets, fabric profiles):")
+    print("\nset only where the site says so (jobenv.extra, presets, fabric profiles):")
     print(columns([(f"  {name}", why) for name, why in SITE.items()]))
     print("\nnever set:")
     print(columns([(f"  {name}", why) for name, why in NEVER.items()]))
@@ -73,7 +75,7 @@ def _list(as_json: bool) -> ExitCode:
 
 
 def _known() -> tuple[VariableRow, ...]:
-    """Every row that this node's document knows of, with its reasons; of a document that cannot be read, the fixed ones."""
+    """Return every row that this node's document has, with its reason; the fixed rows where the document cannot be read."""
     from fairlead import config
 
     try:
@@ -98,7 +100,7 @@ def _text(path: str) -> str:
 
 
 def _variables(environment: dict[str, str]) -> dict[str, object]:
-    """What is said of one environment, by what is published on this node."""
+    """Return what is known of one environment, compared with what is published on this node."""
     wanted = profile = environment.get("FAIRLEAD_PROFILE") or "full"
     table = TABLE
     if profile not in ("full", "minimal", "off"):
@@ -140,9 +142,9 @@ def _print(each: dict[str, object]) -> None:
         wish = printable(str(each["profile"]))
         print(f"FAIRLEAD_PROFILE={wish} is none of full, minimal and off, and no preset here: it means off.\n")
     if not job:
-        print("Not in a job: what a job would get when its user has not set it.\n")
+        print("This is not a job. A job would get these values, unless its user sets others.\n")
     elif not each["set"]:
-        print(f"Job {job}: fairlead set nothing here (turned off, or no task prolog).\n")
+        print(f"Job {job}: fairlead has set nothing here (it is turned off, or there is no task prolog).\n")
     variables = each["variables"]
     for v in variables if isinstance(variables, list) else ():
         print(f"{v['name']}={v['now'] or '(' + v['rule'] + ')'}")

@@ -1,10 +1,10 @@
-"""What a check, a setting, an Xid or an SXid means: the same text as the reference pages, offline.
+"""Explain a check, a setting, an Xid or an SXid, with the text of the reference pages, offline.
 
 fairlead explain xid 79           fairlead explain sxid 20034       fairlead explain list
 fairlead explain row_remap        fairlead explain setting pcie_acs fairlead explain 79 (an Xid)
 
-Of an Xid: meaning, action, why, what other public health systems do by default, and what the document of this node
-(or --document) says of it.
+For an Xid it shows the meaning, the action and the reason, what other public health systems do by default, and what the
+document of this node (or --document) says about it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from fairlead.errors import ExitCode, InputMissing
 
 
 def register(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", nargs="+", metavar="WHAT", help="xid CODE, sxid CODE, the name of a check or setting, or list")
+    parser.add_argument(
+        "what", nargs="+", metavar="WHAT", help="xid CODE, sxid CODE, the name of a check or setting, or the word list"
+    )
     parser.add_argument("--document", default="", metavar="FILE", help="the document with the site's own choice (xid, sxid)")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -54,7 +56,7 @@ def _list() -> dict[str, Any]:
     rows += [("setting", n, s.disruption.value, s.summary) for n, s in settings.load().items()]
     names = [{"kind": k, "name": n, "summary": s} for k, n, _, s in rows]
     lines = [line for k, n, word, s in rows for line in (f"{k} {n} ({word})", *wrap(s, "    ", "    "))]
-    head = "Of a check, its mode; of a setting, what a change needs of the node:"
+    head = "In brackets: a check's mode, or what a setting's change needs of the node."
     return {"names": names, "text": "\n".join([head, "", *lines])}
 
 
@@ -63,7 +65,7 @@ def _in_pages(default: Any) -> str:
 
 
 def _parameters(struct: type[msgspec.Struct], written: Callable[[Any], str] = _in_pages) -> list[tuple[str, str, str]]:
-    """Return name, default and meaning of each parameter. ``written``: how a default is; as the reference pages have it."""
+    """Return name, default and meaning of each parameter. ``written`` turns a default into text, as the reference pages do."""
     schema = msgspec.json.schema(struct)
     body = schema["$defs"][struct.__name__] if "$defs" in schema else schema
     rows = []

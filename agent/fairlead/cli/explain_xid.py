@@ -1,4 +1,5 @@
-"""What `fairlead explain xid` and `explain sxid` say of a code: meaning, action, why, what others do, the site's own choice."""
+"""Prints what `fairlead explain xid` and `explain sxid` say of a code: meaning, action, reason, what others do, the site's
+choice."""
 
 from __future__ import annotations
 
@@ -22,8 +23,11 @@ _OF_UNIT = {"action": "action", "why down": "reason", "look into": "look"}  # ti
 
 
 def explain(kind: str, word: str, document: str = "") -> dict[str, Any]:
-    """The data of one code, with what is printed as ``text``. ``kind``: xid or sxid. ``document``: a node's document; ""
-    for this node's own, if it has one. Raises UsageError, InputMissing for a code that is not known, ConfigError."""
+    """Return the data of one code, with the printed text as ``text``. Raise UsageError, ConfigError, InputMissing for an
+    unknown code.
+
+    ``kind``: xid or sxid. ``document``: a node's document; "" for this node's own document, if it has one.
+    """
     if not (word.isascii() and word.isdigit()) or len(word) > 7:
         raise UsageError(f"{word!r} is not an {kind.upper() if kind == 'sxid' else 'Xid'} code", hint="a number, such as 94")
     code = int(word)
@@ -36,7 +40,7 @@ def _xid(code: int) -> dict[str, Any]:
     if code not in ENTRIES:
         raise InputMissing(
             f"Xid {code} is not in the catalogue",
-            hint="where a newer driver prints it, fairlead reports it and drains nothing; see NVIDIA's catalogue",
+            hint="if a newer driver prints it, fairlead reports it and does not drain for it; see NVIDIA's catalogue",
         )
     data: dict[str, Any] = {"kind": "xid", **msgspec.to_builtins(look_up(code))}
     data["since"] = versions.SINCE.get(code, "")
@@ -74,7 +78,7 @@ def _dotted(version: versions.Version) -> str:
 
 
 def _units(code: int) -> list[dict[str, str]]:
-    """NVIDIA's table of one of the codes 144 to 150, row by row."""
+    """Return NVIDIA's table of one of the codes 144 to 150, row by row."""
     rows = [(unit, "", rule) for unit, rules in nvlink5_rules.UNITS if unit.code == code for rule in rules]
     if code == nvlink5_rules.LINK_UNIT.code:
         rows += [(nvlink5_rules.LINK_UNIT, reason, rule) for reason, rule in nvlink5_rules.LINK_REASONS.values()]
@@ -97,7 +101,7 @@ def _sxid(code: int) -> dict[str, Any]:
     if known is None:
         raise InputMissing(
             f"SXid {code} is not in the Fabric Manager guide",
-            hint="the line itself says Fatal or Non-fatal: only Fatal drains",
+            hint="the line itself says Fatal or Non-fatal; only Fatal drains",
         )
     return {
         "kind": "sxid",
@@ -113,7 +117,7 @@ def _sxid(code: int) -> dict[str, Any]:
 
 
 def _site(key: str, document: str) -> dict[str, str] | None:
-    """The site's own choice in a document; None where there is none. The words are those of ``checks.xid``."""
+    """Return the site's own choice in a document; None where it makes none. The words are those of ``checks.xid``."""
     if not document and not os.path.exists(DOCUMENT):
         return None
     from fairlead.config import load_document
@@ -163,7 +167,7 @@ def _tables(data: dict[str, Any]) -> list[str]:
 
 
 def _units_that_say_the_same(rows: list[dict[str, str]]) -> dict[tuple[str, ...], list[str]]:
-    """Return the error statuses of each unit by what NVIDIA's table says of them."""
+    """Return the error statuses of each unit, grouped by what NVIDIA's table says of them."""
     found: dict[tuple[str, ...], list[str]] = {}
     for row in rows:
         said = (row["unit"], row["severity"], *(row[key] for key in _OF_UNIT.values()))

@@ -1,4 +1,4 @@
-"""What `fairlead slurm-config topology` reads: the fabric or the NVLink domains, and which nodes the cluster has."""
+"""Reads what `fairlead slurm-config topology` needs: the fabric or the NVLink domains, and which nodes the cluster has."""
 
 from __future__ import annotations
 
@@ -25,23 +25,37 @@ _GUID = re.compile(r"0x([0-9a-fA-F]{1,16})")
 
 def register(parser: argparse.ArgumentParser) -> None:
     add = partial(parser.add_argument, metavar="FILE", action="append", default=[])
-    add("--ibnetdiscover", help="topology: a dump of the InfiniBand fabric, with or without -p; several are joined")
-    add("--lldp", help="topology: `lldpctl -f json` of a node, NODE.json, or a folder of such files")
-    add("--cliques", help="topology: NVLink domains: `clush -w NODES nvidia-smi -q`, or machine trees (NAME=TREE)")
-    parser.add_argument("--kind", choices=["tree", "block"], default="", help="of the fabric: switches, or each unit a block")
-    parser.add_argument("--format", choices=["conf", "yaml"], default="conf", help="yaml: topology.yaml of Slurm 25.05 and newer")
-    parser.add_argument("--block-sizes", default="", metavar="N,...", help="default: the smallest block and its doublings")
+    add("--ibnetdiscover", help="topology: a dump of the InfiniBand fabric, with or without -p; may be repeated")
+    add("--lldp", help="topology: the output of `lldpctl -f json` on a node, as NODE.json, or a folder of such files")
+    add("--cliques", help="topology: NVLink domains from `clush -w NODES nvidia-smi -q`, or from machine trees (NAME=TREE)")
+    parser.add_argument(
+        "--kind",
+        choices=["tree", "block"],
+        default="",
+        help="make a tree of switches from the fabric, or a block of each scalable unit (default: tree)",
+    )
+    parser.add_argument(
+        "--format", choices=["conf", "yaml"], default="conf", help="yaml: write topology.yaml, for Slurm 25.05 and newer"
+    )
+    parser.add_argument(
+        "--block-sizes",
+        default="",
+        metavar="N,...",
+        help="BlockSizes (default: the smallest block, and its size doubled each time)",
+    )
     parser.add_argument(
         "--rename",
         default="",
         metavar="FILE",
-        help='lines of "OLD NEW": an adapter\'s GUID (0x...), description or host; the node',
+        help='a file of lines "OLD NEW". OLD: an adapter\'s GUID (0x...), description or host; NEW: its node',
     )
-    parser.add_argument("--ports", default="", metavar="REGEX", help="only these adapters or interfaces: 'mlx5_[0-7]|HCA-[1-8]'")
+    parser.add_argument(
+        "--ports", default="", metavar="REGEX", help="use only these adapters or interfaces: 'mlx5_[0-7]|HCA-[1-8]'"
+    )
 
 
 def wanted_nodes(args: argparse.Namespace) -> frozenset[str]:
-    """The nodes that must be there, by --nodes and --slurm-conf; empty where neither is given."""
+    """Return the nodes that must be in the file, by --nodes and --slurm-conf; an empty set where neither is given."""
     found = expanded(args.nodes, "--nodes") if args.nodes else frozenset()
     if args.slurm_conf:
         read = slurm_conf.parse(args.slurm_conf, lambda path: text_if_there(path, FILE_BYTES))
@@ -54,7 +68,7 @@ def wanted_nodes(args: argparse.Namespace) -> frozenset[str]:
 
 
 def expanded(text: str, where: str) -> frozenset[str]:
-    """A nodelist of the command line or of a file. Raises DataError."""
+    """Return the nodes of a nodelist, which a command line or a file holds. ``where`` names it. Raise DataError."""
     try:
         return frozenset(expand(text))
     except ValueError as e:
@@ -64,7 +78,7 @@ def expanded(text: str, where: str) -> frozenset[str]:
 def topologies(
     args: argparse.Namespace, wanted: frozenset[str], running: frozenset[str]
 ) -> tuple[dict[str, SwitchTree | Blocks], tuple[str, ...]]:
-    """Topologies by name, and notes. Raises DataError, InputMissing, UsageError."""
+    """Return topologies by name, and notes. Raise DataError, InputMissing, UsageError."""
     if not (args.ibnetdiscover or args.lldp or args.cliques):
         raise UsageError("topology needs a source", hint="--ibnetdiscover FILE, --lldp FILE or --cliques FILE")
     made: dict[str, SwitchTree | Blocks] = {}
@@ -101,11 +115,13 @@ def _of_fabric(
         words = ", ".join(f"{description!r} {count}" for description, count in attached.unnamed.items())
         notes.append(f"{sum(attached.unnamed.values())} adapters name no host: {words}")
     if not attached.nodes:
-        raise DataError(f"no node hangs on a switch{f' ({notes[0]})' if notes else ''}", hint="see --nodes, --ports and --rename")
+        raise DataError(
+            f"no node is connected to a switch{f' ({notes[0]})' if notes else ''}", hint="use --nodes, --ports or --rename"
+        )
     if attached.others:
-        notes.append(f"on the fabric, but no nodes of the cluster: {fold(attached.others)}")
+        notes.append(f"on the fabric, but not nodes of the cluster: {fold(attached.others)}")
     if not rule.known:
-        notes.append("every host on the fabric is taken for a node: --nodes or --slurm-conf says which are")
+        notes.append("every host on the fabric counts as a node; --nodes or --slurm-conf says which are")
     made = scalable_units.switch_tree(fabric, attached) if kind == "tree" else scalable_units.unit_blocks(fabric, attached, sizes)
     return made, [*notes, *made.notes]
 
@@ -131,7 +147,7 @@ def _folder(path: str) -> list[str]:
     except OSError as e:
         raise InputMissing(f"{path}: {e.strerror}") from None
     if not files:
-        raise InputMissing(f"{path}: no file NODE.json in it", hint="ssh NODE lldpctl -f json > NODE.json")
+        raise InputMissing(f"{path} holds no file NODE.json", hint="ssh NODE lldpctl -f json > NODE.json")
     return files
 
 
@@ -150,7 +166,8 @@ def _cliques(paths: list[str]) -> Iterator[tuple[str, frozenset[nvlink_domains.C
 
 
 def _rename(path: str) -> dict[str, str]:
-    """Two words a line, as in a shell: what it is called, and the node. ``#`` starts a comment."""
+    """Return the new names that a file gives. A line has two words as in a shell, the old name and the node. ``#`` begins a
+    comment."""
     found = {}
     for number, line in enumerate(_text(path).splitlines(), 1):
         try:
@@ -160,7 +177,7 @@ def _rename(path: str) -> dict[str, str]:
         if not words:
             continue
         if len(words) != 2 or not is_name(words[1]):
-            raise DataError(f"{path}: line {number}: not an old name and a node", hint='such as: 0xb83fd2030012aa "gpu07"')
+            raise DataError(f"{path}: line {number} is not an old name and a node", hint='such as: 0xb83fd2030012aa "gpu07"')
         guid = _GUID.fullmatch(words[0])
         found[f"{int(guid[1], 16):016x}" if guid else words[0]] = words[1]
     return found
@@ -176,7 +193,7 @@ def _ports(text: str) -> re.Pattern[str] | None:
 def _text(path: str) -> str:
     text = text_if_there(path, FILE_BYTES)
     if text is None:
-        raise InputMissing(f"{path}: No such file or directory", hint="see that it is there and may be read")
+        raise InputMissing(f"{path}: No such file or directory", hint="check that it exists and that you may read it")
     if not text.strip():
-        raise DataError(f"{path}: empty", hint="take it again")
+        raise DataError(f"{path} is empty", hint="make it again")
     return text

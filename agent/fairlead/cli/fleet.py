@@ -1,8 +1,8 @@
-"""All nodes in one table: Slurm's state and jobs, each agent's verdict and its age, drift, versions, and who drained what.
+"""Show all nodes in one table: Slurm's state and jobs, each agent's verdict and its age, drift, versions, and who drained what.
 
-Slurm is asked by one sinfo and one squeue. The agents' own accounts are read from /run/fairlead over ssh, all at once and
-within --timeout: a node that does not answer in that time is unreachable, and is never shown as ok. Nodes that say the same
-are one row; --json has each of them. Run it where Slurm's commands work and root's ssh reaches the nodes.
+Slurm is asked by one sinfo and one squeue. Each agent's status is read from /run/fairlead over ssh, from all nodes at once and
+within --timeout. A node that does not answer in that time is unreachable, and is never shown as ok. Nodes with equal values are
+one row; --json has each of them. Run it where Slurm's commands work and root's ssh reaches the nodes.
 """
 
 from __future__ import annotations
@@ -25,30 +25,37 @@ SITE = "/etc/fairlead/site.toml"
 
 
 def register(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("nodelist", nargs="?", default="", help="only these nodes: gpu[001-064]")
-    parser.add_argument("-p", "--partition", metavar="NAME", default="", help="only the nodes of this partition")
+    parser.add_argument("nodelist", nargs="?", default="", help="show only these nodes: gpu[001-064]")
+    parser.add_argument("-p", "--partition", metavar="NAME", default="", help="show only the nodes of this partition")
     parser.add_argument(
-        "--site", metavar="FILE", default="", help=f"whose [ansible] says how ssh reaches the nodes ({SITE} where there is one)"
+        "--site",
+        metavar="FILE",
+        default="",
+        help=f"the site whose [ansible] says how ssh reaches the nodes ({SITE} where there is one)",
     )
-    parser.add_argument("--no-agents", action="store_true", help="ask Slurm alone: no ssh")
+    parser.add_argument("--no-agents", action="store_true", help="ask only Slurm, and no agent over ssh")
     parser.add_argument(
-        "--timeout", type=float, metavar="SECONDS", help="for all agents together (10, and a tenth for each node)"
+        "--timeout", type=float, metavar="SECONDS", help="wait so long for all agents together (10, and 0.1 more for each node)"
     )
-    parser.add_argument("--ssh", default="ssh", metavar="PROGRAM", help="the program that is called as ssh would be")
-    parser.add_argument("--slurm-conf", default="", metavar="FILE", help="slurm.conf, where Slurm's commands do not find it")
+    parser.add_argument("--ssh", default="ssh", metavar="PROGRAM", help="the program to call in place of ssh")
+    parser.add_argument(
+        "--slurm-conf", default="", metavar="FILE", help="the slurm.conf to use, where Slurm's commands do not find it"
+    )
     parser.add_argument("--bin-dir", metavar="DIR", default="/usr/bin", help="where sinfo and squeue are")
-    parser.add_argument("--watch", nargs="?", type=float, const=5.0, metavar="SECONDS", help="again and again (every 5 s)")
-    parser.add_argument("--each", action="store_true", help="a row for each node: nothing is folded")
-    parser.add_argument("--json", action="store_true", help="each node as an object; with --watch one line for each look")
+    parser.add_argument(
+        "--watch", nargs="?", type=float, const=5.0, metavar="SECONDS", help="show it again and again (every 5 s)"
+    )
+    parser.add_argument("--each", action="store_true", help="show a row for each node: fold none")
+    parser.add_argument("--json", action="store_true", help="print each node as an object; with --watch, one line for each poll")
 
 
 def run(args: argparse.Namespace) -> ExitCode:
     from fairlead.cli.fleet_poll import FleetPoller
 
     if args.watch is not None and args.watch < 1:
-        raise UsageError("--watch: a second at least")
+        raise UsageError("--watch: the shortest time is a second")
     if args.timeout is not None and not 0.5 <= args.timeout <= 600:
-        raise UsageError("--timeout: from half a second to ten minutes")
+        raise UsageError("--timeout: must be from half a second to ten minutes")
     site = config.load_site(args.site or SITE) if args.site or os.path.exists(SITE) else None
     poller = FleetPoller(
         site,
@@ -80,18 +87,18 @@ def run(args: argparse.Namespace) -> ExitCode:
 
 
 def answered(done: int, total: int) -> None:
-    """How far it is, on a terminal: new connections to many nodes take seconds."""
+    """Show on a terminal how many nodes have answered. New connections to many nodes take seconds."""
     beneath(sys.stderr).write(f"\r\x1b[Kfairlead fleet: {done} of {total} nodes have answered")
     sys.stderr.flush()
 
 
 def text(poll: FleetPoll, *, each: bool) -> str:
-    """The table with its summary, as plain columns; colours of the state on a terminal."""
+    """Return the table with its summary as plain columns. On a terminal the verdict has a colour."""
     from fairlead.cli.fleet_table import summary, table
 
     head, rows = table(poll.folds(each=each), time.time())
     drawn = columns(rows, head).splitlines()
-    if head[1] == "VERDICT":  # coloured where it stands, since a colour has a width of its own
+    if head[1] == "VERDICT":  # coloured after the layout, since the signs of a colour would count as width
         at = drawn[0].index("VERDICT")
         for i, (_, word, *_) in enumerate(rows, 1):
             drawn[i] = drawn[i][:at] + state_word(word) + drawn[i][at + len(word) :]

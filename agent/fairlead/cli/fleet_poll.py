@@ -1,4 +1,4 @@
-"""Polls the fleet: Slurm's listing and the agents' accounts, at the same time."""
+"""Polls the fleet: reads Slurm's listing, then the status of all agents at once."""
 
 from __future__ import annotations
 
@@ -18,30 +18,31 @@ from fairlead.provision.ssh import SSH_ARGS, shared_connections
 from fairlead.slurm.listing import Listed, listed
 from fairlead.slurm.scontrol import Scontrol
 
-AGENTS_SECONDS = 30.0  # a watch asks the agents no more often
-#: For all agents together, and for each: a new connection takes the admin host 0.07 s of CPU time (docs/how-to/fleet.md).
+AGENTS_SECONDS = 30.0  # a watch asks the agents at most once in so long
+#: The time for all agents together, and for each of them: a new connection takes the admin host 0.07 s of CPU time
+#: (docs/how-to/fleet.md).
 ALL_SECONDS, EACH_SECONDS = 10.0, 0.1
 
 
 class FleetPoll(Struct, frozen=True, kw_only=True):
-    """rows: in Slurm's order. at: Unix time. seconds: how long it took."""
+    """Holds the result of one poll. rows: in Slurm's order. at: Unix time. seconds: how long the poll took."""
 
     rows: tuple[RosterRow, ...]
     at: float
     seconds: float
 
     def folds(self, *, each: bool = False) -> tuple[RosterFold, ...]:
-        """Equal rows together, or ``each`` by itself."""
+        """Return equal rows together; with ``each``, every row by itself."""
         return tuple(f for r in self.rows for f in fold((r,))) if each else fold(self.rows)
 
     def data(self) -> dict[str, Any]:
-        """For --json."""
+        """Return the data for --json."""
         return {"at_unix": round(self.at, 3), "seconds": round(self.seconds, 3), **as_data(self.rows)}
 
 
 class FleetPoller:
-    """Polls one selection of nodes. ``agents``: ask them too, with ``program`` as ssh, for ``seconds`` at most (None: by their
-    number); ``on_answer``: called with how many have answered, see SshAccounts."""
+    """Polls one selection of nodes. ``agents``: ask the agents too, with ``program`` as ssh. ``seconds``: the longest time for
+    that; None sets it by the number of nodes. ``on_answer``: called with how many have answered, see SshAccounts."""
 
     def __init__(
         self,
@@ -73,7 +74,10 @@ class FleetPoller:
         self._accounts_at = float("-inf")
 
     def poll(self) -> FleetPoll:
-        """Raises SlurmUnavailable, SlurmError. Agents that were asked less than ``AGENTS_SECONDS`` ago are not asked again."""
+        """Poll the nodes once. Agents that were asked less than ``AGENTS_SECONDS`` ago are not asked again.
+
+        Raise SlurmUnavailable, SlurmError.
+        """
         began, at = time.monotonic(), time.time()
         nodes = [n for n in listed(self._client) if self._chosen(n)]
         names = {n.state.name for n in nodes}
@@ -94,7 +98,8 @@ class FleetPoller:
         return self._source.fetch(addresses)
 
     def _over_ssh(self, address: str, seconds: float) -> SshAccounts:
-        """ssh as the site says it, by the connections that `fairlead provision` keeps too."""
+        """Return the source of the agents' status: ssh as the site configures it, over the connections that `fairlead
+        provision` keeps."""
         own = self._site.ansible.ssh_args if self._site is not None else ""
         key = self._site.ansible.private_key if self._site is not None else ""
         kept = shared_connections(own, address) if self._program == "ssh" else ""

@@ -1,4 +1,4 @@
-"""The roster as a table: the columns of `fairlead fleet`, and how a watch tells what has changed."""
+"""Makes the table of `fairlead fleet` from the roster, and the lines by which a watch reports changes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WHY_MAX = 160
 
 
 def table(folds: Iterable[RosterFold], now: float) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Heads and rows; a column in which nothing stands is left out."""
+    """Return the column heads and the rows, without columns that are empty in every row."""
     rows = [_cells(f, now) for f in folds]
     used = [i for i in range(len(HEAD)) if i in (0, 2) or any(r[i] not in ("", NOT_ASKED) for r in rows)]
     return tuple(HEAD[i] for i in used), [tuple(r[i] for i in used) for r in rows]
@@ -45,7 +45,7 @@ def _cells(fold: RosterFold, now: float) -> tuple[str, ...]:
 
 
 def summary(rows: Sequence[RosterRow], seconds: float) -> str:
-    """``128 nodes: 126 ok, 2 drain; 17 jobs; asked in 0.4 s``."""
+    """Return the line below the table: ``128 nodes: 126 ok, 2 drain; 17 jobs; asked in 0.4 s``."""
     counts = [(sum(r.word == w for r in rows), w) for w in reversed(WORDS)]
     jobs = len({job for r in rows for job in r.jobs})
     out = sum(not r.slurm.startswith("up") for r in rows)
@@ -55,12 +55,12 @@ def summary(rows: Sequence[RosterRow], seconds: float) -> str:
 
 
 def lines(folds: Iterable[RosterFold]) -> list[str]:
-    """One plain line for each fold: ``gpu[001-412]: ok, up``."""
+    """Return one plain line for each fold: ``gpu[001-412]: ok, up``."""
     return [f"{f.nodes}: {_said(f.rows[0], f.why)}" for f in folds]
 
 
 def changes(before: Sequence[RosterRow], after: Sequence[RosterRow], at: float) -> list[str]:
-    """A line for each kind of change between two looks, nodes folded; with its time of day."""
+    """Return a line with the time of day for each kind of change between two polls, with the nodes folded."""
     earlier = {r.node: _said(r, r.why) for r in before}
     found: dict[str, list[str]] = {}
     for row in after:

@@ -1,4 +1,4 @@
-"""`fairlead fleet --watch`: a live table on a terminal, elsewhere a line for each change."""
+"""Runs `fairlead fleet --watch`: a live table on a terminal, elsewhere a line for each change."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from fairlead.provision.terminal_frame import Screen, drawable
 if TYPE_CHECKING:
     from rich.console import Group
 
-#: Columns that a narrow terminal does without, the first one first, so that as many letters of WHY are there.
+#: Columns that a narrow terminal leaves out, in this order, until WHY has so many characters.
 GIVEN_UP, WHY_LEAST = ("SLURMD", "AGENT", "DRIVER", "PROFILE", "LOOKED", "SINCE"), 30
 STYLES = {"ok": "green", "warn": "yellow", "drain": "red", "unknown": "magenta", "stale": "magenta"}
 
 
 def watch(poller: FleetPoller, every: float, *, each: bool, as_json: bool) -> ExitCode:
-    """Poll until interrupted. Where slurmctld does not answer, an error is printed and it is asked again."""
+    """Poll until interrupted. Where slurmctld does not answer, print an error and poll again."""
     try:
         if as_json:
             _again(poller, every, _json, _print_error)
@@ -104,7 +104,7 @@ def _live(poller: FleetPoller, every: float, *, each: bool) -> None:
 
 
 def frame(last: Sequence[FleetPoll], failed: str, width: int, height: int, *, each: bool) -> Group:
-    """What is drawn: at most ``height`` lines, none of which wraps."""
+    """Return what is drawn: at most ``height`` lines, none of which wraps."""
     from rich.console import Group
     from rich.text import Text
 
@@ -122,7 +122,7 @@ def frame(last: Sequence[FleetPoll], failed: str, width: int, height: int, *, ea
             for line, row in zip(drawn[1:], rows, strict=False):
                 line.stylize(STYLES.get(row[at], "bold red"), column, column + len(row[at]))
         if len(cut) < len(lines):
-            drawn.append(Text(f"... and {len(lines) - len(cut)} rows more: a higher window, or a nodelist", style="dim"))
+            drawn.append(Text(f"... and {len(lines) - len(cut)} more rows: use a higher window or a nodelist", style="dim"))
         clock = time.strftime("%H:%M:%S", time.localtime(poll.at))
         drawn.append(Text(f"{clock}  {summary(poll.rows, poll.seconds)}", style="dim"))
     if failed:
@@ -134,7 +134,8 @@ def frame(last: Sequence[FleetPoll], failed: str, width: int, height: int, *, ea
 
 
 def narrowed(head: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> tuple[list[str], list[list[str]]]:
-    """Without the columns that tell least, where there is no room for them and the begin of why; what is left over is cut."""
+    """Return head and rows without the least important columns: as many are left out as the width and the beginning of WHY
+    need."""
     kept = list(range(len(head)))
 
     def taken() -> int:

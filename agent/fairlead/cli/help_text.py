@@ -17,7 +17,7 @@ _TWO_COLUMNS = re.compile(r"( *\S.*?)(  +)(\S.*)")
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """argparse's own formatter, but for the width and the description."""
+    """Formats help as argparse does, except for the width and the description."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, width=min(shutil.get_terminal_size().columns, COLUMNS_MAX) - 2)
@@ -29,17 +29,17 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
 
     def help_of(self, action: argparse.Action) -> str:
-        """Return the help of one option with its default in place of ``%(default)s``; "" where it has none."""
+        """Return the help of one option, with its default in place of ``%(default)s``. Return "" where it has none."""
         return self._expand_help(action) if action.help else ""
 
 
 def is_example(line: str) -> bool:
-    """Say whether a line of a description stays a line of its own."""
+    """Say whether a line of a description stays a line of its own, as an example or a table row does."""
     return line.startswith(" ") or _TWO_COLUMNS.fullmatch(line) is not None
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Return the lines of a description, none longer than ``width`` where words allow it."""
+    """Return the lines of a description. No line is longer than ``width``, unless a single word is."""
     lines: list[str] = []
     sentences: list[str] = []
 
@@ -59,7 +59,7 @@ def wrapped(text: str, width: int) -> list[str]:
 
 
 def _example(line: str, width: int) -> list[str]:
-    """Return a line of an example or a table, in several lines where it is too long."""
+    """Return a line of an example or a table, as several lines where it is too long."""
     if len(line) <= width:
         return [line.rstrip()]
     keep = {"width": width, "break_long_words": False, "break_on_hyphens": False}

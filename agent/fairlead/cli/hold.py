@@ -1,6 +1,6 @@
-"""Keep the agent from changing this node's Slurm state: it neither drains nor resumes while the hold is there.
+"""Keep the agent from changing this node's Slurm state: it neither drains nor resumes the node while the hold is there.
 
-This closes the window between the agent's read and its write: put a node on hold before you work on it. It returns when
+Put a node on hold before you work on it, so that the agent cannot write between your commands. The command returns when
 nothing that the agent had begun can be written any more.
   fairlead hold --reason "replacing riser 2" --until 4h     fairlead hold --show     fairlead hold --release
 """
@@ -28,10 +28,10 @@ RUN_DIR = "/run/fairlead"
 
 
 def register(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--reason", metavar="TEXT", default="", help="why, for whoever asks `fairlead why`")
-    parser.add_argument("--until", default="", metavar="WHEN", help=f"the hold ends by itself then: {FORMS}")
+    parser.add_argument("--reason", metavar="TEXT", default="", help="why; `fairlead why` shows it")
+    parser.add_argument("--until", default="", metavar="WHEN", help=f"end the hold by itself then: {FORMS}")
     parser.add_argument("--release", action="store_true", help="end the hold")
-    parser.add_argument("--show", action="store_true", help="say whether there is one")
+    parser.add_argument("--show", action="store_true", help="say whether there is a hold")
     parser.add_argument("--state-dir", metavar="DIR", default=STATE_DIR, help="the agent's state (%(default)s)")
     parser.add_argument("--run-dir", metavar="DIR", default=RUN_DIR, help=argparse.SUPPRESS)
     parser.add_argument("-n", "--dry-run", action="store_true", help="say what would be done")
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     if not args.reason and not args.release:
         raise UsageError("hold needs --reason TEXT, --release or --show")
     if args.until and args.release:
-        raise UsageError("--until belongs to a hold, not to its release")
+        raise UsageError("--until does not go with --release")
     until = parse_time(args.until, "--until", ahead=True) if args.until else None
     paths = [os.path.join(folder, "hold") for folder in (args.state_dir, args.run_dir)]
     if args.dry_run:
@@ -72,7 +72,7 @@ def _dry(args: argparse.Namespace, paths: list[str], until: float | None) -> Exi
     if args.json:
         print_json({"would": doing if there else "nothing", "file": there[0] if there else "", "until_unix": until})
     elif not there:
-        print("it is not held")
+        print("the node is not on hold")
     else:
         print(f"would {doing} {' and '.join(there)}" + (f", until {local(until)}" if until else ""))
     return ExitCode.OK
@@ -84,9 +84,9 @@ def _show(args: argparse.Namespace) -> ExitCode:
         print_json({"held": held is not None, **(held or {})})
     elif held:
         until = f" until {held['until']}" if held.get("until") else ""
-        print(f"held by {held.get('who', '?')} since {held.get('when', '?')}{until}: {held.get('reason', '')}")
+        print(f"on hold by {held.get('who', '?')} since {held.get('when', '?')}{until}: {held.get('reason', '')}")
     else:
-        print("not held")
+        print("not on hold")
     return ExitCode.OK
 
 
@@ -98,7 +98,7 @@ def _release(paths: list[str], result: AuditOutcome) -> str:
         except OSError as e:
             raise HostError(f"{path}: {e.strerror}") from None
     result.outcome = "released" if there else "was not held"
-    return "hold released; the agent acts again at its next sweep" if there else "it was not held"
+    return "hold released; the agent acts again at its next sweep" if there else "the node was not on hold"
 
 
 def _hold(args: argparse.Namespace, paths: list[str], until: float | None, result: AuditOutcome) -> str:
@@ -114,12 +114,14 @@ def _hold(args: argparse.Namespace, paths: list[str], until: float | None, resul
         else:
             break
     if len(troubles) == len(paths):
-        raise HostError("; ".join(troubles), hint="the agent is not held; `touch /etc/fairlead/disabled` stops it and the hooks")
+        raise HostError(
+            "; ".join(troubles), hint="there is no hold; `touch /etc/fairlead/disabled` stops the agent's drains and the hooks"
+        )
     if troubles:
-        result.detail = f"{troubles[0]}; held in {paths[1]}, which a reboot clears"
+        result.detail = f"{troubles[0]}; the hold is in {paths[1]}, which a reboot clears"
         print(f"fairlead hold: {result.detail}", file=sys.stderr)
     with Ledger(args.state_dir, args.run_dir, node="").locked():
-        pass  # what the agent had begun is over; what it begins from now on sees the hold
+        pass  # a write that the agent had begun has ended; the next one sees the hold
     result.outcome = "held"
     end = f"until {local(until)}, or " if until is not None else "until "
-    return f"held: the agent reports, but neither drains nor resumes this node {end}`fairlead hold --release`"
+    return f"on hold: the agent reports, but neither drains nor resumes this node {end}`fairlead hold --release`"

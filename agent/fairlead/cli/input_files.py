@@ -8,9 +8,9 @@ from fairlead.errors import DataError, InputMissing
 
 
 def text_of(path: str, bytes_max: int) -> str:
-    """A file's text; - for standard input. What is no UTF-8 is replaced.
+    """Return a file's text; ``-`` reads standard input. Bytes that are not UTF-8 are replaced.
 
-    Raises InputMissing where it cannot be read, DataError where it is larger than ``bytes_max``.
+    Raise InputMissing where it cannot be read, DataError where it is larger than ``bytes_max``.
     """
     try:
         if path == "-":
@@ -28,9 +28,9 @@ def text_of(path: str, bytes_max: int) -> str:
 
 
 def text_if_there(path: str, bytes_max: int) -> str | None:
-    """Return a text file's text, None where there is no such file. What is no UTF-8 is replaced.
+    """Return a text file's text, None where there is no such file. Bytes that are not UTF-8 are replaced.
 
-    Raises InputMissing where it cannot be read, DataError where it is no text or larger than ``bytes_max``.
+    Raise InputMissing where it cannot be read, DataError where it is not text or larger than ``bytes_max``.
     """
     try:
         with open(path, "rb") as file:
@@ -40,7 +40,7 @@ def text_if_there(path: str, bytes_max: int) -> str | None:
     except (OSError, ValueError) as e:
         raise InputMissing(f"{path}: {getattr(e, 'strerror', None) or e}") from None
     if b"\0" in data:
-        raise DataError(f"{path}: no text (it holds zero characters)", hint="is it the right file?")
+        raise DataError(f"{path} is not a text file (it holds zero bytes)", hint="is it the right file?")
     if len(data) > bytes_max:
         raise DataError(f"{path}: more than {bytes_max >> 20} MiB", hint="is it the right file?")
     return data.decode("utf-8", "replace")

@@ -1,9 +1,9 @@
 """Find harmful and useless settings in job scripts and files of NCCL settings.
 
-A file called nccl.conf or .nccl.conf is read as NCCL reads it, every other as a
-script. Exit code: 0 clean (or only remarks), 1 warnings, 2 errors, 65 where a
-file is no script (empty, a program, UTF-16), 66 where it cannot be read.
-`# fairlead: allow RULE` before or behind a line takes that rule out of it.
+A file called nccl.conf or .nccl.conf is read as NCCL reads it, every other file as a
+script. Exit codes: 0 clean (or only remarks), 1 warnings, 2 errors, 65 a file is not a
+script (empty, a program, UTF-16), 66 a file cannot be read.
+`# fairlead: allow RULE` on a line or the line before it allows what that rule forbids.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ SIZE_MAX = 4 << 20  # bytes
 
 
 def register(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("files", nargs="+", metavar="FILE", help="what to look at; - for standard input")
+    parser.add_argument("files", nargs="+", metavar="FILE", help="the files to read; - for standard input")
     parser.add_argument("--conf", action="store_true", help="read every FILE as a nccl.conf")
-    parser.add_argument("--nccl", default="2.30", metavar="VERSION", help="the NCCL that will run (default %(default)s)")
-    parser.add_argument("--fabric", choices=["ib", "tcp"], default="", help="what joins the nodes; default: what the file says")
+    parser.add_argument("--nccl", default="2.30", metavar="VERSION", help="the NCCL version that will run (default: %(default)s)")
+    parser.add_argument(
+        "--fabric", choices=["ib", "tcp"], default="", help="the network between the nodes (default: what the file says)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -62,8 +64,10 @@ def run(args: argparse.Namespace) -> ExitCode:
 
 
 def _script(path: str) -> str:
-    """Its text. Raises DataError where it is none, InputMissing where it cannot be read. Bytes that are not UTF-8 are kept as
-    signs of their own: a comment in another alphabet makes a script no worse."""
+    """Return a file's text. Raise DataError where it is not a script, InputMissing where it cannot be read.
+
+    Bytes that are not UTF-8 are replaced: a comment in another encoding does no harm.
+    """
     name = "standard input" if path == "-" else path
     if os.path.isdir(path):
         raise InputMissing(
@@ -72,13 +76,13 @@ def _script(path: str) -> str:
     try:
         text = text_of(path, SIZE_MAX)
     except InputMissing as e:
-        raise InputMissing(e.message, hint=e.hint or f"see that it is there and may be read: ls -l {shlex.quote(path)}") from None
+        raise InputMissing(
+            e.message, hint=e.hint or f"check that it exists and that you may read it: ls -l {shlex.quote(path)}"
+        ) from None
     if not text.strip():
-        raise DataError(
-            f"{name}: empty: there is nothing to look at", hint="name a job script, an environment file or a nccl.conf"
-        )
+        raise DataError(f"{name} is empty", hint="name a job script, an environment file or a nccl.conf")
     if "\0" in text:
-        what = "a program" if text.startswith("\x7fELF") else "no text (it holds zero characters)"
+        what = "a program" if text.startswith("\x7fELF") else "not a text file (it holds zero bytes)"
         raise DataError(
             f"{name}: {what}, not a script", hint="name the script that starts it; a script in UTF-16 has to be saved as UTF-8"
         )

@@ -1,8 +1,9 @@
 """Resolve the drivers that a site declares into fairlead.lock, beside it: exact packages, with hashes.
 
 Package lists are read from --repository (a line of sources.list), from a folder of package files (--debs), or from this host's
-own sources. A set that is known to be bad is refused with the reason. --check asks whether the lock that is there still holds.
-Exit codes: 0 written (or it holds), 69 a repository does not answer, 78 it cannot be satisfied, is refused, or is out of date.
+own sources. A set that is known to be bad is refused with the reason. --check says whether the existing lock still holds.
+Exit codes: 0 the lock is written (or it holds), 69 a repository does not answer, 78 the declaration cannot be satisfied, is
+refused, or does not agree with the lock.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def register(parser: argparse.ArgumentParser) -> None:
         "--site",
         metavar="FILE",
         default="/etc/fairlead/site.toml",
-        help="the site's declaration (default %(default)s); the lock lies beside it",
+        help="the site's declaration (default %(default)s); the lock is beside it",
     )
     parser.add_argument(
         "--repository",
@@ -42,12 +43,18 @@ def register(parser: argparse.ArgumentParser) -> None:
         "--status",
         default="/var/lib/dpkg/status",
         metavar="FILE",
-        help="a node's package database: what it has is not in the set",
+        help="a node's package database; packages that it has are left out of the set",
     )
-    parser.add_argument("--set", default="", metavar="NAME", help="only this set")
-    parser.add_argument("--check", action="store_true", help="does the lock that is there fit, and are its files at hand?")
-    parser.add_argument("--download", default=None, nargs="?", const="", metavar="DIR", help="also fetch the package files")
-    parser.add_argument("-n", "--dry-run", action="store_true", help="resolve and show, write nothing")
+    parser.add_argument("--set", default="", metavar="NAME", help="resolve only this set")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="say whether the existing lock agrees with the site, and which of its files are missing",
+    )
+    parser.add_argument(
+        "--download", default=None, nargs="?", const="", metavar="DIR", help="also fetch the package files into DIR"
+    )
+    parser.add_argument("-n", "--dry-run", action="store_true", help="resolve and show the set, write nothing")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -56,7 +63,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     wanted = declared_sets(site)
     if args.set and args.set not in wanted:
         known = ", ".join(sorted(wanted)) or "none"
-        raise UsageError(f"--set {args.set}: no node is declared with it", hint=f"declared in {args.site}: {known}")
+        raise UsageError(f"--set {args.set}: no node declares this set", hint=f"declared in {args.site}: {known}")
     if not wanted:
         raise ConfigError(
             args.site, "settings.driver", "no driver is declared", hint='[classes.NAME.settings.driver] version = "..."'
@@ -67,8 +74,10 @@ def run(args: argparse.Namespace) -> ExitCode:
 
 
 def declared_sets(site: Site) -> dict[str, tuple[DriverWant, str, str]]:
-    """By set: what is declared, the GPUs' architecture, and a node that is to have it. Raises ConfigError where two nodes
-    declare different drivers for one set."""
+    """Return what is declared for each set, the GPUs' architecture, and a node that declares it.
+
+    Raise ConfigError where two nodes declare different drivers for one set.
+    """
     from fairlead.config.driver_lock_file import DECLARED, declared
     from fairlead.config.site import layers_of
     from fairlead.provision.inventory import all_nodes, classes_of
@@ -127,7 +136,7 @@ def _write(path: str, chosen: dict[str, tuple[DriverWant, str, str]], args: argp
 
 
 def _check(path: str, chosen: dict[str, tuple[DriverWant, str, str]], args: argparse.Namespace) -> ExitCode:
-    """Every reason against the lock that is there, one a line."""
+    """Print every reason why the existing lock does not hold, one a line, and return the exit code."""
     from fairlead.config.driver_lock_file import DECLARED
     from fairlead.provision import package_files
 
@@ -182,11 +191,11 @@ def _moves(old: LockedSet | None, new: LockedSet) -> list[str]:
     after = {p.name: p.version for p in new.packages}
     lines = [f"{n} {before[n]} -> {v}" for n, v in after.items() if n in before and before[n] != v]
     lines += [f"{n} {v} is new" for n, v in after.items() if n not in before] if old else []
-    return lines + [f"{n} {v} goes" for n, v in before.items() if n not in after]
+    return lines + [f"{n} {v} is removed" for n, v in before.items() if n not in after]
 
 
 def say(text: str) -> None:
-    """One line of progress, on standard error."""
+    """Print one line of progress on standard error."""
     if sys.stderr.isatty():
         beneath(sys.stderr).write("\r\033[K")
         print(text, end="", file=sys.stderr, flush=True)

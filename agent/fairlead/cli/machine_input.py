@@ -1,4 +1,4 @@
-"""The machines that `fairlead slurm-config` describes: this node, machine trees, published topology files."""
+"""Reads the machines that `fairlead slurm-config` describes: this node, machine trees, published topology files."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _MINOR = re.compile(r"^Device Minor:\s*(\d+)", re.MULTILINE)
 
 
 def read(args: argparse.Namespace) -> list[SlurmNode]:
-    """The nodes of the command line, in the order of names. Raises DataError for a name that comes twice."""
+    """Return the nodes of the command line, in the order of their names. Raise DataError for a name that occurs twice."""
     sources = args.source or [args.root]
     found = {}
     for source in sources:
         node = read_source(source, args)
         if node.name in found:
-            raise DataError(f"{source}: there is already a node {node.name}", hint="name it: OTHER_NAME=TREE")
+            raise DataError(f"{source}: there is already a node {node.name}", hint="give this one another name: OTHER_NAME=TREE")
         if not is_name(node.name):
-            raise DataError(f"{source}: {node.name!r} is no name of a node", hint="name it: NAME=TREE")
+            raise DataError(f"{source}: {node.name!r} is not a node name", hint="give it a name: NAME=TREE")
         found[node.name] = node
     return [found[name] for name in in_order(found)]
 
@@ -64,15 +64,18 @@ def read_source(source: str, args: argparse.Namespace) -> SlurmNode:
 
 
 def _memory(node: Node) -> int | None:
-    """What slurmd takes for RealMemory: all of MemTotal, in MiB."""
+    """Return what slurmd takes for RealMemory, in MiB: all of MemTotal."""
     text = node.text("/proc/meminfo")
     match = _TOTAL.search(text) if isinstance(text, str) else None
     return int(match[1]) // 1024 if match else None
 
 
 def _kernel(root: Root, node: Node) -> dict[str, KernelGpu]:
-    """GPUs by PCI address without any driver library: NVIDIA's minor number and product from /proc/driver/nvidia (the
-    driver's README, "Device Minor"), AMD's render node from sysfs, as Slurm's AutoDetect=rsmi has it."""
+    """Return the GPUs by PCI address, read without a driver library.
+
+    NVIDIA's minor number and product are read from /proc/driver/nvidia (the driver's README, "Device Minor"). AMD's render
+    node is read from sysfs, as Slurm's AutoDetect=rsmi has it.
+    """
     found = {}
     for gpu in accelerators(node):
         if gpu.vendor == "NVIDIA":

@@ -1,4 +1,4 @@
-"""The machine or tree that a command line names. Imports little: commands that only read sysfs start fast."""
+"""Finds the machine or the tree that a command line names. Imports little, so that commands that only read sysfs start fast."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from fairlead.model.json_text import NOT_JSON
 
 
 def machine(root: str) -> Root:
-    """The root of the command line. Raises InputMissing for a tree that is none."""
+    """Return the root that the command line names. Raise InputMissing for a folder that is not a machine tree."""
     if root != "/" and not (os.path.isdir(os.path.join(root, "sys")) or os.path.isdir(os.path.join(root, "proc"))):
-        raise InputMissing(f"{root}: no machine tree (no sys/ and no proc/ in it)", hint="`fairlead snapshot DIR` writes one")
+        raise InputMissing(
+            f"{root} is not a machine tree (it has no sys/ and no proc/)", hint="`fairlead snapshot DIR` writes one"
+        )
     if root != "/" and not os.access(root, os.R_OK | os.X_OK):
         raise InputMissing(f"{root}: cannot be read")
     return Root(root)
 
 
 def recorded_nvml(root: str) -> dict[str, Any] | Missing:
-    """NVML's answers of a tree. Raises DataError when nvml.json is no JSON object."""
+    """Return NVML's answers in a tree. Raise DataError where nvml.json is not a JSON object."""
     path = os.path.join(root, "nvml.json")
     try:
         with open(path, "rb") as f:

@@ -1,15 +1,16 @@
-"""Maintenance that Slurm knows about: drain, wait for the jobs, apply, reboot, verify, resume, in batches.
+"""Maintain nodes in batches, with Slurm's knowledge: drain, wait for the jobs, apply, reboot, verify, resume.
 
-Each node is drained with a reason of fairlead's, waited for (no job is cancelled), made what the site declares, rebooted with
---reboot, verified (the same machine, slurmd registered, the agent's verdict, `fairlead apply` has nothing to do), and resumed.
-A node that anybody else has drained is not touched, and a node that fails stays drained with a reason that says why. Without
---reboot what waits for one is reported. Every step is in a journal first: a run that was killed goes on with --resume, and
---abort brings every node of it into a condition that can be left alone.
+Each node is drained with a reason of fairlead's. No job is cancelled: the run waits until the node's jobs have ended. Then the
+node is made what the site declares and, with --reboot, rebooted. It is verified (it is the same machine, slurmd has registered,
+the agent's verdict is good, `fairlead apply` has nothing to do) and resumed. A node that anybody else has drained is not
+touched. A node that fails stays drained, with a reason that says why. Without --reboot, the report names what waits for one.
+Every step is written to a journal first. --resume goes on with a run that was killed, and --abort brings each of its nodes into
+a state that can be left alone.
 
-Run it where Slurm's commands work and root's ssh reaches the nodes. Ctrl-C begins no other node and finishes those in work;
-a second one leaves at once. Exit codes: 0 all done and in service; 69 a node failed, or the journal cannot be written;
-75 a node was not done, is not in service or waits for a reboot, or slurmctld does not answer; 65 the journal is lost or
-damaged; 64, 66, 78 nothing was touched; 130 left by a second Ctrl-C.
+Run it where Slurm's commands work and root's ssh reaches the nodes. Ctrl-C begins no other node and finishes those in progress;
+a second Ctrl-C leaves at once. Exit codes: 0 all nodes are done and in service; 69 a node failed, or the journal cannot be
+written; 75 a node was not done, is not in service or waits for a reboot, or slurmctld does not answer; 65 the journal is lost
+or damaged; 64, 66, 78 nothing was touched; 130 left by a second Ctrl-C.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 
 SITE = "/etc/fairlead/site.toml"
 JOURNAL = "/var/lib/fairlead/maintain.db"
-#: What --resume may change of a run, and what belongs to a new run alone: option and its name in the command line.
+#:What --resume may change in a run, and what only a new run takes: the option and its name on the command line.
 CHANGES = {
     "batch": "--batch",
     "max_failed": "--max-failed",
@@ -61,51 +62,59 @@ NEW_ONLY = {"reason": "--reason", "reboot": "--reboot", "take_over": "--take-ove
 
 
 def register(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("nodelist", nargs="?", default="", help="these nodes: gpu[001-064]")
-    parser.add_argument("--reason", metavar="TEXT", default="", help="why, for `sinfo -R`")
-    parser.add_argument("--batch", default="", metavar="N|P%", help="so many nodes in work at once (1); P%% of the nodelist")
-    parser.add_argument("--max-failed", type=int, metavar="K", help="begin no other node once K have failed (1)")
-    parser.add_argument("--floor", action="append", default=[], metavar="PARTITION=N|P%", help="so many nodes of it stay usable")
-    parser.add_argument("--reboot", action="store_true", help="reboot each node after the apply")
-    parser.add_argument(
+    add = parser.add_argument
+    add("nodelist", nargs="?", default="", help="the nodes to maintain: gpu[001-064]")
+    add("--reason", metavar="TEXT", default="", help="why, for `sinfo -R`")
+    add("--batch", default="", metavar="N|P%", help="work on so many nodes at once (1); P%% is a percentage of the nodelist")
+    add("--max-failed", type=int, metavar="K", help="begin no other node once K have failed (1)")
+    add("--floor", action="append", default=[], metavar="PARTITION=N|P%", help="keep so many nodes of this partition usable")
+    add("--reboot", action="store_true", help="reboot each node after the apply")
+    add(
         "--window",
         default="",
         metavar="[BEGIN/]END",
-        help="begin no node before it, and none that would not be done by its end: 2h, 2026-11-22T22:00/8h",
+        help="begin no node before BEGIN, and none that would not be done by END: 2h, 2026-11-22T22:00/8h",
     )
-    parser.add_argument(
-        "--max-wait", default="", metavar="SPAN", help="give a node back that is busy for so long: 90m, 2d (never)"
+    add(
+        "--max-wait",
+        default="",
+        metavar="SPAN",
+        help="give up a node whose jobs still run after so long: 90m, 2d (default: wait for ever)",
     )
-    parser.add_argument("--reboot-wait", default="", metavar="SPAN", help="a node that is not back by then has failed (30m)")
-    parser.add_argument("--verify-wait", default="", metavar="SPAN", help="a node that is not well by then has failed (5m)")
-    parser.add_argument(
+    add("--reboot-wait", default="", metavar="SPAN", help="a node that is not back after so long has failed (30m)")
+    add("--verify-wait", default="", metavar="SPAN", help="a node that is not verified after so long has failed (5m)")
+    add(
         "--take-over",
         action="store_true",
-        help="also nodes that a maintenance run of a lost journal, or of another admin host that has ended, has left drained",
+        help="also take nodes that another run has left drained: a run of a lost journal, or an ended run of another admin host",
     )
-    parser.add_argument(
-        "--site", metavar="FILE", default="", help=f"the site's declaration ({SITE}; of --resume and --abort, the run's own)"
-    )
-    parser.add_argument("-n", "--dry-run", action="store_true", help="show what would be done and changed, change nothing")
+    add("--site", metavar="FILE", default="", help=f"the site's declaration ({SITE}; with --resume and --abort, the run's own)")
+    add("-n", "--dry-run", action="store_true", help="show what would be done and changed, and change nothing")
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
         "--resume",
         nargs="?",
         const="",
         metavar="RUN",
-        help="go on with a run that was killed or stopped (the newest); limits that are given replace the run's",
+        help="go on with a run that was killed or stopped (the newest); new limits replace the run's",
     )
-    what.add_argument("--abort", nargs="?", const="", metavar="RUN", help="end a run: lift what waits, verify what is in work")
-    what.add_argument("--list", action="store_true", help="the runs in the journal")
-    what.add_argument("--show", nargs="?", const="", metavar="RUN", help="a run's nodes and their steps (the newest)")
-    parser.add_argument("--journal", default=JOURNAL, metavar="FILE", help=f"the journal ({JOURNAL})")
-    parser.add_argument("--wheel", metavar="FILE", default="", help="as in `fairlead provision`")
-    parser.add_argument("--wheelhouse", default="", metavar="DIR", help="as in `fairlead provision`")
-    parser.add_argument("--ssh", default="ssh", metavar="PROGRAM", help="the program that is called as ssh would be")
-    parser.add_argument("--slurm-conf", default="", metavar="FILE", help="slurm.conf, where Slurm's commands do not find it")
-    parser.add_argument("--bin-dir", metavar="DIR", default="/usr/bin", help="where scontrol, sinfo and squeue are")
-    parser.add_argument("--json", action="store_true", help="the report as JSON on standard output")
-    parser.add_argument("-q", "--quiet", action="store_true", help="nothing while it runs")
+    what.add_argument(
+        "--abort",
+        nargs="?",
+        const="",
+        metavar="RUN",
+        help="end a run: lift the drain of nodes that wait, verify nodes in progress",
+    )
+    what.add_argument("--list", action="store_true", help="list the runs in the journal")
+    what.add_argument("--show", nargs="?", const="", metavar="RUN", help="show a run's nodes and their steps (the newest run)")
+    add("--journal", default=JOURNAL, metavar="FILE", help=f"the journal ({JOURNAL})")
+    add("--wheel", metavar="FILE", default="", help="as in `fairlead provision`")
+    add("--wheelhouse", default="", metavar="DIR", help="as in `fairlead provision`")
+    add("--ssh", default="ssh", metavar="PROGRAM", help="the program to call in place of ssh")
+    add("--slurm-conf", default="", metavar="FILE", help="the slurm.conf to use, where Slurm's commands do not find it")
+    add("--bin-dir", metavar="DIR", default="/usr/bin", help="where scontrol, sinfo and squeue are")
+    add("--json", action="store_true", help="print the report as JSON")
+    add("-q", "--quiet", action="store_true", help="print nothing while it runs")
 
 
 def run(args: argparse.Namespace) -> ExitCode:
@@ -114,16 +123,16 @@ def run(args: argparse.Namespace) -> ExitCode:
         raise UsageError("give a nodelist, or one of --resume, --abort, --list, --show")
     changed = [name for key, name in CHANGES.items() if getattr(args, key) not in ("", None, [])]
     if old and (wrong := [name for key, name in NEW_ONLY.items() if getattr(args, key)]):
-        raise UsageError(f"{', '.join(wrong)}: for a new run only; --show says where an old one is")
+        raise UsageError(f"{', '.join(wrong)}: only a new run takes this; --show says where an old one is")
     if changed and old not in ("", "resume"):
-        raise UsageError(f"{', '.join(changed)}: for a run that begins nodes: a new one, or --resume")
+        raise UsageError(f"{', '.join(changed)}: only a new run and --resume take this")
     try:
         if args.list:
             return _list(args)
         if args.show is not None:
             return _show(args, args.show)
         return _go_on(args, args.resume if args.abort is None else args.abort) if old else _new(args)
-    except DataError:  # the journal is lost or damaged: the drains that it hides are named first
+    except DataError:  # the journal is lost or damaged, so name the drains that it hides first
         name_drained_nodes(args)
         raise
 
@@ -143,7 +152,7 @@ def _new(args: argparse.Namespace) -> ExitCode:
     journal = journal_of(args)
     who = f"{getpass.getuser()}@{socket.gethostname()}"
     for one in returned_drains(journal, controller, listing):
-        if one.work.slurm not in {w.slurm for w in prepared.works}:  # those are taken up
+        if one.work.slurm not in {w.slurm for w in prepared.works}:  # this run takes those nodes up
             say(one.line)
     if not args.take_over:
         name_unknown_drains(journal, listing, args.journal)
@@ -160,7 +169,7 @@ def _asked(args: argparse.Namespace) -> MaintenanceRequest:
 
 
 def _limits(args: argparse.Namespace) -> dict[str, Any]:
-    """The limits that were given, by their names in MaintenanceRequest."""
+    """Return the limits of the command line, by their names in MaintenanceRequest."""
     found: dict[str, Any] = {}
     if args.batch:
         found["batch"] = args.batch
@@ -182,13 +191,13 @@ def _go_on(args: argparse.Namespace, name: str) -> ExitCode:
     from fairlead.provision.maintain.maintenance_plan import replanned
 
     changed = _limits(args)
-    journal_of(args, write=False).close()  # there has to be one
+    journal_of(args, write=False).close()  # raises where there is no journal
     journal = Journal(args.journal)
     try:
         found = journal.run(name)
         if found.ended:
             hint = f"fairlead maintain --show {found.id}"
-            raise UsageError(f"run {found.id} has {found.state}: nothing to go on with", hint=hint)
+            raise UsageError(f"run {found.id} has {found.state}: there is nothing to go on with", hint=hint)
     except (InputMissing, UsageError):
         if args.abort is not None or not _lifted_again(args, journal, name):
             raise
@@ -196,21 +205,21 @@ def _go_on(args: argparse.Namespace, name: str) -> ExitCode:
     if changed:
         plan = replanned(found.plan, changed, len(found.works), lambda: controller_of(args).listing().availability)
         found = journal.replan(found, plan)
-    listing = listed(controller_of(args), "which drains of other maintenance stand is not known")
+    listing = listed(controller_of(args), "it is not known which nodes other maintenance runs have drained")
     if listing is not None:
         name_unknown_drains(journal, listing, args.journal)
     return _drive(args, journal, found)
 
 
 def _lifted_again(args: argparse.Namespace, journal: Journal, name: str) -> bool:
-    """Lift drains of a run that has ended (of any, without a name) that slurmctld has brought back; whether there were any."""
+    """Lift drains that slurmctld has restored of a run that has ended; "" means any such run. Return whether there were any."""
     from fairlead.provision.maintain.returned_drains import lift, returned_drains
 
     controller = controller_of(args)
     try:
         found = returned_drains(journal, controller, controller.listing(), run=name)
     except SlurmError as e:
-        say(f"{e}: it is not known whether a drain of a run that has ended stands again")
+        say(f"{e}: it is not known whether slurmctld has restored a drain of a run that has ended")
         return False
     said = lift(controller, found)
     if args.json:
@@ -221,7 +230,7 @@ def _lifted_again(args: argparse.Namespace, journal: Journal, name: str) -> bool
 
 
 def _drive(args: argparse.Namespace, journal: Journal, found: MaintenanceRun) -> ExitCode:
-    """Drive a run to its end, and report."""
+    """Drive a run to its end, report, and return the exit code."""
     from fairlead.provision.inventory import fold, targets
     from fairlead.provision.maintain.maintenance_display import display, summary
     from fairlead.provision.maintain.maintenance_loop import Maintenance
@@ -249,8 +258,8 @@ def _drive(args: argparse.Namespace, journal: Journal, found: MaintenanceRun) ->
             with _stopping(maintenance):
                 ended = maintenance.drive()
         except KeyboardInterrupt:
-            pass  # as asked for
-        except (HostError, DataError) as e:  # the journal: nothing was done that it does not have
+            pass  # a person asked for it
+        except (HostError, DataError) as e:  # the journal failed; nothing was done that it does not hold
             raise type(e)(f"{e}; {summary(maintenance.works)}", hint=e.hint) from None
     if maintenance.leave_asked:
         _leave(found.id)
@@ -265,8 +274,8 @@ def _drive(args: argparse.Namespace, journal: Journal, found: MaintenanceRun) ->
 
 
 def _leave(run: str) -> None:
-    """End at once, whatever a thread still waits for: as a kill would, but for the line that says how to go on."""
-    say(f"left in the middle; go on with --resume {run}, or --abort {run}")
+    """End at once, whatever a thread still waits for. Unlike a kill, say first how to go on."""
+    say(f"the run is unfinished; go on with --resume {run}, or --abort {run}")
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(130)
@@ -274,8 +283,11 @@ def _leave(run: str) -> None:
 
 @contextmanager
 def _stopping(maintenance: Maintenance) -> Iterator[None]:
-    """SIGINT and SIGTERM: once, nothing new is begun; twice, the run is left as the journal has it. The loop sees to both: this
-    may be in the middle of its writing to the terminal. Three times, at once all the same."""
+    """Handle SIGINT and SIGTERM while the body runs. The first begins nothing new; the second leaves the run as the journal
+    has it.
+
+    The loop acts on both, because a handler may interrupt a write to the terminal. A third signal leaves at once.
+    """
 
     def stop(number: int, frame: object) -> None:
         if maintenance.leave_asked:
@@ -296,7 +308,7 @@ def _stopping(maintenance: Maintenance) -> Iterator[None]:
 def _list(args: argparse.Namespace) -> ExitCode:
     journal = journal_of(args, write=False)
     runs = journal.runs()
-    listing = listed(controller_of(args), "which drains of other maintenance stand is not known")
+    listing = listed(controller_of(args), "it is not known which nodes other maintenance runs have drained")
     if listing is not None:
         name_unknown_drains(journal, listing, args.journal)
     if args.json:

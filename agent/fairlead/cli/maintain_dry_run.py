@@ -1,4 +1,4 @@
-"""`fairlead maintain --dry-run`: what Slurm lets the run do now, and what the apply would change."""
+"""Prints what `fairlead maintain --dry-run` finds: what Slurm lets the run do now, and what the apply would change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fairlead.provision.provision_run import run as provision
 
 
 def outlook(args: argparse.Namespace, site: Site, prepared: Prepared, controller: Controller) -> ExitCode:
-    """Print it. Nothing is changed, in Slurm, on the nodes, or in the journal."""
+    """Print what a run would do, and return the exit code. Nothing is changed, in Slurm, on the nodes, or in the journal."""
     left = {}
     if os.path.exists(args.journal):
         left = Journal(args.journal, write=False).earlier_reasons(w.slurm for w in prepared.works)

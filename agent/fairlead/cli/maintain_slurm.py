@@ -1,4 +1,4 @@
-"""What slurmctld says beside the journal of maintenance: where the nodes of a run are now, and drains that it does not know."""
+"""Compares slurmctld with the maintenance journal: where a run's nodes are now, and which drains the journal does not know."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def controller_of(args: argparse.Namespace) -> Controller:
 
 
 def journal_of(args: argparse.Namespace, *, write: bool = True) -> Journal:
-    """The journal. Where there is none, the drains of maintenance that stand in Slurm are named first."""
+    """Return the journal. Where there is none, first name the nodes that a maintenance run has left drained."""
     from fairlead.provision.maintain.maintenance_journal import Journal
 
     try:
@@ -41,14 +41,14 @@ def journal_of(args: argparse.Namespace, *, write: bool = True) -> Journal:
 
 
 def name_drained_nodes(args: argparse.Namespace) -> None:
-    """Name all nodes that stand drained by a maintenance: no journal says which run has them."""
-    listing = listed(controller_of(args), "whether a drain of maintenance stands is not known")
+    """Name all nodes that a maintenance run has drained, when no journal says which run has them."""
+    listing = listed(controller_of(args), "it is not known whether a maintenance run has drained nodes")
     if listing is not None:
         name_unknown_drains(None, listing, args.journal)
 
 
 def listed(controller: Controller, unknown: str, *, tries: int = 1) -> Listing | None:
-    """All nodes as slurmctld has them; None where it does not answer, and then ``unknown`` is said."""
+    """Return all nodes as slurmctld has them. Where it does not answer, say ``unknown`` and return None."""
     for tries_left in range(tries - 1, -1, -1):
         try:
             return controller.listing()
@@ -61,7 +61,7 @@ def listed(controller: Controller, unknown: str, *, tries: int = 1) -> Listing |
 
 
 def name_unknown_drains(journal: Journal | None, listing: Listing, path: str) -> None:
-    """Name the nodes that stand drained by a maintenance which this journal does not know, and what to do."""
+    """Name the nodes that are drained by a maintenance run which this journal does not know, and say what to do."""
     from fairlead.provision.inventory import fold
     from fairlead.provision.maintain.returned_drains import unknown_drains
 
@@ -73,17 +73,17 @@ def name_unknown_drains(journal: Journal | None, listing: Listing, path: str) ->
     nodes = fold(list(found))
     quoted = shlex.quote(nodes) if "'" in nodes else f"'{nodes}'"
     say(
-        f"if that run is on another admin host, `fairlead maintain --list` there has it. If nobody has it: "
+        f"if that run is on another admin host, `fairlead maintain --list` there shows it. If no host has it: "
         f"`fairlead maintain {quoted} --take-over --reason TEXT` applies, verifies and resumes {nodes}"
     )
 
 
 def report_now(args: argparse.Namespace, run: MaintenanceRun, *, tries: int = 1) -> MaintenanceReport:
-    """The report of a run, with slurmctld's own word on each node."""
+    """Return the report of a run with slurmctld's present state of each node."""
     from fairlead.provision.maintain.maintenance_report import report
 
     controller = controller_of(args)
-    listing = listed(controller, "the report has the nodes as the journal has them, not as they are now", tries=tries)
+    listing = listed(controller, "the report shows the nodes as the journal has them, not as they are now", tries=tries)
     if listing is None:
         return report(run)
     return report(run, {w.node: now for w in run.works if (now := controller.service_of(w, listing)) is not None})

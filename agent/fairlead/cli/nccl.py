@@ -1,10 +1,11 @@
-"""NCCL: read outputs of nccl-tests, and show what /etc/nccl.conf should say on a node.
+"""Read outputs of nccl-tests, and show what /etc/nccl.conf should say on a node.
 
-fairlead nccl parse FILE     an output of all_reduce_perf or another *_perf, text or the JSON of its -J; - for standard input
-fairlead nccl conf           the file of this node, or of a machine tree (--root), with a reason above each line; writes nothing
+fairlead nccl parse FILE     read an output of all_reduce_perf or another *_perf, as text or as JSON (-J); - for standard input
+fairlead nccl conf           show the file of this node, or of a machine tree (--root), with a reason for each line; write nothing
 
-Exit code of parse: 0 every run complete and right, 1 right but its data was never checked, 2 a wrong value in any row, a
-failure, or an incomplete run. Speed is not judged here. Of conf: 0, or 78 where a problem of the node keeps the file as it is.
+Exit codes of parse: 0 every run is complete and right, 1 they are right but the data was never checked, 2 a run has a wrong
+value, failed, or is incomplete. Speed is not judged here. Exit codes of conf: 0, or 78 where a problem of the node keeps the
+file as it is.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=["parse", "conf"], help="parse: read an output of nccl-tests; conf: show nccl.conf")
     parser.add_argument("file", metavar="FILE", nargs="?", default="", help="parse: the output; - for standard input")
     parser.add_argument("--json", action="store_true", help="parse: one JSON object per run; conf: one object")
-    parser.add_argument("--root", default="/", metavar="TREE", help="conf: of a machine tree instead of this machine")
+    parser.add_argument("--root", default="/", metavar="TREE", help="conf: read a machine tree instead of this machine")
     parser.add_argument("--document", default="", metavar="FILE", help="conf: the node's document (default: the machine's own)")
     parser.add_argument(
         "--profile",
         action="append",
         default=[],
         metavar="NAME",
-        help="conf: by this fabric profile, or hardware profile, instead of a document; may be given twice",
+        help="conf: use this fabric profile or hardware profile instead of a document; may be repeated for one of each",
     )
 
 
@@ -95,7 +96,7 @@ def _as_text(each: NcclTestRun) -> str:
 
 
 def _why_not(each: NcclTestRun) -> str:
-    """What is wrong with a run that is no proof: it failed, or only a part of its output is here."""
+    """Return what is wrong with a run that proves nothing: it failed, or only a part of its output is here."""
     wrong = f"{each.wrong_total} wrong values" if each.wrong_total else ""
     none = "" if each.rows else "no row of results"
     cut = "" if each.complete else "the footer is missing, so the run ended early or its output was cut"

@@ -1,4 +1,4 @@
-"""What commands print: JSON, plain columns, colours only on a terminal."""
+"""Prints what commands return: JSON, plain columns, and colours only on a terminal."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _COLOURS = {"ok": "32", "warn": "33", "drain": "31", "unknown": "35"}
 
 
 def print_json(data: Any) -> None:
-    """One JSON document on stdout, keys in a fixed order of the caller's."""
+    """Print one JSON document on standard output. Keys keep the caller's order."""
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(data), indent=2).decode() + "\n")
 
 
 def state_word(word: str) -> str:
-    """A state in colour, when stdout is a terminal and NO_COLOR is not set (https://no-color.org)."""
+    """Return a state in colour where standard output is a terminal and NO_COLOR is not set (https://no-color.org)."""
     if not sys.stdout.isatty() or os.environ.get("NO_COLOR") or word not in _COLOURS:
         return word
     return f"\033[1;{_COLOURS[word]}m{word}\033[0m"
 
 
 def columns(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
-    """Rows as aligned columns; the last one is not padded."""
+    """Return rows as aligned columns. The last column is not padded."""
     table = [tuple(head), *rows] if head else [tuple(r) for r in rows]
     if not table:
         return ""
@@ -34,7 +34,7 @@ def columns(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
 
 
 def age_text(seconds: float) -> str:
-    """``42 s``, ``3 min``, ``5 h``, ``2 d``."""
+    """Return an age in words: ``42 s``, ``3 min``, ``5 h``, ``2 d``."""
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"

@@ -1,9 +1,9 @@
-"""What `fairlead provision` would change on each node and why, and which nodes need a reboot or a drain for it.
+"""Show what `fairlead provision` would change on each node and why, and which nodes need a reboot or a drain for it.
 
-Nodes are asked over ssh by a check run, in which nothing is changed; nodes with the same plan are one paragraph. With --root
-machine trees (`fairlead snapshot`) are planned for instead, without any node: by the site's declaration of the node that a
-tree is of, or by --document or --profile, or by the document in the tree.
-Exit codes: 0 whatever would change (with --exit-code 1 where something would), 68 a node was not reached, 69 a setting
+The nodes are asked over ssh by a check run, which changes nothing. Nodes with the same plan are one paragraph. With --root,
+machine trees (`fairlead snapshot`) are planned for instead, without any node. The plan then follows the site's declaration of
+the tree's node, --document, --profile, or the document in the tree.
+Exit codes: 0 whatever would change (with --exit-code 1 where something would change), 68 a node was not reached, 69 a setting
 cannot be made so on some node.
 """
 
@@ -34,21 +34,30 @@ SITE = "/etc/fairlead/site.toml"
 def register(parser: argparse.ArgumentParser) -> None:
     provision.choose_nodes(parser)
     parser.set_defaults(site="")
-    parser.add_argument("--root", action="append", default=[], metavar="[NODE=]TREE", help="a machine tree instead of nodes")
-    parser.add_argument("--document", default="", metavar="FILE", help="with --root: what the node should be")
-    parser.add_argument("--profile", metavar="NAME", default="", help="with --root: what the node should be, a hardware profile")
-    parser.add_argument("--wheelhouse", default="", metavar="DIR", help="the dependencies' wheels, for every Python of the nodes")
+    parser.add_argument(
+        "--root", action="append", default=[], metavar="[NODE=]TREE", help="plan for a machine tree instead of nodes"
+    )
+    parser.add_argument("--document", default="", metavar="FILE", help="with --root: the document that the node should have")
+    parser.add_argument(
+        "--profile", metavar="NAME", default="", help="with --root: the hardware profile that the node should have"
+    )
+    parser.add_argument(
+        "--wheelhouse",
+        default="",
+        metavar="DIR",
+        help="a folder with the dependencies' wheels, for every Python version of the nodes",
+    )
     parser.add_argument("--diff", action="store_true", help="show the changes as diffs")
-    parser.add_argument("--exit-code", action="store_true", help="end with 1 where something would be changed")
-    parser.add_argument("--json", action="store_true", help="the plan of each node, and the groups of equal ones")
-    parser.add_argument("-q", "--quiet", action="store_true", help="no progress display")
+    parser.add_argument("--exit-code", action="store_true", help="end with 1 where something would change")
+    parser.add_argument("--json", action="store_true", help="print the plan of each node and the groups of equal plans as JSON")
+    parser.add_argument("-q", "--quiet", action="store_true", help="show no progress")
 
 
 def run(args: argparse.Namespace) -> ExitCode:
     from fairlead.provision import planned_changes
 
     if (args.document or args.profile) and not args.root:
-        raise UsageError("--document and --profile belong to --root")
+        raise UsageError("--document and --profile need --root")
     only = chosen("--tags", args.tags)
     unknown: tuple[str, ...] = ()
     if args.root:
@@ -58,7 +67,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     names = [p.node for p in plans]
     twice = next((n for n in names if names.count(n) > 1), "")
     if twice:
-        raise DataError(f"two trees are of {twice}", hint="name them: --root OTHER_NAME=TREE")
+        raise DataError(f"two trees are of node {twice}", hint="name them: --root OTHER_NAME=TREE")
     if args.json:
         print_json(planned_changes.data(plans) | {"undeclared": unknown})
     else:
@@ -72,7 +81,7 @@ def run(args: argparse.Namespace) -> ExitCode:
 
 
 def _of_nodes(args: argparse.Namespace, only: tuple[str, ...]) -> tuple[list[NodePlan], tuple[str, ...]]:
-    """The plans, and the nodes that Slurm has and the site does not."""
+    """Return the plans, and the nodes that Slurm has and the site does not."""
     from fairlead.provision import planned_changes
     from fairlead.provision.provision_run import ProvisionOptions
     from fairlead.provision.provision_run import run as provision_run
@@ -94,14 +103,14 @@ def _of_tree(args: argparse.Namespace, source: str, only: tuple[str, ...]) -> No
         node, path = "", source
     root = machine(path)
     if root.is_live:
-        raise UsageError("--root /: this machine is no tree", hint="`fairlead apply --dry-run` looks at this machine")
+        raise UsageError("--root / is this machine, not a tree", hint="`fairlead apply --dry-run` plans for this machine")
     document, origin = _document(args, path, node or kernel.node_name(root))
     report = apply(document, root, dry_run=True, nvml=TreeNvml(root), only=only)
     return planned_changes.of_items(node or document.node, msgspec.to_builtins(report.items), origin=origin)
 
 
 def _document(args: argparse.Namespace, path: str, node: str) -> tuple[Document, Mapping[str, str]]:
-    """What the node should be, and who says so where that is a site."""
+    """Return what the node should be, and the origin of each value where a site says it."""
     if args.document:
         return config.load_document(args.document), {}
     if args.profile:

@@ -1,11 +1,11 @@
-"""Make nodes what the site declares, over ssh: install fairlead there, hand over each node's document, apply it.
+"""Make nodes what the site declares, over ssh: install fairlead there, hand over each node's document, and apply it.
 
-One round trip to a node that lacks nothing; a second run changes nothing. Results are grouped by equal outcome; a node that
-is not reached stops no other and is named at the end. --tags limits what is made so now to some settings or groups of
-settings; fairlead itself and the whole document are always brought up to date.
-Exit codes: 0 all as declared (with --exit-code 1 where something was changed, or would be), 68 a node was not reached, 69 a
-node failed, 75 a setting waits for an idle or drained node or a reboot, 1 a node has no hardware for a setting and all else is as
-declared; 64/66/78 nothing was touched.
+A node that lacks nothing costs one round trip, and a second run changes nothing. Results are grouped by equal outcome. A node
+that is not reached stops no other node, and is named at the end. --tags limits which settings are applied now; fairlead itself
+and the whole document are always brought up to date.
+Exit codes: 0 all nodes are as declared (with --exit-code 1 where something was changed, or would be); 68 a node was not
+reached; 69 a node failed; 75 a setting waits for an idle or drained node or for a reboot; 1 a node has no hardware for a
+setting, and all else is as declared; 64, 66, 78 nothing was touched.
 """
 
 from __future__ import annotations
@@ -29,41 +29,59 @@ if TYPE_CHECKING:
 
 def register(parser: argparse.ArgumentParser) -> None:
     choose_nodes(parser)
-    parser.add_argument("-n", "--check", "--dry-run", action="store_true", help="show what would change, change nothing")
+    parser.add_argument("-n", "--check", "--dry-run", action="store_true", help="show what would change, and change nothing")
     parser.add_argument("--diff", action="store_true", help="show the changes as diffs")
     parser.add_argument("--exit-code", action="store_true", help="end with 1 where something was changed, or would be")
-    parser.add_argument("--json", action="store_true", help="the report as JSON on standard output")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument(
         "--report", action="append", default=[], metavar="FILE",
-        help="also write the report there: FILE.json as JSON, any other as a page for a change ticket; may be given twice",
+        help="also write the report to FILE: FILE.json as JSON, any other name as a page for a change ticket; may be repeated",
     )  # fmt: skip
     parser.add_argument(
-        "--wheel", metavar="FILE", default="", help="this wheel of fairlead instead of one packed from this installation"
+        "--wheel", metavar="FILE", default="", help="install this wheel of fairlead instead of one packed from this installation"
     )
-    parser.add_argument("--wheelhouse", default="", metavar="DIR", help="the dependencies' wheels, for every Python of the nodes")
     parser.add_argument(
-        "--packages", default="", metavar="DIR", help="the lock's package files (default: `fairlead lock` keeps them)"
+        "--wheelhouse",
+        default="",
+        metavar="DIR",
+        help="a folder with the dependencies' wheels, for every Python version of the nodes",
     )
-    parser.add_argument("--bundle", default="", metavar="DIR", help="everything from this bundle, nothing from anywhere else")
+    parser.add_argument(
+        "--packages",
+        default="",
+        metavar="DIR",
+        help="a folder with the lock's package files (default: where `fairlead lock` keeps them)",
+    )
+    parser.add_argument(
+        "--bundle", default="", metavar="DIR", help="take everything from this bundle, and nothing from anywhere else"
+    )
     parser.add_argument("--uninstall", action="store_true", help="remove everything of fairlead's from the nodes")
-    parser.add_argument("--undo", action="store_true", help="with --uninstall: also bring the settings back as they were")
-    parser.add_argument("--force", action="store_true", help="with --uninstall: though slurm.conf still names our hooks")
-    parser.add_argument("-q", "--quiet", action="store_true", help="no progress display")
+    parser.add_argument("--undo", action="store_true", help="with --uninstall: also restore the settings as they were")
+    parser.add_argument(
+        "--force", action="store_true", help="with --uninstall: remove fairlead although slurm.conf still names its hooks"
+    )
+    parser.add_argument("-q", "--quiet", action="store_true", help="show no progress")
 
 
 def choose_nodes(parser: argparse.ArgumentParser) -> None:
-    """The options that say which site, nodes and settings a run is about."""
+    """Add the options that say which site, nodes and settings a run is about."""
     parser.add_argument(
         "--site", metavar="FILE", default="/etc/fairlead/site.toml", help="the site's declaration (default %(default)s)"
     )
     parser.add_argument(
-        "-l", "--nodelist", metavar="NODELIST", default="", help="only these nodes: gpu[001-064], or a ClusterShell group, @gpu"
+        "-l",
+        "--nodelist",
+        metavar="NODELIST",
+        default="",
+        help="only these nodes: gpu[001-064], or a ClusterShell group such as @gpu",
     )
     parser.add_argument(
         "-i", "--inventory", choices=["site", "slurm"], default="site",
-        help="slurm: of the declared nodes those that Slurm has, at the addresses that it has of them",
+        help="slurm: only the declared nodes that Slurm has, at Slurm's addresses",
     )  # fmt: skip
-    parser.add_argument("--slurm-conf", default="", metavar="FILE", help="slurm.conf, where Slurm's commands do not find it")
+    parser.add_argument(
+        "--slurm-conf", default="", metavar="FILE", help="the slurm.conf to use, where Slurm's commands do not find it"
+    )
     parser.add_argument("--bin-dir", metavar="DIR", default="/usr/bin", help="where scontrol is")
     parser.add_argument(
         "--tags", default="", metavar="NAMES", help="only these settings or groups of settings: nccl,kernel,pcie,limits"
@@ -71,7 +89,7 @@ def choose_nodes(parser: argparse.ArgumentParser) -> None:
 
 
 def slurm_client(args: argparse.Namespace) -> Scontrol | None:
-    """Whom to ask for the nodes; None for the site alone."""
+    """Return the Slurm client to ask for the nodes; None where the site alone names them."""
     from fairlead.slurm.scontrol import Scontrol
 
     return Scontrol(conf=args.slurm_conf, bin_dir=args.bin_dir) if args.inventory == "slurm" else None
@@ -79,7 +97,7 @@ def slurm_client(args: argparse.Namespace) -> Scontrol | None:
 
 def run(args: argparse.Namespace) -> ExitCode:
     if (args.undo or args.force) and not args.uninstall:
-        raise UsageError("--undo and --force belong to --uninstall")
+        raise UsageError("--undo and --force need --uninstall")
     from fairlead.provision.provision_report import data, text, ticket
     from fairlead.provision.provision_run import ProvisionOptions
     from fairlead.provision.provision_run import run as provision
@@ -87,7 +105,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     for path in args.report:
         folder = os.path.dirname(path) or "."
         if not os.path.isdir(folder):
-            raise InputMissing(f"--report {path}: no folder {folder}", hint="make it first; no node was touched")
+            raise InputMissing(f"--report {path}: there is no folder {folder}", hint="make it first; no node was touched")
     only = chosen("--tags", args.tags)
     if only and args.uninstall:
         raise UsageError("--tags does not go with --uninstall")
@@ -97,7 +115,7 @@ def run(args: argparse.Namespace) -> ExitCode:
 
         if args.wheel or args.wheelhouse or args.packages:
             raise UsageError("--bundle brings its own --wheel, --wheelhouse and --packages")
-        args.wheelhouse, args.packages = open_bundle(args.bundle)  # the wheel in it is what this installation packs
+        args.wheelhouse, args.packages = open_bundle(args.bundle)  # its wheel of fairlead is the one that this installation packs
     options = ProvisionOptions(
         nodelist=args.nodelist,
         check=args.check,

@@ -1,4 +1,4 @@
-"""Reads this machine, or a machine tree, once: for the commands that need its facts."""
+"""Reads this machine, or a machine tree, once, for the commands that need its facts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DOCUMENT = "/etc/fairlead/node.json"
 
 
 def register(parser: argparse.ArgumentParser) -> None:
-    """The options that all such commands share."""
+    """Add the options that all these commands share."""
     parser.add_argument("--root", default="/", metavar="TREE", help="read a machine tree instead of this machine")
     parser.add_argument(
         "--document", default="", metavar="FILE", help=f"the node's document (default: {DOCUMENT} below the root)"
@@ -27,7 +27,7 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 
 def document_for(args: argparse.Namespace) -> config.Document:
-    """The document of the command line: named, of a profile, the machine's own, or nothing but defaults."""
+    """Return the document that the command line means: the named one, a profile's, the machine's own, or the defaults."""
     if args.document:
         return config.load_document(args.document)
     own = os.path.join(args.root, DOCUMENT.lstrip("/"))
@@ -39,7 +39,8 @@ def document_for(args: argparse.Namespace) -> config.Document:
 
 
 def live_nvml(deadline_seconds: float) -> tuple[dict[str, Any] | Missing, StuckCall | None]:
-    """NVML's answers of this machine, within the deadline, by a worker of our own."""
+    """Return NVML's answers of this machine within the deadline, and the call that did not answer, if any. Starts its own
+    worker."""
     from fairlead.host.nvml import Worker
 
     worker = Worker(deadline_seconds=deadline_seconds)
@@ -51,7 +52,7 @@ def live_nvml(deadline_seconds: float) -> tuple[dict[str, Any] | Missing, StuckC
 
 
 def read_machine(args: argparse.Namespace, document: config.Document) -> tuple[Node, Past]:
-    """The node now, and what one reading can know of its past: the kernel records that are still there."""
+    """Return the node as it is now, and what one reading can know of its past: the kernel records that are still in the log."""
     root = machine(args.root)
     stuck = None
     if root.is_live:
@@ -65,7 +66,7 @@ def read_machine(args: argparse.Namespace, document: config.Document) -> tuple[N
 
 
 def past_of(path: str, boot_id: str) -> Past:
-    """The records that are there now; a log that is not there is said, of a tree as of a machine."""
+    """Return the kernel records that are in the log now. A log that is missing is reported, for a tree as for a machine."""
     import stat
 
     try:
@@ -73,7 +74,7 @@ def past_of(path: str, boot_id: str) -> Past:
     except OSError as e:
         return Past(available=False, log=unreadable(f"{path}: {e.strerror}"))
     if stat.S_ISFIFO(mode):
-        return Past(available=False)  # the agent's: what we read would be lost to it
+        return Past(available=False)  # the agent reads this FIFO, and would not get what we read
     follower = Follower(path, boot_id)
     try:
         records = []

@@ -1,7 +1,7 @@
 """Write what a playbook of your own needs to use fairlead's roles: the bundle for the nodes, an inventory, and the roles.
 
-Run it before `ansible-playbook` (docs/how-to/ansible.md): what it writes is the site's declaration as of now. The Ansible
-that uses it need not have fairlead installed. Everything is checked as `fairlead provision` checks it; no node is asked.
+Run it before `ansible-playbook` (docs/how-to/ansible.md): it writes the site's declaration as it is now. The Ansible that uses
+it need not have fairlead installed. It makes the same checks as `fairlead provision` and asks no node.
 """
 
 from __future__ import annotations
@@ -19,9 +19,14 @@ def register(parser: argparse.ArgumentParser) -> None:
     provision.choose_nodes(parser)
     parser.add_argument("-o", "--output", required=True, metavar="DIR", help="the folder to write; nothing else may be in it")
     parser.add_argument(
-        "--wheel", metavar="FILE", default="", help="this wheel of fairlead instead of one packed from this installation"
+        "--wheel", metavar="FILE", default="", help="use this wheel of fairlead instead of one packed from this installation"
     )
-    parser.add_argument("--wheelhouse", default="", metavar="DIR", help="the dependencies' wheels, for every Python of the nodes")
+    parser.add_argument(
+        "--wheelhouse",
+        default="",
+        metavar="DIR",
+        help="a folder with the dependencies' wheels, for every Python version of the nodes",
+    )
     parser.add_argument("-n", "--dry-run", action="store_true", help="check everything, write nothing")
     parser.add_argument("--json", action="store_true", help="print JSON")
 

@@ -1,12 +1,12 @@
-"""What would have been drained, when and why: recorded kernel logs through the checks and the policy.
+"""Say what would have been drained, when and why: judge recorded kernel logs with the checks and the policy.
 
 fairlead replay LOG...                    with this node's document, or the defaults
 fairlead replay LOG... --policy new.toml  with another policy
-fairlead replay LOG... --policy new.toml --against old.toml   and what the two make different
+fairlead replay LOG... --policy new.toml --against old.toml   also show what differs between the two
 
 LOG is one node's kernel log (dmesg, journalctl -k, journalctl -o json, syslog, /dev/kmsg; - for standard input) or an
 agent's history file (/var/lib/fairlead/history.sqlite). A policy is a node's document, or a TOML or JSON file with
-its [policy] and [checks] tables. Time is the log's own; nothing is asked or changed.
+its [policy] and [checks] tables. The log gives the time; nothing is asked or changed.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from fairlead.provision.terminal_frame import beneath
 from fairlead.replay.recording import Recording, read, read_log
 from fairlead.replay.simulation import Difference, Event, Replayed, compare, prefixes, replay
 
-PATIENCE_SECONDS = 2.0  # what takes longer says how far it is
+PATIENCE_SECONDS = 2.0  # a replay that takes longer shows its progress
 _HEAD = ("schema", "generation", "hash", "node", "profile", "unsupported")
 
 
 def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("logs", nargs="+", metavar="LOG", help="a kernel log or history.sqlite of one node; - for standard input")
-    parser.add_argument("--policy", default="", metavar="FILE", help="judge by this instead of this node's document")
-    parser.add_argument("--against", default="", metavar="FILE", help="another policy: show what it makes different")
+    parser.add_argument("--policy", default="", metavar="FILE", help="judge by this policy instead of this node's document")
+    parser.add_argument("--against", default="", metavar="FILE", help="compare with another policy, and show what differs")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> ExitCode:
     if args.logs.count("-") > 1:
-        raise UsageError("standard input can be read once")
+        raise UsageError("standard input can be read only once")
     document = _policy(args.policy) if args.policy else _own()
     other = _policy(args.against) if args.against else None
     progress = _Progress()
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> ExitCode:
         _print_differences(differences, args.policy or (DOCUMENT if os.path.exists(DOCUMENT) else "the defaults"), args.against)
     if hidden:
         raise DataError(
-            f"an Xid, SXid or bus loss stands behind a prefix that is not known, and is not judged: {'; '.join(hidden)}",
+            f"an Xid, SXid or bus loss is behind an unknown prefix, and is not judged: {'; '.join(hidden)}",
             hint="cut the prefix off, so that the line begins with its time stamp, with kernel: or with NVRM:",
         )
     return ExitCode.OK
@@ -90,7 +90,10 @@ def _own() -> config.Document:
 
 
 def _policy(path: str) -> config.Document:
-    """The document of a policy file: a node's own, or only some of its sections. Raises InputMissing, DataError, ConfigError."""
+    """Return the document of a policy file: a node's own document, or some of its sections.
+
+    Raise InputMissing, DataError, ConfigError.
+    """
     try:
         with open(path, "rb") as f:
             raw = f.read(4 << 20)
@@ -119,7 +122,7 @@ def _decoded(raw: bytes, path: str) -> dict[str, Any]:
 
 
 class _Progress:
-    """How far it is, on standard error, once it takes long and somebody watches."""
+    """Shows progress on standard error, once it takes long and standard error is a terminal."""
 
     def __init__(self) -> None:
         self._due = time.monotonic() + PATIENCE_SECONDS

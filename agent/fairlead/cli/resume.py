@@ -1,7 +1,7 @@
-"""Resume this node, if the drain that stands is fairlead's own: by the agent, or by hand with `fairlead drain`.
+"""Resume this node if its drain is fairlead's own, set by the agent or by hand with `fairlead drain`.
 
 A drain by anybody else is left alone. --adopt takes over a drain of fairlead's form that this node's ledger does not
-know (a new disk, another machine under the name); look at the node first. Findings that stand count as acknowledged.
+know (a new disk, another machine under the name); look at the node first. Active findings count as acknowledged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fairlead.model.verdict import State, Verdict
 
 def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--adopt", action="store_true", help="take over a fairlead drain that the ledger does not know")
-    parser.add_argument("--reason", metavar="TEXT", default="", help="why, for whoever asks `fairlead why`")
+    parser.add_argument("--reason", metavar="TEXT", default="", help="why; `fairlead why` shows it")
     options(parser)
 
 
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> ExitCode:
 
 
 def _take_back(run_dir: str) -> None:
-    """Remove a verdict that says drain: an agent that is down would never take it back, and the prolog goes by it."""
+    """Remove a verdict that says drain. An agent that is down would never withdraw it, and the prolog follows it."""
     verdict = read_verdict(run_dir)
     if isinstance(verdict, Verdict) and verdict.state is State.DRAIN:
         with suppress(OSError):

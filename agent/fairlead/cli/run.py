@@ -1,14 +1,14 @@
-"""Run a command as one rank of a task, on this rank's share of the task's CPUs: those nearest its GPU.
+"""Run a command as one rank of a task, on this rank's part of the task's CPUs: those nearest its GPU.
 
 For launchers that start several ranks inside one Slurm task:
 
     torchrun --no-python --nproc-per-node 8 fairlead run -- python train.py
     mpirun --bind-to none -n 8 fairlead run -- ./solver
 
-Which rank it is comes from LOCAL_RANK and the like. The share lies within the CPUs that the task has, and memory is preferred on
-the GPU's NUMA node. What is already chosen stays: fewer CPUs (taskset, mpirun's own binding), a memory policy,
+The rank is read from LOCAL_RANK and similar variables. Its CPUs are some of those that the task has, and memory is preferred on
+the GPU's NUMA node. A choice that is already made stays: fewer CPUs (taskset, mpirun's own binding), a memory policy,
 FAIRLEAD_PROFILE=off, CPUS or MEMORY in FAIRLEAD_SKIP. In any doubt the command runs unchanged; --verbose says why. The command
-takes the place of fairlead: exit status and signals are its own.
+replaces the fairlead process, so exit status and signals are its own.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ TOPOLOGY = "/run/fairlead/topology"
 
 
 def register(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--verbose", action="store_true", help="say on stderr what was bound, or why nothing was")
+    parser.add_argument("--verbose", action="store_true", help="say on standard error what was bound, or why nothing was bound")
     parser.add_argument("--dry-run", action="store_true", help="say what would be bound, run nothing")
-    parser.add_argument("--json", action="store_true", help="the same as JSON")
+    parser.add_argument("--json", action="store_true", help="say it as JSON, run nothing")
     parser.add_argument("--gpus-per-rank", type=int, metavar="N", help="with fewer ranks than GPUs: how many each rank uses")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="[--] CMD ...", help="the command and its arguments")
 
@@ -64,10 +64,13 @@ def run(args: argparse.Namespace) -> ExitCode:
 
 
 def _bind(result: dict[str, Any], env: dict[str, str], per_rank: int | None, *, apply: bool) -> None:
-    """Plan and (with ``apply``) bind; ``result`` gets what is bound. Raises Doubt, what was bound before it then stays bound."""
+    """Plan the binding and, with ``apply``, make it. ``result`` receives what is bound.
+
+    Raise Doubt where nothing more can be bound. What was bound before stays bound.
+    """
     cpus_wanted, memory_wanted = rank_binding.wanted_bindings(env)
     if not cpus_wanted and not memory_wanted:
-        raise Doubt("FAIRLEAD_PROFILE or FAIRLEAD_SKIP says no")
+        raise Doubt("FAIRLEAD_PROFILE or FAIRLEAD_SKIP turns it off")
     _switched_off(env)
     me = rank_binding.local_rank(env)
     result |= {"rank": me.number, "ranks": me.ranks, "source": me.source}
@@ -78,23 +81,24 @@ def _bind(result: dict[str, Any], env: dict[str, str], per_rank: int | None, *, 
     binding = rank_binding.plan_rank(machine, gpus, me, env, own=own, cpuset=own_task.cpuset(), per_rank=per_rank)
     result["gpus"] = [gpu.pci for gpu in binding.gpus]
     if any(not gpu.near for gpu in binding.gpus):
-        result["notes"].append("where a GPU is is not known: an even share")
+        result["notes"].append("it is not known where a GPU is, so the CPUs are divided evenly")
     if cpus_wanted:
         if apply and binding.cpus != own:
             own_task.set_affinity(binding.cpus)
         result["cpus"] = format_cpu_set(binding.cpus)
     if memory_wanted and binding.memory is not None and (cpus_wanted or binding.cpus == own):
         if own_task.memory_policy() != own_task.MPOL_DEFAULT:
-            raise Doubt("a memory policy is set: it stays")
+            raise Doubt("a memory policy is set already, and it stays")
         if apply:
             own_task.prefer_memory(binding.memory)
         result["memory"] = f"preferred:{binding.memory}"
 
 
 def _switched_off(env: dict[str, str]) -> None:
-    """Raises Doubt where the node's admin, or the job's comment (as the prolog noted it), says off."""
+    """Raise Doubt where the node's admin has turned fairlead off, or the job's comment, as the prolog recorded it, turns it
+    off."""
     if os.path.exists("/etc/fairlead/disabled"):
-        raise Doubt("/etc/fairlead/disabled is there")
+        raise Doubt("/etc/fairlead/disabled exists")
     job = env.get("SLURM_JOB_ID", "")
     if job.isascii() and job.isdigit():
         try:
@@ -106,7 +110,11 @@ def _switched_off(env: dict[str, str]) -> None:
 
 
 def _topology() -> tuple[str, bool]:
-    """The published topology and True; where no agent publishes one, the machine read off sysfs and False. Raises Doubt."""
+    """Return the published topology and True. Where no agent publishes one, read the machine from sysfs and return it with
+    False.
+
+    Raise Doubt where sysfs cannot say which GPUs this process has.
+    """
     try:
         return own_task.text(TOPOLOGY), True
     except OSError:
@@ -129,8 +137,11 @@ def _text(result: dict[str, Any]) -> str:
 
 
 def _become(command: list[str]) -> NoReturn:
-    """Replace this process. The interpreter's own changes are undone first: ignored signals (subprocess does the same) and
-    the LC_CTYPE that PEP 538 sets. Ends with 127 or 126 as a shell does where the command cannot be run."""
+    """Replace this process by the command. As a shell does, end with 127 or 126 where the command cannot be run.
+
+    The interpreter's own changes are undone first: ignored signals (subprocess does the same), and the LC_CTYPE that PEP 538
+    sets.
+    """
     for name in ("SIGPIPE", "SIGXFSZ"):
         signal.signal(getattr(signal, name), signal.SIG_DFL)
     env: dict[bytes, bytes] = dict(os.environb)

@@ -1,4 +1,5 @@
-"""Folds findings that say one thing of one node: what several devices or several checks have in the same words is told once.
+"""Folds findings of one node that say the same, so that several devices or several checks with the same words are printed
+once.
 
 Only what is printed is folded. Findings are tables as ``model.finding.as_data`` makes them, and as status.json has them.
 """
@@ -12,34 +13,35 @@ from typing import Any
 from msgspec import Struct
 
 Table = Mapping[str, Any]
-NAMES_SHOWN = 4  # of checks that say the same
+NAMES_SHOWN = 4  # how many checks that say the same are named
 _SAID = ("level", "summary", "evidence", "action")
 
 
 class SameFindings(Struct, frozen=True, kw_only=True):
-    """Holds findings that say the same. first: one of them. checks: who says so. devices: of which devices that the words do not
-    name themselves."""
+    """Holds findings that say the same. first: one of them. checks: the checks that say so. devices: their devices, without
+    those that the summary names itself."""
 
     first: Table
     checks: tuple[str, ...]
     devices: tuple[str, ...]
 
     def subject(self) -> str:
-        """Return who says it, and of which device where it is one."""
+        """Return the checks that say it, and the device where there is exactly one."""
         more = f" and {len(self.checks) - NAMES_SHOWN} more" if len(self.checks) > NAMES_SHOWN else ""
         device = f" {self.devices[0]}" if len(self.devices) == 1 else ""
         return ", ".join(self.checks[:NAMES_SHOWN]) + more + device
 
     def words(self) -> str:
-        """Return what they say, with the number of devices where there are several."""
+        """Return what the findings say, with the number of devices where there are several."""
         several = f" ({self.devices[0]} and {len(self.devices) - 1} more)" if len(self.devices) > 1 else ""
         return f"{self.first['summary']}{several}"
 
 
 def folded(findings: Iterable[Table], also: Iterable[str] = ()) -> list[SameFindings]:
-    """Fold findings, in the order in which each thing is said first.
+    """Fold findings, in the order in which each was first said.
 
-    Level, words, evidence, action and the keys ``also`` must be equal. Two checks are folded only where neither names a device.
+    Level, summary, evidence, action and the keys ``also`` must be equal. Two checks are folded only where neither names a
+    device.
     """
     keys = (*_SAID, *also)
     groups: dict[tuple[str, ...], list[Table]] = {}

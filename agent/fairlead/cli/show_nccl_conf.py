@@ -1,4 +1,4 @@
-"""fairlead nccl conf: what /etc/nccl.conf should say on a machine, by its document or by profiles. Reads, never writes."""
+"""Runs `fairlead nccl conf`: shows what /etc/nccl.conf should say on a machine, by its document or by profiles. Never writes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def conf(args: argparse.Namespace) -> ExitCode:
             }
         )
     else:
-        print(text or f"# fairlead: {nccl.FILE} has nothing to say on this node: NCCL finds all of it by itself.\n", end="")
+        print(text or f"# fairlead: {nccl.FILE} needs no line on this node: NCCL finds everything by itself.\n", end="")
         for note in made.notes:
             print(f"fairlead: note: {note}", file=sys.stderr)
         for problem in made.problems:
@@ -49,7 +49,7 @@ def conf(args: argparse.Namespace) -> ExitCode:
 
 
 def _old(name: str) -> None:
-    """Says which values of a fabric profile nobody has looked at for a year: platforms change."""
+    """Say which values of a fabric profile nobody has reviewed for a year. Platforms change."""
     from datetime import date, timedelta
 
     fabric = config.load_fabric(name)
@@ -57,11 +57,11 @@ def _old(name: str) -> None:
     dated = [(v.key, v.reviewed) for v in fabric.values] + [(v.name, v.reviewed) for v in fabric.variables]
     old = [what for what, reviewed in dated if reviewed < limit]
     if old:
-        print(f"fairlead: note: fabric {name}: last looked at over a year ago: {', '.join(old)}", file=sys.stderr)
+        print(f"fairlead: note: fabric {name}: last reviewed over a year ago: {', '.join(old)}", file=sys.stderr)
 
 
 def _want(args: argparse.Namespace) -> nccl.NcclWant:
-    """The wishes of the profiles that were named, else of the document, else none but the defaults."""
+    """Return the NCCL setting of the named profiles, else of the document, else with its defaults."""
     if args.profile:
         fabrics = [name for name in args.profile if name in config.fabric_names() or name.endswith(".toml")]
         hardware = [name for name in args.profile if name not in fabrics]
@@ -71,7 +71,7 @@ def _want(args: argparse.Namespace) -> nccl.NcclWant:
         for name in fabrics:
             _old(name)
     else:
-        args.profile = ""  # as document_for has it
+        args.profile = ""  # document_for expects a string
         document = document_for(args)
     want = document.settings.get("nccl")
     return want if isinstance(want, nccl.NcclWant) else nccl.NcclWant()

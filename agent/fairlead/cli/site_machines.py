@@ -1,7 +1,8 @@
-"""The machines that `fairlead slurm-config --site` describes: every node of every class, by one machine tree for each class.
+"""Reads the machines that `fairlead slurm-config --site` describes: every node of every class, from one machine tree per
+class.
 
-A class is a set of equal nodes, so the tree of one of its nodes describes them all; a node that has a tree of its own is
-described by that. What the site declares of MIG holds, whatever the GPUs of a tree are divided into today.
+The nodes of a class are equal, so the tree of one of them describes them all. A node that has a tree of its own is described
+by that tree. MIG is as the site declares it, however the GPUs of a tree are divided today.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def read(args: argparse.Namespace, site: Site) -> list[SlurmNode]:
 def _sources(
     args: argparse.Namespace, by_class: Mapping[str, tuple[str, ...]]
 ) -> tuple[dict[str, SlurmNode], dict[str, SlurmNode]]:
-    """Return the machines of the command line by node, and by class. A tree without a name is of the node it was taken on."""
+    """Return the machines of the command line by node, and by class. A tree without a name belongs to the node that it was
+    taken on."""
     known = {node for nodes in by_class.values() for node in nodes}
     own: dict[str, SlurmNode] = {}
     of_class: dict[str, SlurmNode] = {}
@@ -64,11 +66,12 @@ def _sources(
 
 
 def _one_of(name: str, machines: list[SlurmNode]) -> SlurmNode | None:
-    """Return the machine for the nodes of a class that have no tree. Raise DataError where its trees differ."""
+    """Return the machine that describes the nodes of a class without a tree. Raise DataError where the trees of the class
+    differ."""
     lines = {node_line(replace(m, memory_mib=None), ["n"]) for m in machines}
     if len(lines) > 1:
         words = f"class {name}: the trees of {fold(m.name for m in machines)} differ, and other nodes of it have none"
-        raise DataError(words, hint=f"say which one they are like: {name}=TREE")
+        raise DataError(words, hint=f"say which tree describes them: {name}=TREE")
     return min(machines, key=lambda m: m.memory_mib or 0, default=None)
 
 

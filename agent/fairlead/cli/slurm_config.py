@@ -1,15 +1,15 @@
-"""Slurm's own configuration from what the machines and the fabric are.
+"""Make Slurm's own configuration from the machines and the fabric.
 
 gres [SOURCE...]    gres.conf: device files, nearest cores in Slurm's numbers, NVLinks
-nodes [SOURCE...]   the NodeName lines of slurm.conf, equal nodes in one
+nodes [SOURCE...]   the NodeName lines of slurm.conf, with equal nodes in one line
 topology            topology.conf or topology.yaml, from the fabric or from NVLink domains
 partitions          the PartitionName lines of slurm.conf, from --site
 all [SOURCE...]     nodes, gres and partitions of --site in one run: nodes.conf, gres.conf, partitions.conf
 
-A SOURCE is a machine tree, NAME=TREE, or a node's /run/fairlead/topology (gres only); without one it is this node. With
---site FILE every node of every class is described, by one tree for each class (CLASS=TREE, or a tree of one of its nodes),
-and by what the site declares of MIG. The text goes to stdout; --write puts it in place, whole or not at all, and only when
-it changed. A file that would name fewer nodes than the running one (or than --nodes) is refused.
+A SOURCE is a machine tree, NAME=TREE, or a node's /run/fairlead/topology (gres only). Without a SOURCE, this node is described.
+With --site FILE every node of every class is described by one tree for each class (CLASS=TREE, or a tree of one of its nodes)
+and by the MIG geometry that the site declares. The text is printed; --write writes it to its file instead, whole or not at all,
+and only when it changed. A file that would name fewer nodes than the running one (or than --nodes) is refused.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ FILES = {"nodes": "nodes.conf", "gres": "gres.conf", "partitions": "partitions.c
 
 
 class Made(msgspec.Struct, frozen=True, kw_only=True):
-    """What a part makes: the file's text, what is in it as data, the nodes in it, and what is to be said."""
+    """Holds what a part makes: the file's text, its data, the nodes in it, and notes for the user."""
 
     text: str
     data: Any
@@ -58,7 +58,7 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MadeFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A part beside the file that it is for. path: "" where it is only shown. diff: to the running file."""
+    """Holds a part and the file that it is for. path: "" where it is only shown. diff: against the running file."""
 
     what: str
     path: str
@@ -76,7 +76,7 @@ class MadeFile(msgspec.Struct, frozen=True, kw_only=True):
         return said | (of_file if self.path else {})
 
     def show(self, *, asked_to_write: bool) -> None:
-        """Print the text, or what became of the file."""
+        """Print the text, or what happened to the file."""
         sys.stdout.write(self.diff if self.path else self.text)
         if asked_to_write:
             print(f"{self.path}: {'written' if self.written else 'would be written' if self.changed else 'unchanged'}")
@@ -85,38 +85,45 @@ class MadeFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def register(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=["gres", "nodes", "topology", "partitions", "all"], help="which file or lines")
-    parser.add_argument("source", nargs="*", help="gres, nodes, all: machine trees (default: this node)")
-    parser.add_argument("--site", default="", metavar="FILE", help="a site.toml: its classes, partitions and MIG")
+    parser.add_argument("what", choices=["gres", "nodes", "topology", "partitions", "all"], help="which file or lines to make")
+    parser.add_argument("source", nargs="*", help="gres, nodes, all: the machine trees (default: this node)")
+    parser.add_argument("--site", default="", metavar="FILE", help="a site.toml, for its classes, partitions and MIG geometries")
     parser.add_argument("--root", default="/", metavar="TREE", help="read a machine tree instead of this node")
     parser.add_argument(
         "--socket", choices=[s.value for s in Socket], default="package",
-        help="what Slurm takes for a socket: numa with SlurmdParameters=numa_node_as_socket, l3 with l3cache_as_socket",
+        help="what Slurm counts as a socket: numa with SlurmdParameters=numa_node_as_socket, l3 with l3cache_as_socket",
     )  # fmt: skip
     parser.add_argument("--type", default="", metavar="NAME", help="the GRES type (default: from the product's name, h100)")
     parser.add_argument(
         "--mig-type", action="append", default=[], metavar="PROFILE=TYPE",
-        help="the GRES type of a MIG profile where slurmd calls it otherwise: 3g.40gb=3g.39gb",
+        help="the GRES type of a MIG profile, where slurmd uses another name: 3g.40gb=3g.39gb",
     )  # fmt: skip
     parser.add_argument(
         "--autodetect", choices=["nvml", "nvidia", "rsmi"], default="",
-        help="let slurmd detect the GPUs; what is written is then checked against it",
+        help="let slurmd detect the GPUs; slurmd then compares the written lines with what it finds",
     )  # fmt: skip
     fabric_input.register(parser)
     parser.add_argument("--nodes", default="", metavar="LIST", help="the nodes that must be in the file")
-    parser.add_argument("--slurm-conf", default="", metavar="FILE", help="take those from the NodeName lines of this slurm.conf")
-    parser.add_argument("--without", default="", metavar="LIST", help="these may be lost; with --site: these are left out")
-    parser.add_argument("--diff", default="", metavar="FILE", help="show the difference to the running file instead")
-    parser.add_argument("--write", default="", metavar="FILE", help="put it there, when it changed (all: a folder)")
-    parser.add_argument("--dry-run", action="store_true", help="with --write: show the difference, write nothing")
+    parser.add_argument(
+        "--slurm-conf",
+        default="",
+        metavar="FILE",
+        help="take the nodes that must be in the file from the NodeName lines of this slurm.conf",
+    )
+    parser.add_argument(
+        "--without", default="", metavar="LIST", help="nodes that the file may lose; with --site: nodes to leave out"
+    )
+    parser.add_argument("--diff", default="", metavar="FILE", help="show the difference from this running file instead")
+    parser.add_argument("--write", default="", metavar="FILE", help="write the text to FILE if it changed (all: to a folder)")
+    parser.add_argument("--dry-run", action="store_true", help="with --write: show the difference and write nothing")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> ExitCode:
     if args.dry_run and not args.write:
-        raise UsageError("--dry-run says what --write would do", hint="add --write FILE")
+        raise UsageError("--dry-run needs --write: it shows what --write would do", hint="add --write FILE")
     if args.what in ("partitions", "all") and not args.site:
-        raise UsageError(f"{args.what} comes from a site", hint="add --site FILE")
+        raise UsageError(f"{args.what} needs a site", hint="add --site FILE")
     if args.what == "topology" and args.site:
         raise UsageError("topology takes no --site", hint="--nodes LIST says which nodes must be in it")
     args.of_site = config.load_site(args.site) if args.site else None
@@ -133,7 +140,7 @@ def run(args: argparse.Namespace) -> ExitCode:
 
 
 def _each_file(args: argparse.Namespace) -> dict[str, MadeFile]:
-    """Make each file of a site. None is written before all of them are made."""
+    """Make each file of a site. Write none of them before all are made."""
     folder = args.write or args.diff
     if folder and not os.path.isdir(folder):
         raise InputMissing(f"{folder}: no such folder", hint=f"make it first: {', '.join(FILES.values())} go there")
@@ -182,7 +189,7 @@ def _gres(args: argparse.Namespace, _wanted: frozenset[str], _running: frozenset
     without = [node.name for node in nodes if not node.gpus]
     mig = [node.name for node in nodes if any(g.mig for g in node.gpus)]
     notes = [f"{fold(without)} has no GPU"] if without else []
-    notes += [f"{fold(mig)} is in MIG mode: left to AutoDetect=nvml"] if mig else []
+    notes += [f"{fold(mig)} is in MIG mode and is left to AutoDetect=nvml"] if mig else []
     return Made(text=text, data=msgspec.to_builtins(nodes), nodes=named, notes=(*_notes(nodes), *notes))
 
 
@@ -190,7 +197,9 @@ def _nodes(args: argparse.Namespace, _wanted: frozenset[str], _running: frozense
     nodes = args.machines()
     blind = [node.name for node in nodes if node.memory_mib is None]
     if blind:
-        raise DataError(f"{blind[0]}: its memory is not known", hint="name its machine tree: `fairlead snapshot` writes one")
+        raise DataError(
+            f"{blind[0]}: it is not known how much memory it has", hint="name its machine tree: `fairlead snapshot` writes one"
+        )
     text, notes = render_nodes(nodes, _mig_names(args))
     named = frozenset(node.name for node in nodes)
     return Made(text=text, data=msgspec.to_builtins(nodes), nodes=named, notes=(*_notes(nodes), *notes))
@@ -201,7 +210,7 @@ def _mig_names(args: argparse.Namespace) -> dict[str, str]:
     for word in args.mig_type:
         profile, _, name = word.partition("=")
         if not profile or not _TYPE.fullmatch(name):
-            raise UsageError(f"--mig-type {word}: not a profile and a type", hint="such as 3g.40gb=3g.39gb")
+            raise UsageError(f"--mig-type {word} is not a profile and a type", hint="such as 3g.40gb=3g.39gb")
         found[profile] = name
     return found
 
@@ -222,9 +231,9 @@ def _partitions(args: argparse.Namespace, _wanted: frozenset[str], _running: fro
     text = "".join(partition_line(name, found, args.of_site.partitions[name].options) for name, found in nodes.items())
     named = frozenset[str]().union(*nodes.values())
     others = named - known
-    notes = [f"{fold(others)}: in a partition and in no class: its NodeName line is yours"] if others else []
+    notes = [f"{fold(others)} is in a partition and in no class: write its NodeName line yourself"] if others else []
     in_none = known - named - left_out
-    notes += [f"{fold(in_none)}: in no partition"] if nodes and in_none else []
+    notes += [f"{fold(in_none)} is in no partition"] if nodes and in_none else []
     return Made(text=text, data={name: fold(found) for name, found in nodes.items()}, nodes=named, notes=tuple(notes))
 
 
@@ -233,7 +242,7 @@ def _of_nodelist(path: str, name: str, nodelist: str) -> frozenset[str]:
 
 
 def _notes(nodes: list[Any]) -> tuple[str, ...]:
-    """Each note once, with the nodes that it is about."""
+    """Return each note once, with the nodes that it is about."""
     about: dict[str, list[str]] = {}
     for node in nodes:
         for note in node.notes:
@@ -269,14 +278,15 @@ def _named(what: str, text: str, path: str) -> frozenset[str]:
 def _losses(
     args: argparse.Namespace, made: Made, wanted: frozenset[str], running: frozenset[str], before: str | None
 ) -> tuple[str, ...]:
-    """Raises DataError when nodes, or GPUs of a node, would be lost that nobody said may go."""
+    """Return a note on nodes that may go. Raise DataError where nodes, or GPUs of a node, would be lost that nobody said may
+    go."""
     allowed = fabric_input.expanded(args.without, "--without") if args.without else frozenset()
     lost = (wanted or running) - made.nodes - allowed
     if lost:
         why = "; ".join(note for note in made.notes if "name no host" in note)
         raise DataError(
             f"{len(lost)} node{'s' if len(lost) > 1 else ''} would be lost: {fold(lost)}{f' ({why})' if why else ''}",
-            hint=f"--without {fold(lost)} where that is right; --rename FILE where the fabric calls them otherwise",
+            hint=f"--without {fold(lost)} if they may go; --rename FILE if the fabric has other names for them",
         )
     if args.what == "gres" and before:
         fewer = running_conf.fewer_gpus(before, made.text, allowed)
@@ -287,7 +297,7 @@ def _losses(
 
 
 def _ignored(args: argparse.Namespace) -> tuple[str, ...]:
-    """topology.conf(5): it is ignored where there is a topology.yaml beside it."""
+    """Return a note where Slurm ignores topology.conf, because there is a topology.yaml beside it (topology.conf(5))."""
     yaml = os.path.join(os.path.dirname(os.path.realpath(args.write)), "topology.yaml") if args.write else ""
     if args.what != "topology" or args.format != "conf" or not os.path.exists(yaml):
         return ()
@@ -302,7 +312,7 @@ def _diff(before: str | None, text: str, path: str) -> str:
 def _write(path: str, text: str) -> None:
     from fairlead.host.change import write_file
 
-    whole = os.path.realpath(path)  # a link to a shared folder stays one
+    whole = os.path.realpath(path)  # a link to a shared folder stays a link
     try:
         mode = stat.S_IMODE(os.stat(whole).st_mode) if os.path.exists(whole) else 0o644
         write_file(whole, text.encode(), mode)

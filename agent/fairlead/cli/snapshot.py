@@ -1,4 +1,4 @@
-"""Write this machine (or a tree) as a machine tree: sys/ proc/ dev/ nvml.json README.md.
+"""Write this machine, or a tree, as a machine tree: sys/ proc/ dev/ nvml.json README.md.
 
 A tree is a bug report and a test: `fairlead check --root TREE` judges it anywhere. --redact replaces serial numbers,
 UUIDs and hardware addresses.
@@ -31,16 +31,16 @@ def run(args: argparse.Namespace) -> ExitCode:
 
     target = Path(args.target)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UsageError(f"{target}: is there already", hint="name a new folder")
+        raise UsageError(f"{target} exists already", hint="name a new folder")
     root = machine(args.root)
     document = read_machine.document_for(args)
     raw = read_machine.live_nvml(document.agent.nvml_deadline_seconds)[0] if root.is_live else recorded_nvml(args.root)
     reads = [path for setting in settings.load().values() for path in setting.reads]
-    reads += [proc_path(key) for key in (*sysctl.RANGES, *sysctl.TRIPLES)]  # of profiles that this node does not have as well
+    reads += [proc_path(key) for key in (*sysctl.RANGES, *sysctl.TRIPLES)]  # also of profiles that this node does not have
     snapshot(root, raw, target, redact=args.redact, reads=(*reads, *judge.reads(document)))
     count = sum(len(files) for _, _, files in os.walk(target))
     if args.json:
         print_json({"tree": str(target), "files": count, "redacted": args.redact})
     else:
-        print(f"{target}: {count} files; look at it with `fairlead check --root {target}`")
+        print(f"{target}: {count} files; `fairlead check --root {target}` judges it")
     return ExitCode.OK

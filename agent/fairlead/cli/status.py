@@ -1,4 +1,4 @@
-"""The agent's verdict on this node: state, age, what it rests on. Reads /run/fairlead only; asks nobody.
+"""Show the agent's verdict on this node: state, age, and the findings behind it. Reads only /run/fairlead and asks nobody.
 
 Exit codes are those of `check`; an expired or missing verdict is unknown (3).
 """
@@ -28,7 +28,7 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 
 def read_verdict(run_dir: str) -> Verdict | str:
-    """The published verdict, or why there is none."""
+    """Return the published verdict, or the reason why there is none."""
     path = os.path.join(run_dir, "verdict")
     try:
         with open(path, encoding="utf-8", errors="replace") as f:
@@ -42,7 +42,7 @@ def read_verdict(run_dir: str) -> Verdict | str:
 
 
 def read_status(run_dir: str) -> dict[str, Any]:
-    """What the agent publishes about itself, each known key of its known type; empty when it cannot be read."""
+    """Return what the agent publishes about itself, where each known key has its known type; {} where it cannot be read."""
     from fairlead.provision.agent_status import Status
 
     try:
@@ -59,7 +59,7 @@ def boottime() -> float:
 
 
 def summary(run_dir: str) -> dict[str, Any]:
-    """Verdict and status as one table; ``state`` is what a reader may rely on now."""
+    """Return verdict and status as one table. ``state`` is what a reader may rely on now."""
     verdict = read_verdict(run_dir)
     status = read_status(run_dir)
     if isinstance(verdict, str):
@@ -79,8 +79,11 @@ def summary(run_dir: str) -> dict[str, Any]:
 
 
 def _findings(status: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each thing that is found, as `check` tells it. What the agent holds back counts as a warning and says why;
-    what it holds back though the last sweep did not find it comes after these."""
+    """Yield a line for each finding, as `check` prints it.
+
+    A finding that the agent suppresses counts as a warning, with the reason. Suppressed findings that the last sweep did not
+    have come at the end.
+    """
     held = {(f["check"], f["summary"]): f.get("why", "") for f in status.get("held", [])}
     found = [{**f, "held": held.get((f["check"], f["summary"]), "")} for f in status.get("findings", [])]
     for same in folded(found, also=("mode", "held")):
@@ -99,8 +102,8 @@ def run(args: argparse.Namespace) -> ExitCode:
         return code
     status = data["status"]
     node = status.get("node", os.uname().nodename)
-    age = f", looked {age_text(data['age_seconds'])} ago" if data.get("age_seconds") is not None else ""
-    stale = " (expired: the agent has stopped looking)" if data["expired"] and "sequence" in data else ""
+    age = f", last sweep {age_text(data['age_seconds'])} ago" if data.get("age_seconds") is not None else ""
+    stale = " (expired: the agent has stopped its sweeps)" if data["expired"] and "sequence" in data else ""
     print(f"{node}: {state_word(data['state'])}{age}{stale}")
     if data["text"]:
         print(f"  {data['text']}")
@@ -114,9 +117,9 @@ def run(args: argparse.Namespace) -> ExitCode:
     if error := slurm.get("error"):
         print(f"  slurmctld: {error}")
     if limit := slurm.get("limit"):
-        print(f"  held by {limit['kind']} {limit['name']}: {slurm.get('over_budget', '')}")
+        print(f"  delayed by {limit['kind']} {limit['name']}: {slurm.get('over_budget', '')}")
     if str(slurm.get("topology", "")).startswith("unknown"):
-        print(f"  topology {slurm['topology']}; no limits per switch or block")
+        print(f"  topology {slurm['topology']}; no drain limit per switch or block applies")
     for trouble in status.get("trouble", []):
         print(f"  trouble: {trouble}")
     document = status.get("document", {})

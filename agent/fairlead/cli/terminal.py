@@ -1,10 +1,10 @@
-"""What commands write gets to a terminal as printable characters, line ends and tabs, and as nothing else.
+"""Makes what commands print safe for a terminal: printable characters, line ends and tabs, and nothing else.
 
-Texts of nodes, users and Slurm are made printable where they are read. This is the second line: whatever a command prints,
-today's or tomorrow's, and wherever its text came from, it moves no cursor, sets no title and turns no line around.
+Texts of nodes, users and Slurm are made printable where they are read. This module is the second barrier. Whatever a command
+prints, and wherever its text came from, it moves no cursor, sets no title and reverses no line.
 
-Here is also what becomes of output that nobody can take. A full disk or a closed standard output ends no command in the middle of
-its work: the command goes on, and its end says what was lost. A reader that has gone (a broken pipe) does end it.
+This module also deals with output that cannot be written. A full disk or a closed standard output does not end a command in the
+middle of its work: the command goes on, and says at its end what was lost. A broken pipe does end it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _COLOUR = re.compile("(\x1b\\[(?:1;3[0-7]|0)m)")  # as cli/output.py writes it
 
 
 class _Printable:
-    """A stream that takes only what is printable. ``beneath``: where it goes (provision/terminal_frame.py), None where the
-    command was started without this stream. ``trouble``: why something was lost, or None."""
+    """Passes on only what is printable. ``beneath``: the stream it writes to (provision/terminal_frame.py), None where the
+    command was started without this stream. ``trouble``: why output was lost, or None."""
 
     def __init__(self, beneath: TextIO | None) -> None:
         self.closed_from_the_start = beneath is None
@@ -54,7 +54,8 @@ class _Printable:
             self._lost(e)
 
     def _lost(self, error: OSError) -> None:
-        """Remember why. What is still in the buffer goes to /dev/null, so that Python does not try again at its end."""
+        """Remember why output was lost. Send what is still in the buffer to /dev/null, so that Python does not try again at
+        its end."""
         self.trouble = self.trouble or error
         with suppress(OSError, ValueError):
             null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
@@ -78,7 +79,7 @@ def _plain(text: str) -> str:
 
 @contextmanager
 def printable() -> Iterator[None]:
-    """Meanwhile standard output and standard error are such streams."""
+    """Make standard output and standard error such streams while the body runs."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (cast("TextIO", _Printable(stream)) for stream in before)
     try:
@@ -88,16 +89,18 @@ def printable() -> Iterator[None]:
 
 
 def output_trouble() -> OSError | None:
-    """Write out what standard output still holds. Return why something of it was lost, or None. Raises BrokenPipeError."""
+    """Flush standard output. Return why some of it was lost, or None. Raise BrokenPipeError where the reader has gone."""
     sys.stdout.flush()
     return getattr(sys.stdout, "trouble", None)
 
 
 def open_standard_streams() -> None:
-    """Open /dev/null where this process was started without standard input, output or error: otherwise the next file that a
-    command opens gets the number of that stream, and a child process would write into it."""
+    """Open /dev/null for standard input, output or error where this process was started without it.
+
+    Otherwise the next file that a command opens gets the number of that stream, and a child process would write into it.
+    """
     for number in (0, 1, 2):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+            os.open(os.devnull, os.O_RDWR)  # open() takes the lowest free number

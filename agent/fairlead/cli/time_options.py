@@ -1,4 +1,4 @@
-"""Times as people write them: 90s, 30m, 2h, 7d, or 2026-11-21 and 2026-11-21T18:30 in this machine's zone."""
+"""Reads times as people write them: 90s, 30m, 2h, 7d, or 2026-11-21 and 2026-11-21T18:30 in this machine's zone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FORMS = "a time (2026-11-21T18:30) or a span (90s, 30m, 2h, 7d)"
 
 
 def span(text: str, option: str) -> float:
-    """Seconds of a span (90s, 30m, 2h, 7d). Raises UsageError."""
+    """Return the seconds of a span (90s, 30m, 2h, 7d). Raise UsageError."""
     match = _SPAN.fullmatch(text.strip())
     if not match or int(match[1]) == 0:
         raise UsageError(f"{option} {text!r}: not a span such as 90s, 30m, 2h, 7d")
@@ -22,7 +22,7 @@ def span(text: str, option: str) -> float:
 
 
 def parse_time(text: str, option: str, *, ahead: bool = False) -> float:
-    """Unix time of ``text``; a span counts from now, back or ``ahead``. Raises UsageError."""
+    """Return ``text`` as Unix time. A span counts from now: back, or forward with ``ahead``. Raise UsageError."""
     match = _SPAN.fullmatch(text.strip())
     if match:
         seconds = int(match[1]) * _SECONDS[match[2]]
@@ -32,23 +32,25 @@ def parse_time(text: str, option: str, *, ahead: bool = False) -> float:
     except (ValueError, OverflowError, OSError):
         raise UsageError(f"{option} {text!r}: not {FORMS}") from None
     if ahead and found <= time.time():
-        raise UsageError(f"{option} {text}: is past")
+        raise UsageError(f"{option} {text} is in the past")
     return found
 
 
 def window(text: str, option: str) -> tuple[float, float]:
-    """Begin and end of ``END`` or ``BEGIN/END`` in Unix time, 0 for a begin that is not given; an END that is a span counts from
-    the begin. Raises UsageError."""
+    """Return begin and end of ``END`` or ``BEGIN/END`` in Unix time. The begin is 0 where there is none.
+
+    An END that is a span counts from the begin. Raise UsageError.
+    """
     first, slash, last = text.partition("/")
     if not slash:
         return 0.0, parse_time(text, option, ahead=True)
     opens = time.time() + span(first, option) if _SPAN.fullmatch(first.strip()) else parse_time(first, option)
     closes = opens + span(last, option) if _SPAN.fullmatch(last.strip()) else parse_time(last, option, ahead=True)
     if closes <= max(opens, time.time()):
-        raise UsageError(f"{option} {text}: ends before it begins" if closes <= opens else f"{option} {text}: is past")
+        raise UsageError(f"{option} {text} ends before it begins" if closes <= opens else f"{option} {text} is in the past")
     return opens, closes
 
 
 def local(unix: float) -> str:
-    """``2026-11-21 18:30:05`` in this machine's zone."""
+    """Return a time as ``2026-11-21 18:30:05`` in this machine's zone."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix))

@@ -1,6 +1,6 @@
-"""GPUs, NICs, NUMA nodes and the paths between them, in NCCL's words and in nvidia-smi's; and an audit of the layout.
+"""Show GPUs, NICs, NUMA nodes and the paths between them, in NCCL's words and in nvidia-smi's, with an audit of the layout.
 
-Reads sysfs (and NVML for NVLink, where it is there); never NVML's affinity, which is computed inside the caller's cpuset.
+Reads sysfs, and NVML for NVLink where it is there. NVML's affinity is never read, because it is limited to the caller's cpuset.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fairlead.topology.picture.machine_report import matrix, report
 def register(parser: argparse.ArgumentParser) -> None:
     read_machine.register(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--svg", default="", metavar="FILE", help="also draw the machine, with what the audit found")
+    parser.add_argument("--svg", default="", metavar="FILE", help="also draw the machine and what the audit found to FILE")
 
 
 def run(args: argparse.Namespace) -> ExitCode:

@@ -1,4 +1,4 @@
-"""Writes a value of a document for a person as site.toml writes it: no Python in it."""
+"""Writes a value of a document as site.toml writes it, without Python's notation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ UNSET = "unset"
 
 
 def value_text(value: Any) -> str:
-    """Return the value as TOML has it; ``unset`` for none, which TOML cannot write."""
+    """Return the value as TOML writes it; ``unset`` for None, which TOML cannot write."""
     if isinstance(value, Enum):
         value = value.value
     if value is None:
@@ -29,7 +29,7 @@ def value_text(value: Any) -> str:
 
 
 def value_lines(value: Any) -> list[str]:
-    """Return the value as lines: a list of tables has a line for each of them, all else is one line."""
+    """Return the value as lines: one for each table of a list of tables, and one line for any other value."""
     if isinstance(value, list | tuple) and any(isinstance(each, Mapping) for each in value):
         return ["[", *(f"  {value_text(each)}," for each in value), "]"]
     return [value_text(value)]

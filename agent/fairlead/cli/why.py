@@ -1,6 +1,7 @@
-"""Why a node is in its state: what Slurm says, what to do next, the findings with their evidence, who did what.
+"""Say why a node is in its state: what Slurm says, what to do next, the findings with their evidence, who did what.
 
-Without NODE: this node. With NODE: Slurm is asked here, the node's agent over ssh (--site names how to reach it).
+Without NODE it is about this node. With NODE, Slurm is asked from here, and the node's agent over ssh (--site says how to reach
+it).
 """
 
 from __future__ import annotations
@@ -25,14 +26,13 @@ AUDIT_SHOWN = 50  # in JSON, unless the whole history is asked for
 
 
 def register(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("node", nargs="?", default="", help="a Slurm node; default: this machine")
-    parser.add_argument(
-        "--site", metavar="FILE", default="", help=f"site.toml: how ssh reaches the node (default: {SITE} where there is one)"
-    )
+    parser.add_argument("node", nargs="?", default="", help="the Slurm node (default: this machine)")
+    where = f"the site.toml that says how ssh reaches the node (default: {SITE} if it exists)"
+    parser.add_argument("--site", metavar="FILE", default="", help=where)
     parser.add_argument("--no-slurm", action="store_true", help="do not ask slurmctld")
     parser.add_argument("--bin-dir", default="/usr/bin", metavar="DIR", help="where scontrol and sinfo are")
     parser.add_argument("--slurm-bin", dest="bin_dir", default=argparse.SUPPRESS, help=argparse.SUPPRESS)  # its older name
-    parser.add_argument("--history", action="store_true", help="the whole audit trail, not only its end")
+    parser.add_argument("--history", action="store_true", help="show the whole audit trail, not only its end")
     parser.add_argument("--state-dir", metavar="DIR", default=STATE_DIR, help=argparse.SUPPRESS)
     parser.add_argument("--run-dir", metavar="DIR", default=status_command.RUN_DIR, help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -47,7 +47,7 @@ def _local(args: argparse.Namespace) -> tuple[dict[str, Any], list[Any]]:
 
 
 def _remote(args: argparse.Namespace) -> tuple[dict[str, Any], list[Any]]:
-    """The agent's own account, over ssh. Failing to reach it is part of the answer, not an error."""
+    """Return the agent's status and audit trail, read over ssh. An unreachable node is a part of the answer, not an error."""
     from fairlead.provision.agent_status import account_of
     from fairlead.provision.node_answer import SAID
     from fairlead.provision.ssh import SSH_ARGS, ask
@@ -109,5 +109,5 @@ def run(args: argparse.Namespace) -> ExitCode:
     else:
         print(name)
         lines = why_text(name, agent, slurm, audit, shown=100000 if args.history else SHOWN)
-        print("\n".join(f"  {printable(line)}" for line in lines))  # another node may have said it
+        print("\n".join(f"  {printable(line)}" for line in lines))  # another node may have written it
     return ExitCode.OK

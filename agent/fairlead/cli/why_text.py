@@ -1,6 +1,6 @@
-"""The lines of `fairlead why`: the node's state, who owns the drain, the next step; then the evidence and the history.
+"""Makes the lines of `fairlead why`: the node's state, who owns the drain, the next step, the evidence and the history.
 
-Read at night by somebody who has not seen the node before: first what to do, then why.
+Somebody who has not seen the node before reads them at night, so what to do comes before the reasons.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SHOWN = 12
 _IN_THE_TRAIL = ("drained", "not drained by us", "acknowledged", "acknowledgement undone", "closed as repaired")
 OURS, MANUAL, ORPHAN, UNASKED, FOREIGN, DOWN, FREE = "ours", "manual", "orphan", "unasked", "foreign", "down", "free"
 GONE = "gone"
-#: What NVIDIA's actions (model.finding.Action) mean at the keyboard. `nvidia-smi --gpu-reset`: nvidia-smi(1), needs an idle
+#:What a person types for NVIDIA's actions (model.finding.Action). `nvidia-smi --gpu-reset`: nvidia-smi(1), needs an idle
 #: GPU; `scontrol reboot`: scontrol(1).
 _DO = {
     "restart_app": "the job has to be started again; the node is fine",
@@ -38,18 +38,22 @@ _DO = {
     "follow_cause": "follow the cause: the other finding of {device}",
     "provision": "run `fairlead provision` for this node: a setting is not what its document says",
 }
-#: What a person does about a rule across nodes that holds a drain (docs/explanation/many-nodes-at-once.md).
+#:What a person does when a drain limit delays a drain (docs/explanation/many-nodes-at-once.md).
 LIMITS = {
     "budget": "repair and resume nodes that are out, or raise the budget (policy.budget_*)",
-    "common_cause": "one cause: mend it and resume the drained nodes; many broken nodes: drain this one with `fairlead drain`",
-    "suspect_job": "look at the job, which goes on; if this node is broken whatever runs there, drain it with `fairlead drain`",
+    "common_cause": "if the drains have one cause, remove it and resume the nodes;"
+    " if each node is broken, drain this one with `fairlead drain`",
+    "suspect_job": "look at the job, which goes on; if this node is broken without it too, drain it with `fairlead drain`",
 }
 
 
 def owner(slurm: Table | None, status: Table | None) -> str:
-    """Whose the node is in Slurm: OURS, MANUAL (`fairlead drain`), ORPHAN (of our form, the agent does not know it), UNASKED
-    (of our form, the agent said nothing), FOREIGN, DOWN (not drained), GONE (not drained, and the agent has last seen its own
-    drain stand), FREE; "" when neither Slurm nor the agent says."""
+    """Return who owns the node's state in Slurm; "" when neither Slurm nor the agent says.
+
+    OURS: the agent's drain. MANUAL: `fairlead drain`. ORPHAN: a drain of our form that the agent does not know. UNASKED: a
+    drain of our form, and the agent said nothing. FOREIGN: somebody else's drain. DOWN: not drained, but down. GONE: not
+    drained, although the agent's last reading showed its own drain. FREE: not drained.
+    """
     if not slurm or "error" in slurm:
         last = parse(((status or {}).get("drain") or {}).get("reason", ""))
         return "" if last is None else MANUAL if last.check == "manual" else OURS
@@ -70,8 +74,8 @@ def owner(slurm: Table | None, status: Table | None) -> str:
 
 
 def why_text(node: str, agent: Table, slurm: Table | None, audit: Sequence[object] = (), *, shown: int = SHOWN) -> list[str]:
-    """Return the lines. ``agent``: as `fairlead status --json`; ``slurm``: states, reason, reason_user, reason_unix,
-    or error; ``audit``: entries of the trail as JSON data."""
+    """Return the lines. ``agent``: as `fairlead status --json`; ``slurm``: states, reason, reason_user, reason_unix, or error;
+    ``audit``: entries of the audit trail as JSON data; ``shown``: how many events of the past at most."""
     status: Table = agent.get("status") or {}
     whose = owner(slurm, status)
     return [
@@ -92,7 +96,7 @@ def _slurm(slurm: Table | None, whose: str) -> Iterator[str]:
     if "error" in slurm:
         yield f"Slurm:    {slurm['error']}"
         if whose:
-            yield "owner:    drained by fairlead when the agent last saw it"
+            yield "owner:    drained by fairlead when the agent last read slurmctld"
         return
     states, reason = "+".join(slurm["states"]), slurm["reason"]
     if reason and whose == FREE:
@@ -108,7 +112,7 @@ def _slurm(slurm: Table | None, whose: str) -> Iterator[str]:
         UNASKED: "a fairlead drain; the node's agent cannot be asked whether it is its own",
         FOREIGN: f"{slurm.get('reason_user') or 'somebody'} drained it, not fairlead: fairlead leaves it alone, whatever happens",
         DOWN: "not drained; Slurm or an admin has it down: fairlead leaves it alone",
-        GONE: "not drained any more: fairlead's drain has gone since the agent last looked, and its next look says how",
+        GONE: "not drained any more: fairlead's drain has gone since the agent last read slurmctld; its next reading says how",
         FREE: "nobody drained it; jobs may start",
     }.get(whose, "not known")
 
@@ -118,14 +122,14 @@ def _agent(agent: Table, status: Table) -> Iterator[str]:
         yield f"agent:    {agent['error']}"
         return
     age = agent.get("age_seconds")
-    aged = f", looked {age_text(age)} ago" if age is not None else ""
+    aged = f", last sweep {age_text(age)} ago" if age is not None else ""
     stopped = (agent.get("expired") and "sequence" in agent) or agent.get("running") is False
-    stale = "; the agent has stopped looking" if stopped else ""
+    stale = "; the agent has stopped its sweeps" if stopped else ""
     yield f"verdict:  {state_word(agent['state'])}{aged}{stale}" + (f": {agent['text']}" if agent.get("text") else "")
 
 
 def steps(node: str, agent: Table, slurm: Table | None, whose: str) -> list[str]:
-    """What to do next, most urgent first; never empty."""
+    """Return what to do next, most urgent first. There is always at least one step."""
     status: Table = agent.get("status") or {}
     bad = [f for f in status.get("findings", []) if f.get("level") == "drain" and f.get("id") not in _acknowledged(status)]
     found = [*_unheard(agent, slurm)]
@@ -139,7 +143,7 @@ def steps(node: str, agent: Table, slurm: Table | None, whose: str) -> list[str]
     if whose == DOWN:
         found.append(
             f"see why: `scontrol show node {word(node, 'NODE')}`, `systemctl status slurmd` on it;"
-            " the resume in Slurm is yours to give"
+            " you have to resume it in Slurm yourself"
         )
     if hold := status.get("hold"):
         found.append(f"the agent is on hold ({aside(hold.get('who', '?'))}); when that work is done: `fairlead hold --release`")
@@ -158,30 +162,30 @@ def steps(node: str, agent: Table, slurm: Table | None, whose: str) -> list[str]
     elif bad and whose in (FREE, ""):
         found += _why_not_drained(status)
     if not found and agent.get("state") == "unknown":
-        found.append("what could not be read is no health: see the findings")
+        found.append("some values could not be read, which does not mean that they are good: see the findings")
     return found or [_nothing(status)]
 
 
 def _nothing(status: Table) -> str:
-    """Why there is nothing to do."""
+    """Return why there is nothing to do."""
     if not status.get("findings") and not status.get("held"):
         return "nothing to do"
     known = [f for f in status.get("findings", []) if f.get("level") == "drain" and f.get("id") in _acknowledged(status)]
     if not known and any(f.get("why") == EARLIER for f in status.get("held", [])):
         return "nothing now: what was wrong before the reboot has not been seen since; seen again, it drains the node"
     if not known:
-        return "nothing now: what is found here is no reason for a drain"
+        return "nothing now: no finding here is a reason for a drain"
     names = ", ".join(dict.fromkeys(aside(f"{f['check']}{'/' if f.get('device') else ''}{f.get('device') or ''}") for f in known))
-    return f"nothing now: {names} stands and is acknowledged, so jobs may start; `fairlead ack --undo` takes that back"
+    return f"nothing now: {names} is active and acknowledged, so jobs may start; `fairlead ack --undo` takes that back"
 
 
 def _unheard(agent: Table, slurm: Table | None) -> Iterator[str]:
-    """What to do about those who do not answer."""
+    """Yield what to do about an agent or a slurmctld that does not answer."""
     if "error" in agent:
-        yield "reach the node: nothing is known of its GPUs from here (console, `ipmitool`, the site's monitoring)"
+        yield "reach the node by console, `ipmitool` or the site's monitoring: nothing is known of its GPUs from here"
     elif agent.get("expired") or agent.get("running") is False:
         yield "the agent is down: `systemctl status fairlead-agent`, `journalctl -u fairlead-agent -n 50`"
-        yield "until it is back nothing is watched here, and no drain of fairlead's is lifted"
+        yield "until it is back, nobody watches this node, and no drain of fairlead's is lifted"
     if slurm and slurm.get("away"):
         yield "find out why slurmctld does not answer; drains and resumes wait for it by themselves"
     elif slurm and "error" in slurm and slurm.get("hint"):
@@ -197,13 +201,16 @@ def _do(node: str, finding: Table) -> str:
 def _way_back(agent: Table, status: Table, bad: Sequence[Table]) -> Iterator[str]:
     device = word(next((f["device"] for f in bad if f.get("device")), ""), "DEVICE")
     if bad:
-        yield f"repaired: `fairlead clear {device} --reason TEXT` on the node; it may stay so: `fairlead ack --all --reason TEXT`"
+        yield (
+            f"after a repair: `fairlead clear {device} --reason TEXT` on the node;"
+            " if it may stay so: `fairlead ack --all --reason TEXT`"
+        )
     if match := re.search(r"fairlead, ([^;]*): resume by hand", agent.get("text") or ""):
         what = word(match[1].partition(" ")[0], "DEVICE") if "drained too often" in match[1] else "--all"
-        yield f"the agent does not by itself: {aside(match[1])}"
-        yield f"after a repair `fairlead clear {what} --reason TEXT` on the node; else `fairlead resume`"
+        yield f"the agent does not resume the node by itself: {aside(match[1])}"
+        yield f"after a repair: `fairlead clear {what} --reason TEXT` on the node; without one: `fairlead resume`"
     elif not status.get("hold"):
-        yield "the agent resumes the node after its clean sweeps; `fairlead resume` does it now and acknowledges what stands"
+        yield "the agent resumes the node after its clean sweeps; `fairlead resume` does so now and acknowledges active findings"
 
 
 def _why_not_drained(status: Table) -> Iterator[str]:
@@ -239,7 +246,11 @@ def _findings(status: Table) -> Iterator[str]:
         yield from _rule(f)
         yield from _device(f, status)
     if (proof := status.get("return")) and proof.get("outcome"):
-        again = f"; tried again {local(proof['next_unix'])}" if proof.get("state") == "failed" and proof.get("next_unix") else ""
+        again = (
+            f"; the agent tries again at {local(proof['next_unix'])}"
+            if proof.get("state") == "failed" and proof.get("next_unix")
+            else ""
+        )
         said = f": {proof['said']}" if proof.get("said") else ""
         ended = f", {local(proof['ended_unix'])}" if proof.get("ended_unix") else ""
         yield f"return:   the return command{ended}: {proof['outcome']}{said}{again}"
@@ -248,13 +259,13 @@ def _findings(status: Table) -> Iterator[str]:
 
 
 def _rule(f: Table) -> Iterator[str]:
-    """Say by which rule it drains or does not, and what to do about it. held, known: as ``_findings`` adds them."""
+    """Say by which rule a finding drains or does not, and what to do. ``_findings`` has added the keys held and known."""
     mode = {"enforce": "may drain", "observe": "reported only, does not drain"}.get(f.get("mode", ""), "")
     yield f"  rule:     level {f.get('level', '?')}, mode {f.get('mode', '?')}" + (f": {mode}" if mode else "")
     if f["held"] and f["held"] != "acknowledged":
         yield f"  held:     {f['held']}"
     if f["known"]:
-        yield "  known:    acknowledged: does not drain until there is new evidence (`fairlead ack --list`)"
+        yield "  known:    acknowledged; it does not drain until there is new evidence (`fairlead ack --list`)"
     elif f.get("action", "none") != "none":
         raised = f.get("raised")
         whose = aside(f"{raised['why']}; the check alone says {raised['from']}; ") if raised else _whose_word(f)
@@ -262,7 +273,7 @@ def _rule(f: Table) -> Iterator[str]:
 
 
 def _entry(finding: Table) -> XidEntry | None:
-    """The catalogue's row of the Xid that a finding names."""
+    """Return the catalogue's row of the Xid that a finding names."""
     match = re.match(r"Xid (\d+)", finding.get("summary", ""))
     if finding.get("check") != "xid" or not match:
         return None
@@ -272,20 +283,20 @@ def _entry(finding: Table) -> XidEntry | None:
 
 
 def _meaning(finding: Table) -> Iterator[str]:
-    """What the catalogue says about an Xid that a finding names."""
+    """Say what the catalogue says about an Xid that a finding names."""
     if entry := _entry(finding):
         yield f"  meaning:  {entry.name}: {entry.why} (`fairlead explain xid {entry.code}`)"
 
 
 def _whose_word(finding: Table) -> str:
-    """NVIDIA's, where it has published this action for the code; else it is the driver's, fairlead's or the site's."""
+    """Return whose word the action is: NVIDIA's, where it has published this action for the code. "" for any other source."""
     entry = _entry(finding)
     published = entry is not None and entry.source.startswith("NVIDIA") and entry.action.value == finding["action"]
     return "NVIDIA's word; " if published else ""
 
 
 def _device(finding: Table, status: Table) -> Iterator[str]:
-    """The GPU by its serial, and how often it was drained before."""
+    """Say the GPU's serial, and how often it was drained before."""
     device = finding.get("device")
     serial = next((g.get("serial", "") for g in status.get("gpus", []) if g.get("pci") == device), "")
     if not device or not serial:
@@ -316,12 +327,12 @@ def _troubles(status: Table) -> Iterator[str]:
         where = stuck["gpu"] or "the system"
         yield f"driver:   {stuck['call']} on {where} has not answered for {age_text(stuck['seconds'])}"
     if error := status.get("slurm", {}).get("error"):
-        yield f"waiting:  slurmctld: {error}; tried again by itself"
+        yield f"waiting:  slurmctld: {error}; the agent tries again by itself"
     yield from (f"trouble:  {text}" for text in status.get("trouble", []))
 
 
 def _past(status: Table, audit: Sequence[object], shown: int) -> Iterator[str]:
-    """What people and the agent did, and how the verdict changed, in one order of time."""
+    """Say what people and the agent did, and how the verdict changed, in the order of time."""
     entries = [e for e in map(from_data, audit) if e is not None]
     past = [(e.unix, line(e)) for e in entries]
     for event in status.get("history", []):

@@ -14,7 +14,7 @@ _ITEM = re.compile(r"\s*(?:- |\* |\d+\. |\w[\w ]{0,30}: {2,})")
 
 
 def wrap(text: str, first: str = "", further: str = "", *, breaking: bool = False) -> list[str]:
-    """Return the text as lines, the first of which begins with ``first``, the others with ``further``; at least one line."""
+    """Return the text as lines. The first line begins with ``first``, the others with ``further``. There is at least one line."""
     lines = textwrap.wrap(
         text,
         WIDTH,
@@ -27,7 +27,7 @@ def wrap(text: str, first: str = "", further: str = "", *, breaking: bool = Fals
 
 
 def fields(rows: Iterable[tuple[str, str]], indent: str = "  ", *, breaking: bool = False) -> list[str]:
-    """Return a line or more for each name and value, all values below each other."""
+    """Return one or more lines for each name and value, with all values in one column."""
     found = list(rows)
     width = max((len(name) for name, _ in found), default=0) + 2
     further = indent + " " * width
@@ -35,7 +35,7 @@ def fields(rows: Iterable[tuple[str, str]], indent: str = "  ", *, breaking: boo
 
 
 def page(text: str) -> list[str]:
-    """Return a text of paragraphs and lists, each wrapped anew; what is indented stays as it is."""
+    """Return a text of paragraphs and lists with new line breaks. Indented lines stay as they are."""
     lines: list[str] = []
     for block in re.split(r"\n\s*\n", text.strip("\n")):
         lines += ["", *_block(block.split("\n"))] if lines else _block(block.split("\n"))

@@ -1,17 +1,17 @@
 """Decode the Xid, SXid and "fallen off the bus" lines of a kernel log.
 
-fairlead xid decode FILE     a saved dmesg, journal (-o json too), syslog, /dev/kmsg
-                             or fabricmanager.log;
+fairlead xid decode FILE     read a saved dmesg, journal (also -o json), syslog,
+                             /dev/kmsg or fabricmanager.log;
                              - reads standard input as it comes:
                              journalctl -k -f | fairlead xid decode - --json
 
-Codes are read as the driver meant them that wrote the log: --driver, or what the
-log says where the driver loads. With --json a line of 144 to 150 that fits NVIDIA's
-table has a key more, nvlink: unit, layout, part, error_status, reason, severity,
-look, effect. Process names are shown as the log has them, without what steers a
-terminal: this is the reader's own log. In what dmesg and journalctl print as text,
-a line break in a file's name begins a line that nothing tells from the kernel's;
-/dev/kmsg and journalctl -o json keep it apart.
+A code means what it meant for the driver that wrote the log: --driver names it, or
+the log does where the driver loads. With --json a line of Xid 144 to 150 that fits
+NVIDIA's table has one more key, nvlink: unit, layout, part, error_status, reason,
+severity, look, effect. Process names are shown as the log has them, without signs
+that control a terminal, because this is the reader's own log. In the text of dmesg
+and journalctl, a line break in a file's name begins a line that cannot be told from
+the kernel's own; /dev/kmsg and journalctl -o json keep the two apart.
 """
 
 from __future__ import annotations
@@ -35,23 +35,26 @@ from fairlead.xid.log_file import Messages
 from fairlead.xid.versions import parse_version
 
 LINE_MAX = 8192  # bytes; the longest record that /dev/kmsg gives (kernel/printk/printk.c, CONSOLE_EXT_LOG_MAX)
-ENDLESS_BYTES = 256 << 20  # a line that is longer is no line
-# What a line must hold to be of interest, looked for before anything dearer is done with it.
+ENDLESS_BYTES = 256 << 20  # a longer line is refused
+# A line without any of these is of no interest. This test is cheap and comes first.
 _WORTH = re.compile(
     rb'NVRM|nvidia-nvswitch|detected NVSwitch |fallen off the bus|Linux version |-- (?:Boot|Reboot) |"MESSAGE" ?: ?\['
 )
-_HEAD_LINES = 1000  # at the beginning of a file, in which a kernel log shows that it is one
+_HEAD_LINES = 1000  # a kernel log is recognised by one of its first lines
 _LOGS = "a kernel log is what dmesg, journalctl -k, /dev/kmsg or a syslog file gives"
 
 
 def register(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = f"What is printed of each line:\n{LEGEND}"
-    parser.add_argument("what", choices=["decode"], help="decode: what each recognised line says, means and asks for")
+    parser.epilog = f"What is printed for each line:\n{LEGEND}"
+    parser.add_argument("what", choices=["decode"], help="decode: say what each recognised line means and what to do")
     parser.add_argument("file", metavar="FILE", help="a kernel log; - for standard input")
     parser.add_argument(
-        "--driver", metavar="VERSION", default="", help="the driver that wrote the log, such as 570.172.08; default: what it says"
+        "--driver",
+        metavar="VERSION",
+        default="",
+        help="the driver that wrote the log, such as 570.172.08 (default: what the log says)",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object per recognised line")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per recognised line")
 
 
 def run(args: argparse.Namespace) -> ExitCode:
@@ -66,7 +69,7 @@ def run(args: argparse.Namespace) -> ExitCode:
 
 
 def _open(path: str) -> BinaryIO:
-    """The file, for reading. Raises InputMissing when it is not there, is a folder or may not be read."""
+    """Return the open file. Raise InputMissing where it is missing, is a folder or may not be read."""
     try:
         return open(path, "rb", buffering=1 << 16)
     except (OSError, ValueError) as e:  # ValueError: a NUL in the name
@@ -75,7 +78,7 @@ def _open(path: str) -> BinaryIO:
 
 
 def _print_all(source: BinaryIO, name: str, driver: str, *, as_json: bool) -> ExitCode:
-    """Print each record as it is read. Raises DataError at the end where "none" would say more than is known."""
+    """Print each record as it is read. Raise DataError at the end where printing nothing would claim more than is known."""
     live = not _is_regular(source)
     found = 0
     log = _LogFile(source, name)
@@ -98,21 +101,21 @@ def _is_regular(source: BinaryIO) -> bool:
 
 
 class _LogFile:
-    """A log that is read once: its messages, and whether it was a kernel log that could be read."""
+    """Reads a log once: yields its messages, and says at the end whether it was a kernel log that could be read."""
 
     def __init__(self, source: BinaryIO, name: str) -> None:
         self._source, self._name = source, name
         self._lines = 0
-        self._of_a_kernel = False  # a line of it began as those of a kernel log do
+        self._of_a_kernel = False  # a line of it began as the lines of a kernel log do
         self._binary = False
-        self._hidden = self._first_hidden = 0  # how many lines have an error behind a prefix that is not known, and the first
+        self._hidden = self._first_hidden = 0  # how many lines have an error behind an unknown prefix, and which is the first
 
     def texts(self) -> Iterator[str]:
-        """The kernel's message of each line; "" for a line that cannot be of interest."""
+        """Yield the kernel's message of each line; "" for a line that is of no interest."""
         messages = Messages()
         while line := _read_line(self._source, self._name):
             self._lines += 1
-            line = line.lstrip(b"\0")  # what a power loss leaves in a file
+            line = line.lstrip(b"\0")  # a power loss leaves zero bytes in a file
             self._binary = self._binary or b"\0" in line
             worth = _WORTH.search(line)
             if not worth and (self._of_a_kernel or self._lines > _HEAD_LINES):
@@ -126,9 +129,9 @@ class _LogFile:
             yield found.text if worth else ""
 
     def end(self, found: int) -> None:
-        """Raises DataError where lines were not understood, or where it was no kernel log at all."""
+        """Raise DataError where lines were not understood, or where the file was not a kernel log at all."""
         if not self._lines:
-            raise DataError(f"{self._name}: it is empty, so nobody knows what the kernel said", hint=_LOGS)
+            raise DataError(f"{self._name} is empty, so nobody knows what the kernel said", hint=_LOGS)
         if self._hidden:
             many = f"{self._hidden} lines hold" if self._hidden > 1 else "1 line holds"
             raise DataError(
@@ -142,8 +145,8 @@ class _LogFile:
 
 
 def _read_line(source: BinaryIO, name: str) -> bytes:
-    """Return one line, of a longer one its first LINE_MAX bytes; b"" at the end. Raises DataError for one that does not end,
-    as that of /dev/zero."""
+    """Return one line, or its first LINE_MAX bytes; b"" at the end. Raise DataError for a line that does not end, as in
+    /dev/zero."""
     first = rest = _read_part(source, name)
     left = ENDLESS_BYTES
     while len(rest) == LINE_MAX and not rest.endswith(b"\n"):
@@ -159,7 +162,8 @@ def _read_part(source: BinaryIO, name: str) -> bytes:
         try:
             return source.readline(LINE_MAX)
         except OSError as e:
-            if e.errno != errno.EPIPE:  # from /dev/kmsg: the ring buffer has overrun the reader, who goes on with what is left
+            # EPIPE: the ring buffer of /dev/kmsg has overrun the reader, which goes on with what is left
+            if e.errno != errno.EPIPE:
                 raise HostError(f"{name}: {e.strerror or e}") from None
             print(f"{name}: records were lost to a ring buffer overrun", file=sys.stderr)
 

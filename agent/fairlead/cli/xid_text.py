@@ -1,6 +1,6 @@
-"""The lines of `fairlead xid decode` for a person: of each record what it is, what it means and what to do, by named fields.
+"""Makes the lines of `fairlead xid decode` for a person: what each record is, what it means and what to do, in named fields.
 
-A record that says the same as an earlier one of its device names that line instead of saying it again.
+A record that says the same as an earlier one of its device names the earlier line instead of repeating it.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from fairlead.xid.decode import Decoded
 from fairlead.xid.line import XidKind
 
 LEGEND = """\
-  means    what the code or the line says, in a few words
+  means    what the code or the line means, in a few words
   do       the action, in NVIDIA's words where NVIDIA has one, and what becomes of
            the node in Slurm
-  blames   who is to blame: application, gpu, node, fabric or driver
+  blames   what is to blame: application, gpu, node, fabric or driver
   follows  the fault that this one comes from
   log      the message as the log has it
-`fairlead explain xid CODE` says more of each code."""
-REMEMBERED = 256  # things that were said, of a log of any length
+`fairlead explain xid CODE` says more about each code."""
+REMEMBERED = 256  # how many different records are remembered, however long the log is
 LOG_MAX = 400  # characters of a message
 _STAYS = {
     Service.KEEP: "the node stays in service",
@@ -79,7 +79,7 @@ def _meaning(record: Decoded) -> Iterator[tuple[str, str]]:
 
 
 def _plain(text: str) -> str:
-    """The text without what steers a terminal: a process name can hold any byte."""
+    """Return the text without signs that control a terminal: a process name can hold any byte."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

@@ -1,1 +1,1 @@
-"""The environment of a job as data: what, when, why."""
+"""Describes the environment of a job as data: which variable is set, when and why; checks scripts for harmful settings."""

@@ -1,8 +1,8 @@
-"""What a job script, an environment file or a nccl.conf sets: names and values with their lines. Reads, never runs.
+"""Reads which names and values a job script, an environment file or a nccl.conf sets, with their lines. It runs nothing.
 
-Understood: shell (``export A=b``, ``A=b command``, ``env A=b``, ``setenv A b``), srun and sbatch (``--export=ALL,A=b``),
-mpirun (``-x A=b``), Dockerfiles (``ENV A=b``), Python (``os.environ["A"] = "b"``), YAML (``A: b``) and nccl.conf. A value
-that holds a variable is not known (None). Comments, and text that echo prints, set nothing.
+It understands shell (``export A=b``, ``A=b command``, ``env A=b``, ``setenv A b``), srun and sbatch (``--export=ALL,A=b``),
+mpirun (``-x A=b``), Dockerfiles (``ENV A=b``), Python (``os.environ["A"] = "b"``), YAML (``A: b``) and nccl.conf. A value that
+holds a variable is not known (None). Comments, and text that echo prints, set nothing.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ _COMMENT = re.compile(rf"({_QUOTED})|(?:(?<=\s)|^)#.*$", re.MULTILINE)
 _SILENT = re.compile(r"^\s*(?:echo|printf|print|unset)\b")
 _ALLOW = re.compile(r"fairlead:\s*allow\s+([a-z0-9, -]+)")
 _LINES_MAX = 100_000
-LINE_MAX = 4096  # characters of a line, and of a command over several lines, that are looked at
+LINE_MAX = 4096  # the number of characters that are read of a line, and of a command over several lines
 
 
 class ScriptLine(Struct, frozen=True, kw_only=True):
-    """One command: lines joined at a backslash, without comments. ``number``: of its first line. ``text``: as it runs.
+    """Holds one command: its lines joined at a backslash, without comments.
 
-    ``here``: it is text of a here-document, which another program gets.
+    number: of its first line. text: the command as it runs. here: it is text of a here-document, which another program reads.
+    allowed: the rules that a comment takes out for this command.
     """
 
     number: int
@@ -46,7 +47,7 @@ class ScriptLine(Struct, frozen=True, kw_only=True):
 
 
 class Assignment(Struct, frozen=True, kw_only=True):
-    """``value``: None where it is worked out when the script runs."""
+    """Holds one name that the file sets. value: None where it is computed only when the script runs."""
 
     name: str
     value: str | None
@@ -54,7 +55,10 @@ class Assignment(Struct, frozen=True, kw_only=True):
 
 
 class Script(Struct, frozen=True, kw_only=True):
-    """A file as read. ``conf``: it is a nccl.conf. ``raw``: its lines as they stand. ``shape``: what it asks of Slurm."""
+    """Holds a file as it was read.
+
+    conf: it is a nccl.conf. raw: its lines without change. shape: what it asks of Slurm.
+    """
 
     lines: tuple[ScriptLine, ...]
     assignments: tuple[Assignment, ...]
@@ -64,7 +68,10 @@ class Script(Struct, frozen=True, kw_only=True):
 
 
 def read(text: str, *, conf: bool = False) -> Script:
-    """A file's text as a Script; reads at most 100,000 lines, and of each at most ``LINE_MAX`` characters."""
+    """Read a file's text and return it as a Script.
+
+    At most 100,000 lines are read, and of each line at most ``LINE_MAX`` characters.
+    """
     raw = tuple(line[:LINE_MAX] for line in text.splitlines()[:_LINES_MAX])
     lines = tuple(_conf_lines(raw) if conf else _joined(raw))
     found = _conf(lines) if conf else (a for line in lines for a in _assigned(line))
@@ -78,7 +85,7 @@ def read(text: str, *, conf: bool = False) -> Script:
 
 
 def allowed_at(raw: tuple[str, ...], number: int) -> frozenset[str]:
-    """The rules that a comment on that line, or on a line of comment before it, takes out."""
+    """Return the rules that a comment on this line, or a comment on the line before it, takes out."""
     texts = raw[max(0, number - 2) : number]
     found = [match[1] for x in texts if (match := _ALLOW.search(x))]
     return frozenset(name for x in found for name in x.replace(",", " ").split())
@@ -103,7 +110,8 @@ def _joined(raw: tuple[str, ...]) -> Iterator[ScriptLine]:
         parts = []
         if whole.strip():
             yield ScriptLine(number=first, text=whole, allowed=allowed, here=first in inside)
-            allowed = frozenset()  # a line of comment allows the command after it, one behind a command that command
+            # a comment line applies to the command after it; a comment behind a command applies to this command
+            allowed = frozenset()
     if parts:
         yield ScriptLine(number=first, text=" ".join(parts)[:LINE_MAX], allowed=allowed)
 
@@ -120,7 +128,7 @@ def _assigned(line: ScriptLine) -> Iterator[Assignment]:
 
 
 def _value(text: str, *, python: bool) -> str | None:
-    """The literal value; None for one with a variable in it, in Python for anything but a string or a number."""
+    """Return the literal value, or None for one with a variable in it. In Python only a string or a number is literal."""
     quoted = len(text) > 1 and text[0] in "\"'" and text[-1] == text[0]
     if python:
         return text[1:-1] if quoted else text if text.isdecimal() else None
@@ -130,7 +138,8 @@ def _value(text: str, *, python: bool) -> str | None:
 
 
 def _conf_lines(raw: tuple[str, ...]) -> Iterator[ScriptLine]:
-    """NCCL takes a line as it stands; only a # in the first column makes a comment (src/misc/param.cc, setEnvFile)."""
+    """Yield the lines that are not comments. NCCL takes a line without change, and only a # in the first column makes a
+    comment (src/misc/param.cc, setEnvFile)."""
     allowed: frozenset[str] = frozenset()
     for number, text in enumerate(raw, 1):
         if text.startswith("#"):

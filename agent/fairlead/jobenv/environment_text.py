@@ -1,4 +1,4 @@
-"""The rows as the file /run/fairlead/env that the task prolog reads, and as an explanation for people."""
+"""Writes the rows as the file /run/fairlead/env that the task prolog reads, and explains them to people."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ END = "."
 
 
 def render(rows: Iterable[VariableRow] = ROWS, *, skip: Iterable[str] = (), extra: Mapping[str, str] | None = None) -> str:
-    """The text of /run/fairlead/env: TAB lines ``NAME WHEN VALUE LEVEL TOLD``, then a line with a dot (the file is complete).
+    """Return the text of /run/fairlead/env: lines ``NAME WHEN VALUE LEVEL MARK`` with TABs between, then a line with a dot.
 
-    All of it is one assignment of a shell, in quotes, which a shell reads at once; its ``read`` makes a system call for each
-    character. WHEN: Row.condition. TOLD: ``value_mark`` of a literal value, - of a rule. A row that names another in ``unless``
-    must come after it.
+    The dot says that the file is complete. The whole text is one quoted assignment of a shell, because a shell reads that at
+    once; its ``read`` makes a system call for each character. WHEN is ``VariableRow.condition``. MARK is the ``value_mark`` of
+    a literal value, or - for a rule. A row that names another in ``unless`` must come after it.
 
-    ``skip``: names that the site does not want set. ``extra``: variables of the site's own, in every step; they replace
-    a row of the same name. Raises DataError for a name that is never set, or a row that the shell could not take.
+    ``skip``: names that the site does not want set. ``extra``: the site's own variables, for every step; they replace a row of
+    the same name. Raises DataError for a name that is never set, and for a row that the shell could not read.
     """
     unwanted = {*skip, *(extra or {})}
     lines = []
@@ -36,11 +36,11 @@ def render(rows: Iterable[VariableRow] = ROWS, *, skip: Iterable[str] = (), extr
         if row.name in NEVER:
             raise DataError(f"job environment: {row.name} is never set: {NEVER[row.name]}")
         if not (row.name.isascii() and row.name.replace("_", "A").isalnum() and row.name.isupper() and row.name[0].isalpha()):
-            raise DataError(f"job environment: {row.name!r} is no name of a variable")
+            raise DataError(f"job environment: {row.name!r} is not a name of a variable")
         if not row.value or not row.value.isascii() or not row.value.isprintable() or row.value != row.value.strip():
-            raise DataError(f"job environment: {row.name}: a value is one printable line")
+            raise DataError(f"job environment: {row.name}: a value must be one printable line")
         if row in own and row.value.startswith("@"):
-            raise DataError(f"job environment: {row.name}: a value of the site's does not begin with @")
+            raise DataError(f"job environment: {row.name}: a value of the site must not begin with @")
         fields = (
             row.name,
             row.condition,
@@ -53,14 +53,14 @@ def render(rows: Iterable[VariableRow] = ROWS, *, skip: Iterable[str] = (), extr
 
 
 def quoted(table: str) -> str:
-    """A table as the assignment that the task prolog takes up."""
+    """Return a table as the assignment that the task prolog reads."""
     return HEAD + "\n" + table.replace("'", "'\\''") + "'\n"
 
 
 def published(text: str, known: Iterable[VariableRow]) -> tuple[VariableRow, ...]:
-    """The rows of a text that ``render`` made, with the reasons of the ``known`` rows of the same names; () where it is cut off.
+    """Return the rows of a text that ``render`` made, or () where the text is cut off.
 
-    A row that is not known is the site's own.
+    Rows with the name of a ``known`` row get its reason. A row that is not known is the site's own.
     """
     named = {r.name: r for r in known}
     rows = []
@@ -99,10 +99,12 @@ def explain(
     rows: Iterable[VariableRow] = ROWS,
     conf: Mapping[str, str] | None = None,
 ) -> list[dict[str, str]]:
-    """Every row beside a job's environment: ``{"name", "now", "origin", "overrides", "when", "rule", "what", "why", "source"}``.
+    """Return every row beside a job's environment: ``{"name", "now", "origin", "overrides", "when", "rule", "what", "why",
+    "source"}``.
 
-    ``origin``: "fairlead" (we set it), "user" (set, changed or unset by the user), "nccl.conf" (NCCL takes it from there), "-"
-    (not set here). ``overrides``: what the user's value took the place of. ``conf``: the assignments of /etc/nccl.conf.
+    ``origin`` says where the value comes from: "fairlead" (fairlead set it), "user" (the user set, changed or unset it),
+    "nccl.conf" (NCCL reads it there), "-" (it is not set here). ``overrides``: the value that the user's value replaces.
+    ``conf``: the assignments of /etc/nccl.conf.
     """
     ours = dict(part.split(":", 1) for part in environment.get("FAIRLEAD_SET", "").split("|") if ":" in part)
     skipped = set(environment.get("FAIRLEAD_SKIP", "").split(","))
@@ -137,8 +139,8 @@ def explain(
                 "overrides": "" if own is None else value,
                 "when": When.ALWAYS.value,
                 "rule": value,
-                "what": "a fact of this node in /etc/nccl.conf, which NCCL reads where the environment says nothing",
-                "why": "its reason stands in that file, or in `fairlead nccl conf`",
+                "what": "a fact of this node in /etc/nccl.conf, which NCCL reads where the environment does not set it",
+                "why": "that file, or `fairlead nccl conf`, says why",
                 "source": "/etc/nccl.conf",
             }
         )
@@ -149,6 +151,8 @@ _PLAIN = re.compile(r"[A-Za-z0-9_:./@,=^%#~+-]+")
 
 
 def value_mark(value: str) -> str:
-    """What FAIRLEAD_SET says of a value that fairlead has set: the value itself behind ``=``; of one that cannot stand there,
-    which only the table gives, a number."""
+    """Return how FAIRLEAD_SET names a value that fairlead has set: the value itself behind ``=``.
+
+    A value with characters that FAIRLEAD_SET cannot hold is named by a checksum. Only the table gives such a number.
+    """
     return f"={value}" if _PLAIN.fullmatch(value) else str(zlib.crc32(value.encode()))

@@ -1,6 +1,7 @@
-"""What fairlead lint knows of single variables: names that are gone, names for debugging, names that hold a number.
+"""Lists what fairlead lint knows of single variables: names that are gone, names for debugging, names that hold a number.
 
-Facts: NVIDIA's NCCL user guide, environment variables (docs/userguide/source/env.rst of 2.30.7), and NCCL's source.
+The facts are from NVIDIA's NCCL user guide, environment variables (docs/userguide/source/env.rst of 2.30.7), and NCCL's
+source.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ GUIDE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 PARAM = "NCCL src/misc/param.cc: strtoll(value, NULL, 0)"
 TORCH_DDP = "https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html"
 
-#: Gone or renamed: since which NCCL, and the name that took its place ("" for none).
+#: These names are gone or renamed. The value has the NCCL version since when, and the new name ("" for none).
 DEAD: dict[str, tuple[str, str]] = {
     "NCCL_IB_GDR_LEVEL": ("2.4", "NCCL_NET_GDR_LEVEL"),
     "NCCL_IB_CUDA_SUPPORT": ("2.4", ""),
@@ -24,8 +25,8 @@ DEAD: dict[str, tuple[str, str]] = {
     "NCCL_CHECK_POINTERS": ("2.29.7", "NCCL_CHECK_MODE"),
 }
 
-#: "These variables should not be used in production" (the guide's second class), without those of DEAD and of rules of
-#: their own.
+#: The guide's second class: "These variables should not be used in production". The names in DEAD, and the names
+#: that have a rule of their own, are left out.
 DEBUG_ONLY = frozenset(
     {
         "NCCL_CGA_CLUSTER_SIZE",
@@ -52,7 +53,8 @@ DEBUG_ONLY = frozenset(
     }
 )
 
-#: Of the same class, but part of what a cloud or a vendor publishes for its own machines: right there, idle elsewhere.
+#: These are of the same class, but a cloud or a vendor publishes them for its own machines. They are right there and useless
+#: elsewhere.
 PLATFORM = frozenset(
     {
         "NCCL_CUMEM_ENABLE",
@@ -71,10 +73,10 @@ PLATFORM = frozenset(
     }
 )
 
-#: One is on; 0 leaves NCCL as it is.
+#: The value 1 switches on; 0 leaves NCCL as it is.
 SWITCHES = frozenset({"NCCL_IB_DISABLE", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_NVB_DISABLE", "NCCL_PXN_DISABLE"})
 
-#: Read as one whole number, so that a suffix is silently dropped.
+#: NCCL reads these as one whole number and drops a suffix without a warning.
 SIZES = frozenset(
     {
         "NCCL_BUFFSIZE",

@@ -1,4 +1,4 @@
-"""What a rule of ``fairlead lint`` says, and what it is told: the words that lint.py and the rules share."""
+"""Defines what a rule of ``fairlead lint`` gets and what it yields: the types that script_lint.py and the rules use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from fairlead.jobenv.batch_script import Assignment, Script, ScriptLine
 
 
 class LintLevel(StrEnum):
-    """error: breaks or corrupts. warn: slower, dangerous or without effect. info: right on some machines only."""
+    """Says how bad a finding is. error: it breaks the job or corrupts data. warn: it is slower, dangerous or without effect.
+    info: it is right on some machines only."""
 
     INFO = "info"
     WARN = "warn"
@@ -20,7 +21,7 @@ class LintLevel(StrEnum):
 
 
 class LintFinding(Struct, frozen=True, kw_only=True):
-    """``line``: number in the file, from 1."""
+    """Holds one finding of a rule. line: its number in the file, from 1."""
 
     line: int
     rule: str
@@ -31,7 +32,8 @@ class LintFinding(Struct, frozen=True, kw_only=True):
 
 
 class LintSite(Struct, frozen=True, kw_only=True):
-    """What is known of the machine. ``nccl``: its version. ``fabric``: "ib" where it has InfiniBand, "" for not known."""
+    """Holds what is known of the machine. nccl: its version. fabric: "ib" where the machine has InfiniBand, "" where that is
+    not known."""
 
     nccl: tuple[int, ...] = (2, 30)
     fabric: str = ""
@@ -42,14 +44,15 @@ LintRule = Callable[[Script, LintSite], Found]
 
 
 def assigned(script: Script, *names: str) -> Iterator[Assignment]:
-    """Where the file sets one of the names."""
+    """Return the assignments of the file that set one of the names."""
     return (a for a in script.assignments if a.name in names)
 
 
 def number(value: str | None) -> int | None:
-    """As NCCL reads it, strtoll(value, NULL, 0): what stands behind the digits is dropped, and without digits it is 0.
+    """Return a value as NCCL reads it with strtoll(value, NULL, 0): text behind the digits is dropped, and text without digits
+    is 0.
 
-    None where the value is not known or empty, which NCCL takes for unset (src/misc/param.cc).
+    None for a value that is not known, and for an empty one, which NCCL takes for unset (src/misc/param.cc).
     """
     if not value:
         return None
@@ -67,10 +70,10 @@ def number(value: str | None) -> int | None:
 
 
 def whole(value: str) -> bool:
-    """Whether all of it is a number as C writes it."""
+    """Say whether the whole value is a number as C writes it."""
     return bool(re.fullmatch(r"\s*[+-]?(?:0[xX][0-9a-fA-F]{1,16}|\d{1,20})\s*", value))
 
 
 def shown(a: Assignment) -> str:
-    """``=value`` where it is known."""
+    """Return ``=value`` where the value is known, else ""."""
     return "" if a.value is None else f"={a.value}"

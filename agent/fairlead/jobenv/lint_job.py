@@ -1,4 +1,4 @@
-"""Rules on what a job asks of Slurm, how it starts its processes, and variables that are not NCCL's."""
+"""Holds the rules on what a job asks of Slurm, on how it starts its processes, and on variables that are not NCCL's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TORCH_ENV = "https://docs.pytorch.org/docs/stable/distributed.html#environment-v
 PROCESS_GROUP = "PyTorch torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp, ErrorHandlingMode"
 CUDA_ENV = "https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#cuda-environment-variables"
 
-#: What starts a command on other nodes, or starts several of it.
+#: These programs start a command on other nodes, or several times.
 _STARTER = re.compile(r"\b(?:srun|mpirun|mpiexec|mpiexec\.hydra|prun|jsrun|aprun|ibrun|pdsh|clush|ssh|parallel)\b")
 _TORCH = re.compile(r"\b(?:torchrun|torch\.distributed\.(?:run|launch)|accelerate\s+launch)\b")
 _COMMAND = re.compile(
@@ -39,12 +39,15 @@ _TRAINING = re.compile(
 
 
 def _commands(script: Script) -> Iterator[ScriptLine]:
-    """What this script runs itself: no text of here-documents, nothing where the file is no batch script of Slurm's."""
+    """Return the commands that this script runs itself.
+
+    Text of here-documents is left out. A file that is not a batch script of Slurm has none.
+    """
     return (line for line in script.lines if script.shape.batch and not line.here)
 
 
 def _options(text: str) -> str:
-    """What a launcher of this line is told: up to the program that it starts, whose options are its own."""
+    """Return the options of the launcher on this line, up to the program that it starts, whose options are its own."""
     match = _TORCH.search(text) or re.search(r"\bdeepspeed\b", text)
     return "" if match is None else re.split(r"\s(?:-m\s|\S+\.py\b)", text[match.end() :], maxsplit=1)[0]
 
@@ -55,7 +58,8 @@ def _directive(script: Script, option: str) -> ScriptLine:
 
 
 def _master_local(script: Script, site: LintSite) -> Found:
-    """MASTER_ADDR "should point to the IP address or host name of the node where rank 0 runs" (TORCH_ENV)."""
+    """Find a MASTER_ADDR that is local. It "should point to the IP address or host name of the node where rank 0 runs"
+    (TORCH_ENV)."""
     if not script.shape.several_nodes or any(_ALONE.search(line.text) for line in script.lines):
         return
     at = [a.line for a in assigned(script, "MASTER_ADDR") if _LOCAL.fullmatch(a.value or "")]
@@ -70,7 +74,11 @@ def _master_local(script: Script, site: LintSite) -> Found:
 
 
 def _bare_launcher(script: Script, site: LintSite) -> Found:
-    """The batch script runs on the first node of the allocation alone (sbatch(1)); torchrun starts no other node's launcher."""
+    """Find a launcher without srun on several nodes.
+
+    The batch script runs on the first node of the allocation alone (sbatch(1)), and torchrun starts no launcher on another
+    node.
+    """
     if not script.shape.several_nodes or any(_STARTER.search(x.text) and "hostname" not in x.text for x in script.lines):
         return
     for line in _commands(script):
@@ -89,7 +97,8 @@ def _bare_launcher(script: Script, site: LintSite) -> Found:
 
 
 def _launchers(script: Script, site: LintSite) -> Found:
-    """torchrun starts one process for each GPU itself: srun must start it once on a node (TORCHRUN)."""
+    """Find a torchrun that srun starts several times on a node. It starts one process for each GPU itself, so srun must start
+    it once (TORCHRUN)."""
     tasks = script.shape.tasks_per_node or 1
     for line in _commands(script):
         srun = re.search(r"\bsrun\b(.*?)" + _TORCH.pattern, line.text)
@@ -107,7 +116,10 @@ def _launchers(script: Script, site: LintSite) -> Found:
 
 
 def _nnodes(script: Script, site: LintSite) -> Found:
-    """ "--nnodes: Number of nodes, or the range of nodes in form <minimum_nodes>:<maximum_nodes>" (TORCHRUN)."""
+    """Find a launcher that waits for more nodes than the job has.
+
+    "--nnodes: Number of nodes, or the range of nodes in form <minimum_nodes>:<maximum_nodes>" (TORCHRUN).
+    """
     nodes = script.shape.nodes
     for line in _commands(script):
         match = _NNODES.search(_options(line.text)) if _TORCH.search(line.text) else None
@@ -126,7 +138,8 @@ _EARLY_RANK = re.compile(r"^\s*export\s+(?:[A-Z_]+=\S*\s+)*(RANK|LOCAL_RANK)=[\"
 
 
 def _early_rank(script: Script, site: LintSite) -> Found:
-    """SLURM_PROCID and its like are of one task (srun(1)): in the batch script they are 0."""
+    """Find a rank that the batch script computes. SLURM_PROCID and its like belong to one task (srun(1)): in the batch script
+    they are 0."""
     shape = script.shape
     for line in _commands(script):
         match = _EARLY.search(line.text)
@@ -136,20 +149,23 @@ def _early_rank(script: Script, site: LintSite) -> Found:
             yield (
                 line,
                 LintLevel.ERROR if early else LintLevel.WARN,
-                "the rank is worked out in the batch script, where it is 0: every task gets the same one",
-                "let the task work it out: srun bash -c '... $SLURM_PROCID', or a script that srun starts",
+                "the rank is computed in the batch script, where it is 0: every task gets the same one",
+                "compute it in the task: srun bash -c '... $SLURM_PROCID', or a script that srun starts",
                 SRUN,
             )
 
 
 def _cpus(script: Script, site: LintSite) -> Found:
-    """ "-c: ... The default is one processor per task" (sbatch(1)); a site may set DefCpuPerGPU (slurm.conf(5))."""
+    """Find a job whose tasks get one CPU for their GPUs.
+
+    "-c: ... The default is one processor per task" (sbatch(1)); a site may set DefCpuPerGPU (slurm.conf(5)).
+    """
     shape = script.shape
     gpus = shape.gpus or 0
     if not gpus or shape.cpus_per_gpu or shape.exclusive:
         return
     if shape.tasks_on_node >= gpus and not any(_TRAINS.search(x.text) for x in script.lines):
-        return  # molecular dynamics and the like need one CPU for a GPU
+        return  # molecular dynamics and similar programs need one CPU for a GPU
     if (shape.cpus_per_task or 1) > 1 or shape.tasks_on_node > gpus:
         return
     told = shape.cpus_per_task == 1
@@ -169,8 +185,11 @@ def _cpus(script: Script, site: LintSite) -> Found:
 
 
 def _shebang(script: Script, site: LintSite) -> Found:
-    """sbatch: "This does not look like a batch script. The first line must start with #! followed by the path to an
-    interpreter"."""
+    """Find a batch script without an interpreter.
+
+    sbatch says: "This does not look like a batch script. The first line must start with #! followed by the path to an
+    interpreter".
+    """
     if script.shape.batch and not script.raw[0].startswith("#!") and not any(_TEMPLATE.search(x) for x in script.raw):
         yield (
             ScriptLine(number=1, text=script.raw[0], allowed=allowed_at(script.raw, 1)),
@@ -181,17 +200,17 @@ def _shebang(script: Script, site: LintSite) -> Found:
         )
 
 
-_TEMPLATE = re.compile(r"\{%|\{\{|<%|^% ")  # Jinja, Mako: what is submitted is another file
+_TEMPLATE = re.compile(r"\{%|\{\{|<%|^% ")  # Jinja and Mako: the file that is submitted is another one
 
 
 def _late_option(script: Script, site: LintSite) -> Found:
-    """ "#SBATCH ... before any executable commands in the script" (sbatch(1))."""
+    """Find an #SBATCH line that sbatch does not read: "#SBATCH ... before any executable commands in the script" (sbatch(1))."""
     first = next((x.number for x in script.lines if not script.raw[x.number - 1].startswith("#SBATCH")), None)
     if first is None or not script.raw[0].startswith("#!") or any(_TEMPLATE.search(x) for x in script.raw):
         return
     inside = here_documents(script.raw)
     late = [(number, text.strip()) for number, text in directives(script.raw) if number > first and number not in inside]
-    if late and not any("$" in text for _, text in late):  # sbatch expands nothing: what is submitted is another text
+    if late and not any("$" in text for _, text in late):  # sbatch expands nothing, so another text is submitted
         number, text = late[0]
         others = f" and {len(late) - 1} more are not asked for" if len(late) > 1 else " is not asked for"
         yield (
@@ -216,7 +235,7 @@ def _async_errors(script: Script, site: LintSite) -> Found:
 
 
 def _visible_devices(script: Script, site: LintSite) -> Found:
-    """Slurm sets CUDA_VISIBLE_DEVICES for the job and its steps (gres.conf(5), "GPU Management")."""
+    """Find a script that sets CUDA_VISIBLE_DEVICES. Slurm sets it for the job and its steps (gres.conf(5), "GPU Management")."""
     for a in assigned(script, "CUDA_VISIBLE_DEVICES"):
         devices = (a.value or "").replace(" ", "").split(",")
         if not script.shape.gpus or not all(d.isdecimal() for d in devices) or not _lasts(a.line.text):
@@ -234,7 +253,7 @@ def _visible_devices(script: Script, site: LintSite) -> Found:
 
 
 def _lasts(text: str) -> bool:
-    """Whether the assignment is for what follows, not for one command of the same line."""
+    """Say whether the assignment applies to the following commands, not only to one command of the same line."""
     return bool(
         re.search(r"\bexport\b[^;&|]*CUDA_VISIBLE_DEVICES=|^\s*(?:setenv\s+)?CUDA_VISIBLE_DEVICES[=\s]\S*\s*(?:;|$)", text)
     )
@@ -245,7 +264,8 @@ _SHARED_TOO = re.compile(r"(?:--tensor[_-]parallel[_-]size|-tp|--tp(?:-size)?)[=
 
 
 def _expandable(script: Script, site: LintSite) -> Found:
-    """Expandable segments are virtual memory, which cudaIpcGetMemHandle refuses (vllm#42609)."""
+    """Find expandable segments in a server that shares memory. They are virtual memory, which cudaIpcGetMemHandle refuses
+    (vllm#42609)."""
     text = "\n".join(line.text for line in script.lines)
     if not _IPC.search(text) or not _SHARED_TOO.search(text) or "disable-custom-all-reduce" in text:
         return
@@ -256,7 +276,7 @@ def _expandable(script: Script, site: LintSite) -> Found:
                 LintLevel.WARN,
                 f"{a.name}: expandable segments cannot be shared by CUDA IPC: the server's all-reduce over GPUs ends with "
                 "'invalid argument'",
-                "leave expandable_segments away for the server, or pass --disable-custom-all-reduce",
+                "remove expandable_segments for the server, or pass --disable-custom-all-reduce",
                 "https://github.com/vllm-project/vllm/issues/42609",
             )
 
@@ -265,7 +285,7 @@ _SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "NEPTUNE_API_
 
 
 def _never(script: Script, site: LintSite) -> Found:
-    """What of the list of never.py harms in a user's own script too and has no rule of its own."""
+    """Find the variables of never.py that harm in a user's own script too and have no rule of their own."""
     torchrun = any(_TORCH.search(line.text) for line in script.lines)
     for a in script.assignments:
         value = a.value or ""
@@ -277,14 +297,14 @@ def _never(script: Script, site: LintSite) -> Found:
             yield a.line, LintLevel.INFO, text, "choose the precision in the program", CUDA_ENV
         elif a.name == "OMP_PROC_BIND" and torchrun and value.lower() not in {"", "false"}:
             text = f"OMP_PROC_BIND={value} with torchrun: all its workers bind their threads to the same cores"
-            yield a.line, LintLevel.WARN, text, "leave it away, or --numa-binding=node", TORCHRUN
+            yield a.line, LintLevel.WARN, text, "remove it, or use --numa-binding=node", TORCHRUN
         elif a.name == "LD_PRELOAD" and "libnccl" in a.line.text:
-            text = "LD_PRELOAD puts another NCCL in the place of the one that the program was built with"
+            text = "LD_PRELOAD replaces the NCCL that the program was built with"
             yield (
                 a.line,
                 LintLevel.INFO,
                 text,
-                "install the NCCL that is wanted into the program's environment",
+                "install the wanted NCCL into the program's environment",
                 "fairlead env list",
             )
 
@@ -304,13 +324,13 @@ def _numactl(script: Script, site: LintSite) -> Found:
                 line,
                 LintLevel.ERROR,
                 "numactl puts every rank on one NUMA node: those of other sockets compute remotely, and its memory runs out",
-                "leave numactl away: fairlead binds each task to the CPUs nearest its GPU; in torchrun use --numa-binding=node",
+                "remove numactl: fairlead binds each task to the CPUs nearest its GPU; in torchrun use --numa-binding=node",
                 "numactl(8); https://pytorch.org/docs/stable/elastic/run.html",
             )
 
 
 def _on_one_node(text: str) -> bool:
-    """Whether a command of the line is numactl with CPUs and memory of one node each."""
+    """Say whether a command of the line is numactl with the CPUs and the memory of one NUMA node each."""
     for command in re.split(r"[|;&]", text):
         at = re.search(r"\bnumactl\b", command)
         if at is not None and all(pattern.search(command, at.end()) for pattern in _NODES):
@@ -352,7 +372,7 @@ def _workers(script: Script, site: LintSite) -> Found:
 
 
 def _processes(text: str) -> int:
-    """How many a launcher on this line starts on a node; 1 where it does not say."""
+    """Return how many processes a launcher on this line starts on a node; 1 where it does not say."""
     match = _PER_LAUNCHER.search(_options(text))
     return max(1, int(match[1])) if match else 1
 

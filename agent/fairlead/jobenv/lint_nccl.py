@@ -1,4 +1,4 @@
-"""Rules on the variables of NCCL, and on nccl.conf."""
+"""Holds the rules on the variables of NCCL, and on nccl.conf."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from fairlead.nccl.nccl_conf import RANK_CONSISTENT
 
 SOCKET_THREADS_MAX = 64  # NCCL src/transport/net_socket.cc, MAX_THREADS * MAX_SOCKETS
 CHUNK_MAX = 1 << 20  # bytes; https://github.com/NVIDIA/nccl/issues/2408
-MANY_GPUS = 8  # nodes with as many have an adapter for each GPU, or for two (NVIDIA DGX and HGX reference designs)
-EFA_BUFFSIZE = 1 << 23  # what the AWS plug-in sets by itself; https://github.com/NVIDIA/nccl/issues/1739
+MANY_GPUS = 8  # a node with this many has an adapter for each GPU, or for two GPUs (NVIDIA DGX and HGX reference designs)
+EFA_BUFFSIZE = 1 << 23  # the AWS plug-in sets this by itself; https://github.com/NVIDIA/nccl/issues/1739
 
 NAMES = GUIDE + ", and NCCL's source"
-NEAR = 0.8  # of difflib: NCCL_SOCKET_IFACE finds IFNAME, NCCL_TEST finds nothing
+NEAR = 0.8  # the least ratio of difflib: NCCL_SOCKET_IFACE finds IFNAME, NCCL_TEST finds nothing
 KNOWN = NUMBERS | TEXTS | TORCH
 ENDINGS = sorted(name.removeprefix("NCCL_") for name in NUMBERS | TEXTS)
-#: Beginnings that only NCCL's own names have; NCCL_HOME, NCCL_DIR and the like are a user's.
+#: Only NCCL's own names begin like this. NCCL_HOME, NCCL_DIR and similar names are a user's.
 FAMILIES = tuple(f"NCCL_{x}_" for x in ("IB", "SOCKET", "P2P", "NET", "SHM", "NVLS", "CUMEM", "DEBUG", "GRAPH", "TOPO", "RAS"))
 _SUFFIX = re.compile(r"\s*(\d+)\s*([KMGT]i?B?)\s*", re.IGNORECASE)
 
@@ -43,17 +43,17 @@ def _buffsize(script: Script, site: LintSite) -> Found:
     for a in assigned(script, "NCCL_BUFFSIZE", "NCCL_NTHREADS"):
         size = number(a.value)
         if a.value is not None and not whole(a.value):
-            continue  # not a number: another rule
+            continue  # it is not a number: another rule reports it
         if size and size & (size - 1):
             yield (
                 a.line,
                 LintLevel.ERROR,
-                f"{a.name}={size} is no power of two: NCCL then computes wrong or hangs",
+                f"{a.name}={size} is not a power of two: NCCL then computes wrong results or hangs",
                 "leave it unset",
                 "https://github.com/NVIDIA/nccl/issues/698",
             )
         elif a.name == "NCCL_BUFFSIZE":
-            others = "; on AWS EFA that takes the plug-in's own 8 MiB away"
+            others = "; on AWS EFA this replaces the plug-in's own 8 MiB"
             harm = {1 << 22: " to its default", EFA_BUFFSIZE: " to what the AWS plug-in sets by itself"}.get(size or 0, others)
             yield (
                 a.line,
@@ -69,7 +69,7 @@ def _number(script: Script, site: LintSite) -> Found:
         if a.name not in NUMBERS or not a.value or whole(a.value):
             continue
         if a.name in SIZES and _SUFFIX.fullmatch(a.value):
-            continue  # another rule
+            continue  # another rule reports it
         off = " and so switches nothing" if a.name in SWITCHES and not number(a.value) else ""
         yield (
             a.line,
@@ -111,7 +111,7 @@ def _algo(script: Script, site: LintSite) -> Found:
 def _proto(script: Script, site: LintSite) -> Found:
     for a in assigned(script, "NCCL_PROTO"):
         if (a.value or "").startswith("^"):
-            continue  # taking one away is what platforms with a broken one do
+            continue  # a platform with a broken protocol takes that one away
         forced = "LL128" in (a.value or "").upper().split(",")
         harm = ": LL128 where the platform does not support it corrupts data" if forced else ": NCCL can no longer choose by size"
         yield (
@@ -129,7 +129,7 @@ def _chunk(script: Script, site: LintSite) -> Found:
             yield (
                 a.line,
                 LintLevel.ERROR,
-                f"{a.name}={size}: chunks of 1 MiB and more gave wrong results without a word",
+                f"{a.name}={size}: chunks of 1 MiB and more gave wrong results without an error",
                 "leave it unset",
                 "https://github.com/NVIDIA/nccl/issues/2408",
             )
@@ -233,7 +233,7 @@ def _loopback(script: Script, site: LintSite) -> Found:
 
 
 def _one_hca(script: Script, site: LintSite) -> Found:
-    """One adapter named for several GPUs on several nodes. Whether the node has more is known on the node only."""
+    """Find one adapter that is named for several GPUs on several nodes. Only the node knows whether it has more adapters."""
     gpus = script.shape.gpus or 0
     if script.conf or script.shape.nodes == 1 or gpus <= 1:
         return
@@ -273,7 +273,8 @@ def _hca_prefix(script: Script, site: LintSite) -> Found:
             )
 
 
-#: Of what InfiniBand keeps in a few bits: the largest value (InfiniBand specification, volume 1, 12.7.34 and 12.7.38).
+#: InfiniBand keeps these in a few bits. The number is the largest value (InfiniBand specification, volume 1, 12.7.34 and
+#: 12.7.38).
 BITS = {"NCCL_IB_TIMEOUT": 31, "NCCL_IB_RETRY_CNT": 7}
 
 
@@ -283,7 +284,7 @@ def _bits(script: Script, site: LintSite) -> Found:
             yield (
                 a.line,
                 LintLevel.WARN,
-                f"{a.name}={a.value}: InfiniBand has no value over {BITS[a.name]}: what the adapter makes of it is not defined",
+                f"{a.name}={a.value}: InfiniBand has no value over {BITS[a.name]}: the effect in the adapter is not defined",
                 "22 for a very large network" if a.name == "NCCL_IB_TIMEOUT" else "leave it unset: 7 is its default",
                 GUIDE + "#" + a.name.lower().replace("_", "-"),
             )
@@ -293,7 +294,7 @@ def _debug_level(script: Script, site: LintSite) -> Found:
     for a in assigned(script, "NCCL_DEBUG", "CUDA_LAUNCH_BLOCKING"):
         if a.name == "NCCL_DEBUG" and (a.value or "").upper() in {"INFO", "TRACE", "ABORT"}:
             text = f"NCCL_DEBUG={a.value} makes every rank print pages at the start"
-            yield a.line, LintLevel.INFO, text, "WARN tells of errors and is silent otherwise", GUIDE + "#nccl-debug"
+            yield a.line, LintLevel.INFO, text, "WARN reports errors and is silent otherwise", GUIDE + "#nccl-debug"
         if a.name == "CUDA_LAUNCH_BLOCKING" and a.value not in ("0", "", None):
             text = "CUDA_LAUNCH_BLOCKING waits for every kernel: computing and communication no longer overlap"
             yield (

@@ -1,4 +1,4 @@
-"""What a batch script asks of Slurm: nodes, tasks, CPUs and GPUs, as sbatch reads its #SBATCH lines (sbatch(1))."""
+"""Reads what a batch script asks of Slurm: nodes, tasks, CPUs and GPUs, as sbatch reads its #SBATCH lines (sbatch(1))."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _HERE = re.compile(r"<<-?\s*[\"'\\]?([A-Za-z_]\w*)")
 
 
 class JobShape(Struct, frozen=True, kw_only=True):
-    """None where the file does not say. ``batch``: it has #SBATCH lines of its own. ``lines``: the line number of each option."""
+    """Holds the size of the job that a script asks for. A field is None where the file does not say.
+
+    batch: the file has #SBATCH lines of its own. lines: the line number of each option.
+    """
 
     batch: bool = False
     exclusive: bool = False
@@ -44,12 +47,12 @@ class JobShape(Struct, frozen=True, kw_only=True):
 
     @property
     def tasks_on_node(self) -> int:
-        """Slurm's own default is one task for each node."""
+        """Return the number of tasks on a node. Slurm's own default is one task on each node."""
         return self.tasks_per_node or -(-(self.tasks or 1) // (self.nodes or 1))
 
     @property
     def gpus(self) -> int | None:
-        """On a node."""
+        """Return the number of GPUs on a node, or None where the file does not say."""
         if self.gpus_per_node is not None:
             return self.gpus_per_node
         if self.gpus_per_task is not None:
@@ -58,7 +61,7 @@ class JobShape(Struct, frozen=True, kw_only=True):
 
 
 def shape_of(raw: tuple[str, ...]) -> JobShape:
-    """The shape of a script's lines. Where no #SBATCH line tells tasks or CPUs, the first srun or salloc does."""
+    """Return the shape of a script's lines. Where no #SBATCH line sets tasks or CPUs, the first srun or salloc does."""
     told: dict[str, int] = {}
     lines: dict[str, int] = {}
     exclusive = batch = False
@@ -78,21 +81,22 @@ def shape_of(raw: tuple[str, ...]) -> JobShape:
 
 
 def here_documents(raw: tuple[str, ...]) -> frozenset[int]:
-    """The numbers of the lines that stand in here-documents, which another program gets."""
+    """Return the numbers of the lines in here-documents, which another program reads."""
     inside = set()
-    ends: list[str] = []  # the words that end them
+    ends: list[str] = []  # the words that end the open here-documents
     for number, text in enumerate(raw, 1):
         if ends:
             inside.add(number)
             if text.strip() == ends[0]:
                 ends.pop(0)
-        elif "<<" in text and "<<<" not in text and "((" not in text and text[:1] != "#":  # neither a here-string nor a shift
+        # it is neither a here-string nor a shift
+        elif "<<" in text and "<<<" not in text and "((" not in text and text[:1] != "#":
             ends = _HERE.findall(text)
     return frozenset(inside) if not ends else frozenset()
 
 
 def directives(raw: tuple[str, ...]) -> Iterator[tuple[int, str]]:
-    """Line number and options of each #SBATCH line, without what stands behind a #."""
+    """Yield the line number and the options of each #SBATCH line, without the comment behind a #."""
     for at, text in enumerate(raw, 1):
         if text.startswith("#SBATCH"):
             yield at, " " + text.removeprefix("#SBATCH").partition(" #")[0]

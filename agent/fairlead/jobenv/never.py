@@ -1,8 +1,9 @@
-"""What is never set for users, and what only a site can decide. The other half of the table in ``table.py``."""
+"""Lists the variables that fairlead never sets for users, and those that only a site can decide on. ``variable_table.py``
+lists what it sets."""
 
 from __future__ import annotations
 
-# Each with the reason. A test holds the table against it; a site's own variables are held against it too.
+# Each name has its reason. A test checks the table against this list, and ``render`` checks a site's own variables against it.
 NEVER: dict[str, str] = {
     "NCCL_ALGO": "NCCL chooses by size; forcing ring costs a quarter of NVSwitch bandwidth",
     "NCCL_PROTO": "forced LL128 has corrupted data (nccl#2001)",
@@ -36,7 +37,7 @@ NEVER: dict[str, str] = {
     "SLURM_CPU_BIND": "the task prolog binds each task; in the environment it would reach every later step",
 }
 
-# Of the same table, but only a site or a user can say whether it is right: set by jobenv.extra, a preset or a fabric profile.
+# Only a site or a user can say whether these are right. jobenv.extra, a preset or a fabric profile sets them.
 SITE: dict[str, str] = {
     "NCCL_NET": "set by fabric profiles for several nodes: a wrong name ends the job, which is what it is for",
     "NCCL_IB_TIMEOUT": "set by fabric profiles from 128 nodes on",

@@ -1,7 +1,8 @@
-"""Harmful and useless settings in job scripts, environment files and nccl.conf: what is wrong, why, and what instead.
+"""Finds harmful and useless settings in job scripts, environment files and nccl.conf, and says why and what to write instead.
 
-One generator per rule; RULES is the list, and the order of telling within a line. A rule looks at a Script and says
-nothing where it is not sure. ``# fairlead: allow RULE`` before or behind a command takes that rule out of it.
+Each rule is one generator. RULES is the list, in the order in which findings of one line are reported. A rule reads a Script
+and yields nothing where it is not sure. ``# fairlead: allow RULE`` before or behind a command takes that rule out for the
+command.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from fairlead.jobenv.lint_finding import LintFinding, LintLevel, LintRule, LintS
 
 __all__ = ["RULES", "LintFinding", "LintLevel", "LintSite", "lint"]
 
-#: The order within one line.
+#: The rules by name, in the order in which findings of one line are reported.
 RULES: dict[str, LintRule] = {**lint_nccl.RULES, **lint_job.RULES}
 
 
 def lint(script: Script, site: LintSite | None = None) -> tuple[LintFinding, ...]:
-    """Everything found, by line."""
+    """Return all findings, sorted by line."""
     found = []
     for name, rule in RULES.items():
         for line, level, message, suggestion, source in rule(script, site or LintSite()):

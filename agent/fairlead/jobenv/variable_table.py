@@ -1,8 +1,8 @@
-"""A job's environment as data: what is set, when, why, and who says so. Nothing here reads a machine.
+"""Describes a job's environment as data: which variable is set, when, why, and by which source. It reads no machine.
 
-Only what a job's shape needs, only where the user set nothing; facts of the node (interfaces, HCAs) go to /etc/nccl.conf
-by the setting ``nccl`` instead. `fairlead env explain` shows these rows, the task prolog applies them. What is never set, and
-what only a site can decide, stands in ``never.py``.
+fairlead sets only what the shape of a job needs, and only where the user has set nothing. Facts of the node (interfaces, HCAs)
+go to /etc/nccl.conf by the setting ``nccl`` instead. `fairlead env explain` shows these rows, and the task prolog applies
+them. ``never.py`` lists what is never set and what only a site can decide.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ from fairlead.errors import DataError
 
 
 class When(StrEnum):
-    """In which steps a row applies. The words are what slurm/task-prolog reads."""
+    """Says in which steps a row applies. slurm/task-prolog reads these words."""
 
     ALWAYS = "always"
-    GPU = "gpu"  # a GPU
-    GPUS = "gpus"  # more than one GPU: several on this node, or several tasks that have one
-    NODES = "nodes"  # more than one node
-    DISTRIBUTED = "distributed"  # more than one node, or more than one task
-    BOUND = "share"  # a task of several on a node, at most one GPU each, whose CPUs fairlead knows
+    GPU = "gpu"  # the step has a GPU
+    GPUS = "gpus"  # the step has more than one GPU: several on this node, or several tasks with one each
+    NODES = "nodes"  # the step has more than one node
+    DISTRIBUTED = "distributed"  # the step has more than one node, or more than one task
+    BOUND = "share"  # several tasks run on the node with at most one GPU each, and fairlead knows the task's CPUs
 
 
 class ValueLevel(StrEnum):
-    """MINIMAL rows are set with FAIRLEAD_PROFILE=minimal too."""
+    """Says with which FAIRLEAD_PROFILE a row is set. MINIMAL rows are set with FAIRLEAD_PROFILE=minimal too."""
 
     MINIMAL = "minimal"
     FULL = "full"
 
 
 class VariableRow(Struct, frozen=True, kw_only=True):
-    """One variable. ``value``: literal, or a rule of the task prolog: @cores, @first_host, @port, @scratch.
+    """Describes one variable. value: a literal, or a rule of the task prolog: @cores, @first_host, @port, @scratch.
 
-    at_least: of NODES, how many. unless: not where the user has set that other variable, which says the same.
+    at_least: for When.NODES, the least number of nodes. unless: another variable that says the same; where the user has set
+    that one, this row is not set.
     """
 
     name: str
@@ -53,7 +54,7 @@ class VariableRow(Struct, frozen=True, kw_only=True):
 
     @property
     def condition(self) -> str:
-        """WHEN as the task prolog reads it: ``nodes``, ``nodes:128``, ``share!OMP_NUM_THREADS``."""
+        """Return WHEN as the task prolog reads it: ``nodes``, ``nodes:128``, ``share!OMP_NUM_THREADS``."""
         return f"{self.when.value}{f':{self.at_least}' if self.at_least else ''}{f'!{self.unless}' if self.unless else ''}"
 
 
@@ -100,7 +101,7 @@ ROWS: tuple[VariableRow, ...] = (
             (
                 "MKL_NUM_THREADS",
                 "MKL",
-                "MKL takes the cores of its mask, in some builds those of the node",
+                "MKL takes the cores of its CPU mask, and in some builds those of the node",
                 "https://www.intel.com/content/www/us/en/docs/onemkl/developer-guide-linux/2025-0/onemkl-specific-env-vars.html",
             ),
             (
@@ -129,7 +130,7 @@ ROWS: tuple[VariableRow, ...] = (
         value="@first_host",
         level=ValueLevel.FULL,
         what="the first host of the step, where rank 0 listens",
-        why="torch.distributed's env:// rendezvous needs it; every script works it out by hand",
+        why="torch.distributed's env:// rendezvous needs it; without it every script has to compute it",
         source="https://docs.pytorch.org/docs/stable/distributed.html#environment-variable-initialization",
     ),
     VariableRow(
@@ -149,7 +150,7 @@ ROWS: tuple[VariableRow, ...] = (
         what="PyTorch remembers the last 2000 collectives",
         why="makes a hang diagnosable (flight recorder); costs some kilobytes",
         source="https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html",
-        unless="TORCH_FR_BUFFER_SIZE",  # its name since PyTorch 2.9, which still reads this one
+        unless="TORCH_FR_BUFFER_SIZE",  # its name since PyTorch 2.9, which still reads the name above
     ),
     VariableRow(
         name="TORCH_NCCL_DUMP_ON_TIMEOUT",
@@ -164,7 +165,8 @@ ROWS: tuple[VariableRow, ...] = (
 
 
 def of_interface(name: str) -> tuple[VariableRow, ...]:
-    """Gloo's interface: the one of NCCL's sockets on this node, "" where it is not known."""
+    """Return the row of Gloo's interface, which is the one of NCCL's sockets on this node. () for "", a name that is not
+    known."""
     if not name:
         return ()
     why = "Gloo listens where the host name leads, which is the loopback on many systems; NCCL's sockets use this interface too"
@@ -182,7 +184,8 @@ def of_interface(name: str) -> tuple[VariableRow, ...]:
 
 
 def of_scratch(folder: str) -> tuple[VariableRow, ...]:
-    """Temporary files and caches of compilers below ``folder`` on a local disk; "" for none declared."""
+    """Return the rows of temporary files and of compiler caches below ``folder`` on a local disk. () for "", where none is
+    declared."""
     if not folder:
         return ()
     rows = (
@@ -204,7 +207,7 @@ def of_scratch(folder: str) -> tuple[VariableRow, ...]:
 
 
 def rail_only(declared: bool) -> tuple[VariableRow, ...]:
-    """NCCL_CROSS_NIC=0, for a fabric whose rails are joined nowhere."""
+    """Return the row NCCL_CROSS_NIC=0 for a fabric whose rails are not joined, else ()."""
     if not declared:
         return ()
     return (
@@ -214,14 +217,14 @@ def rail_only(declared: bool) -> tuple[VariableRow, ...]:
             value="0",
             level=ValueLevel.FULL,
             what="each ring stays on one rail",
-            why="the site's rails are not joined: NCCL's default tries a way from rail to rail and ends with a timeout",
+            why="the site's rails are not joined: NCCL's default tries a path from rail to rail and ends with a timeout",
             source="https://github.com/NVIDIA/nccl/issues/2013",
         ),
     )
 
 
 class FabricRow(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A variable of the fabric profile, for jobs. ``when``: nodes, or nodes:N for at least N."""
+    """Describes a variable of the fabric profile, for jobs. when: "nodes", or "nodes:N" for at least N nodes."""
 
     name: str
     value: str
@@ -232,12 +235,12 @@ class FabricRow(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 def of_fabric(rows: Iterable[FabricRow]) -> tuple[VariableRow, ...]:
-    """The fabric profile's variables. Raises DataError for a condition that is none."""
+    """Return the rows of the fabric profile's variables. Raises DataError for a condition that is not valid."""
     found = []
     for row in rows:
         match = re.fullmatch(r"nodes(?::([0-9]{1,5}))?", row.when)
         if not match or not re.fullmatch(r"[A-Z0-9_]*", row.unless):
-            raise DataError(f"job environment: {row.name}: when is nodes or nodes:N, unless a variable's name")
+            raise DataError(f"job environment: {row.name}: when must be nodes or nodes:N, and unless the name of a variable")
         made = VariableRow(
             name=row.name,
             when=When.NODES,
@@ -261,8 +264,11 @@ def assemble(
     crosses_rails: bool = True,
     master_suffix: str = "",
 ) -> tuple[VariableRow, ...]:
-    """All rows of one node. interface: NCCL's here. scratch: the folder on a local disk. master_suffix: what makes a host's name
-    that of its address on the fast network (JUWELS: "i"). Raises DataError."""
+    """Return all rows of one node. Raises DataError for a row of the fabric profile that is not valid.
+
+    interface: NCCL's interface on this node. scratch: the folder on a local disk. master_suffix: the suffix that makes a
+    host's name the name of its address on the fast network (JUWELS: "i").
+    """
     own = of_fabric(fabric)
     rows = [replace(r, value=r.value + master_suffix) if r.value == "@first_host" else r for r in ROWS]
     rows += [*of_interface(interface), *of_scratch(scratch), *rail_only(not crosses_rails)]

@@ -1,7 +1,8 @@
-"""The same network on all nodes of a class? Number of compute ports, rate, MTU, and which rail is beside which GPU, compared.
+"""Compares the compute ports of the nodes of a class: their number, rate, MTU, and which rail is beside which GPU.
 
-Names may differ between nodes (each has its own /etc/nccl.conf); what NCCL pairs by number may not: it counts ports in the order
-of their PCI addresses (NCCL 2.30.7 src/transport/net_ib), so rail N must be the same network everywhere.
+Names may differ between nodes, because each node has its own /etc/nccl.conf. The numbers may not: NCCL counts ports in the
+order of their PCI addresses and pairs equal numbers (NCCL 2.30.7 src/transport/net_ib), so rail N must be the same network
+everywhere.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ from fairlead.nccl.route import Route, parse_routes
 
 
 class Port(Struct, frozen=True, kw_only=True):
-    """One compute port, up or not. rate and MTU 0: not known. gpus: the numbers of the GPUs below the same PCIe switch, in the
-    order of PCI addresses. network: of its interface's own route (RoCE), "" for none."""
+    """Describes one compute port, up or not. rate_gbps and mtu_bytes: 0 where it is not known.
+
+    gpus: the numbers of the GPUs below the same PCIe switch, in the order of PCI addresses. network: the network of its
+    interface's own route (RoCE), "" for none.
+    """
 
     name: str
     up: bool
@@ -30,7 +34,7 @@ class Port(Struct, frozen=True, kw_only=True):
 
 
 class PortDifference(Struct, frozen=True, kw_only=True):
-    """Nodes of a class that are unlike the most: ``said`` of them, ``usual`` of the ``others``."""
+    """Names the nodes that differ from most of their class: these nodes have ``said``, and the ``others`` have ``usual``."""
 
     nodes: tuple[str, ...]
     aspect: str
@@ -40,7 +44,7 @@ class PortDifference(Struct, frozen=True, kw_only=True):
 
 
 def ports(node: Node, *, exclude: tuple[str, ...] = (), routes: str = "") -> tuple[Port, ...]:
-    """The node's compute ports in NCCL's order."""
+    """Return the node's compute ports in NCCL's order."""
     choice = choose(node.nics, node.pci, expected=None, exclude=exclude)
     down = set(choice.down)
     several = Counter(n.name for n in node.nics if n.rdma)
@@ -79,7 +83,7 @@ def _text(route: Route) -> str:
 
 
 def compare(nodes: Mapping[str, Sequence[Port]]) -> tuple[PortDifference, ...]:
-    """What is unlike, by aspect; a node with another number of ports is not judged further."""
+    """Return the differences by aspect. A node with another number of ports is not compared further."""
     found: list[PortDifference] = []
     rest = dict(nodes)
     for aspect, value_of in (("ports", _count), ("rate", _rates), ("MTU", _mtus), ("rails", _rails)):
@@ -102,14 +106,14 @@ def _difference(
 ) -> PortDifference:
     if aspect == "ports":
         return PortDifference(nodes=nodes, aspect=aspect, said=value[0], usual=usual[0], others=others)
-    at = [i for i, (a, b) in enumerate(zip(value, usual, strict=True)) if a != b]  # the same number of ports
+    at = [i for i, (a, b) in enumerate(zip(value, usual, strict=True)) if a != b]  # both have the same number of ports
     said = ", ".join(f"{value[i]} on rail {i}" for i in at)
     wanted = tuple(dict.fromkeys(usual[i] for i in at))
     return PortDifference(nodes=nodes, aspect=aspect, said=said, usual=", ".join(wanted), others=others)
 
 
 def _count(some: Sequence[Port]) -> tuple[str, ...]:
-    """How many ports are up, and which are not."""
+    """Return how many ports are up, and which ports are down."""
     layers = Counter(p.link_layer for p in some if p.up)
     up = " and ".join(f"{n} {layer}" for layer, n in sorted(layers.items())) or "none"
     return (", ".join([f"{up} up", *(f"{p.name} down" for p in some if not p.up)]),)
@@ -124,7 +128,7 @@ def _mtus(some: Sequence[Port]) -> tuple[str, ...]:
 
 
 def _rails(some: Sequence[Port]) -> tuple[str, ...]:
-    """Which GPUs a rail is beside, and which network it is."""
+    """Return for each rail which GPUs it is beside, and which network it is."""
     said = []
     for port in some:
         if port.up:

@@ -1,8 +1,8 @@
-"""Which HCA ports carry NCCL's traffic, from the node's facts.
+"""Chooses from the node's facts which HCA ports carry NCCL's traffic.
 
-Sources: NCCL's own selection in src/transport/net_ib (all ports that are ACTIVE with link layer InfiniBand or Ethernet)
-and its user guide, environment variable NCCL_IB_HCA; the rules on top are fairlead's and numbered as in
-docs/explanation. NCCL does the pairing of ranks and HCAs itself, so no rank is ever pinned here.
+The sources are NCCL's own selection in src/transport/net_ib (all ports that are ACTIVE with link layer InfiniBand or Ethernet)
+and its user guide, environment variable NCCL_IB_HCA. The rules on top are fairlead's and numbered as in docs/explanation. NCCL
+pairs ranks and HCAs itself, so no rank is ever pinned here.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ NVIDIA = 0x10DE
 
 
 class HcaChoice(Struct, frozen=True, kw_only=True):
-    """``compute``: names of the ports for NCCL. ``default``: those NCCL would take itself once all are up, so that a port that
-    comes and goes changes no file. ``problems``: why the set cannot be trusted. ``left_out``: why, by name of each port that is
-    not compute. ``ports``: the compute ports themselves, by PCI address, which is NCCL's order. ``down``: names of ports that
+    """Holds which ports of a node are for NCCL, and why the others are not.
+
+    compute: the names of the ports for NCCL. default: the names that NCCL would take itself once all ports are up; with it, a
+    port that goes down and up changes no file. problems: why the set cannot be trusted. left_out: why a port is not compute,
+    by its name. ports: the compute ports themselves, by PCI address, which is NCCL's order. down: the names of ports that
     would be compute if they were up.
     """
 
@@ -33,7 +35,7 @@ class HcaChoice(Struct, frozen=True, kw_only=True):
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Return whether a name is ``pattern``, or begins with it where it ends in ``*``: mlx5_1 alone is not mlx5_10."""
+    """Return whether a name is ``pattern``, or begins with it where the pattern ends in ``*``. mlx5_1 does not match mlx5_10."""
     return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
 
 
@@ -43,12 +45,12 @@ def gpu_paths(pci: tuple[PciDevice, ...]) -> tuple[tuple[str, ...], ...]:
 
 
 def near_gpu(path: tuple[str, ...], gpus: tuple[tuple[str, ...], ...]) -> bool:
-    """Return whether a PCIe switch (not only a host bridge) is above both: NCCL's classes PIX and PXB."""
+    """Return whether a PCIe switch (not only a host bridge) is above both devices, which is NCCL's class PIX or PXB."""
     return len(path) > 2 and any(len(g) > 2 and g[:2] == path[:2] for g in gpus)
 
 
 def up(nic: Nic) -> bool:
-    """Return whether a port is ACTIVE and LinkUp (the first lets NCCL use it, the second is the link itself)."""
+    """Return whether a port is ACTIVE and LinkUp. NCCL uses a port that is ACTIVE; LinkUp is the state of the link itself."""
     return nic.state == "ACTIVE" and (nic.physical_state == "LinkUp" or isinstance(nic.physical_state, Missing))
 
 
@@ -67,9 +69,9 @@ def choose(
 ) -> HcaChoice:
     """Return which ports of ``nics`` are compute ports.
 
-    ``expected``: how many ports the profile declares, None when it says nothing. ``exclude``: the site's names, or prefixes with
-    ``*``. ``other_traffic``: by network interface what it carries (default route, storage); such a port is compute only beside a
-    GPU.
+    ``expected``: how many ports the profile declares, or None where it declares none. ``exclude``: the site's names, or
+    prefixes with ``*``. ``other_traffic``: what a network interface carries (default route, storage), by its name; such a port
+    is compute only beside a GPU.
     """
     rdma = [n for n in nics if n.rdma and n.link_layer in ("InfiniBand", "Ethernet")]
     names = _Names(rdma)
@@ -90,7 +92,7 @@ def choose(
 
 
 class _Names:
-    """The names of a node's RDMA ports, see port_name."""
+    """Holds the names of a node's RDMA ports (see port_name)."""
 
     def __init__(self, rdma: list[Nic]) -> None:
         self._ports_of = Counter(n.name for n in rdma)
@@ -106,9 +108,9 @@ class _Names:
 def _candidates(
     rdma: list[Nic], names: _Names, pci: tuple[PciDevice, ...], exclude: tuple[str, ...], other_traffic: Mapping[str, str]
 ) -> tuple[list[Nic], dict[str, str]]:
-    """Return the ports that may be compute when they are up, and by name of each other port why it may not.
+    """Return the ports that may be compute when they are up, and for each other port, by its name, why it may not.
 
-    Where one of them is beside a GPU, those that are not are left out.
+    Where one of the ports is beside a GPU, the ports that are not are left out.
     """
     all_virtual = all(n.virtual_function for n in rdma)
     only_bond = all("bond" in n.name or n.master for n in rdma)
@@ -138,7 +140,7 @@ def _candidates(
 
 
 def _fastest(active: list[Nic]) -> list[Nic]:
-    """Return the ports of the link layer and rate that is fastest; of equal rates the link layer with most ports."""
+    """Return the ports with the fastest link layer and rate. Of link layers with equal rates it takes the one with most ports."""
     groups = Counter(map(_link, active))
     best = max(groups, key=lambda g: (g[1], groups[g]), default=None)
     return [n for n in active if _link(n) == best]
@@ -150,7 +152,7 @@ def _link(nic: Nic) -> tuple[str, float]:
 
 
 def _problems(names: _Names, expected: int | None, compute: list[Nic], active: list[Nic], down: list[Nic]) -> tuple[str, ...]:
-    """Return one line where not as many ports are usable as expected, with the state of those that are not."""
+    """Return one line with the state of the unusable ports where another number of ports is usable than expected, else ()."""
     if expected is None or len(compute) == expected:
         return ()
     said = "".join(f"; {names.of(n)} is {_state(n)}" for n in down)

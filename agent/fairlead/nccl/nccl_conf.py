@@ -1,7 +1,7 @@
-"""/etc/nccl.conf: what NCCL reads of it, what must never stand in it, and how fairlead writes it.
+"""Knows /etc/nccl.conf: what NCCL reads of it, what must never be in it, and how fairlead writes it.
 
-Source: NCCL 2.30.7 src/misc/param.cc. ``NAME=value`` is set only where the environment has nothing (the user wins);
-``#`` starts a comment only in column 0; white space is not stripped; there are no inline comments.
+The source is NCCL 2.30.7 src/misc/param.cc. NCCL sets ``NAME=value`` only where the environment does not set the name (the
+user wins). ``#`` starts a comment only in column 0. White space is not stripped, and there are no inline comments.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 HEADER = "# Written by fairlead (setting nccl) from the facts of this node; changes made here are put back.\n"
-# Ranks must agree on these, or they hang or corrupt data: they never go into a file that differs between nodes.
+# Ranks must agree on these, or they hang or corrupt data. So they never go into a file that differs between nodes.
 RANK_CONSISTENT = frozenset(
     {
         "NCCL_ALGO",
@@ -51,7 +51,7 @@ RANK_CONSISTENT = frozenset(
 
 
 class ConfLine(Struct, frozen=True):
-    """One assignment and the reason that stands above it."""
+    """Holds one assignment and the reason that the line above it gives."""
 
     name: str
     value: str
@@ -59,7 +59,7 @@ class ConfLine(Struct, frozen=True):
 
 
 class Problem(Struct, frozen=True):
-    """Why the file must stay as it is. ``key``: the variable; ``hint``: what to do next."""
+    """Says why the file must stay as it is. key: the variable. hint: what to do next."""
 
     key: str
     reason: str
@@ -67,7 +67,7 @@ class Problem(Struct, frozen=True):
 
 
 class Draft(Struct, frozen=True, kw_only=True):
-    """What should stand in the file. notes: what was left alone and why, for people."""
+    """Holds what the file should contain. notes: for people, what was not changed and why."""
 
     lines: tuple[ConfLine, ...] = ()
     notes: tuple[str, ...] = ()
@@ -82,7 +82,7 @@ def is_ours(text: str) -> bool:
 
 
 def parse(text: str) -> dict[str, str]:
-    """What NCCL takes from the text: the first assignment of a name wins (setenv without overwrite)."""
+    """Return what NCCL takes from the text. The first assignment of a name wins (setenv without overwrite)."""
     found: dict[str, str] = {}
     for line in text.splitlines():
         name, sign, value = line.partition("=")
@@ -92,16 +92,16 @@ def parse(text: str) -> dict[str, str]:
 
 
 def fault(name: str, value: str) -> str:
-    """Why this assignment must not be written, or ""."""
+    """Return why this assignment must not be written, or "" where it may."""
     if not name.startswith("NCCL_") or not name.isascii() or not name.replace("_", "").isalnum() or name != name.upper():
         return "not a name of NCCL (NCCL_...)"
     if name in RANK_CONSISTENT:
-        return "must be equal on all ranks, so it cannot stand in a file of one node; declare it in a job preset instead"
+        return "must be equal on all ranks, so it cannot be in a file of one node; declare it in a job preset instead"
     if value != value.strip() or not value.isprintable() or not value or "#" in value:
         return "NCCL strips no white space and knows no inline comments: the value must be one plain word"
     return ""
 
 
 def render(lines: tuple[ConfLine, ...]) -> str | None:
-    """The file's text, or None when there is nothing to say."""
+    """Return the file's text, or None where there are no lines."""
     return HEADER + "".join(f"# {x.why}\n{x.name}={x.value}\n" for x in lines) if lines else None

@@ -1,24 +1,24 @@
-"""NCCL's version numbers, and ranges of them as profiles write them: ``>=2.21``, ``>=2.18,<2.20``, "" for any."""
+"""Reads NCCL's version numbers, and ranges of them as profiles write them: ``>=2.21``, ``>=2.18,<2.20``, "" for any."""
 
 from __future__ import annotations
 
-CURRENT = (2, 30)  # what is assumed where a site does not say which NCCL its jobs bring
+CURRENT = (2, 30)  # the version that is assumed where a site does not say which NCCL its jobs bring
 
 
 def parse(text: str) -> tuple[int, ...]:
-    """(2, 21) of "2.21"; CURRENT for "". Raises ValueError."""
+    """Return (2, 21) for "2.21", and CURRENT for "". Raises ValueError."""
     return tuple(int(part) for part in text.split(".")) if text else CURRENT
 
 
 def within(version: tuple[int, ...], expression: str) -> bool:
-    """Whether a version lies in a range. Raises ValueError for what is none."""
+    """Say whether a version lies in a range. Raises ValueError for text that is not a range."""
     for part in expression.split(",") if expression else ():
         if part.startswith(">="):
             fits = version >= parse(part[2:])
         elif part.startswith("<"):
             fits = version < parse(part[1:])
         else:
-            raise ValueError(f"{part!r}: no range of versions (>=2.21, <2.30)")
+            raise ValueError(f"{part!r}: not a range of versions (>=2.21, <2.30)")
         if not fits:
             return False
     return True

@@ -1,10 +1,12 @@
-"""Output of nccl-tests, as text of any version or as its ``-J`` JSON, read into one record per run.
+"""Reads the output of nccl-tests, as text of any version or as its ``-J`` JSON, into one record per run.
 
-Layouts: before 2.13 a column ``error`` and for some collectives no ``redop`` or ``root``; then ``#wrong``; since 2.17 lines
-with the version and the collective; ``-I`` adds four columns to each side, ``-S`` a time stamp (nccl-tests, src/util.cu:
-writeResultHeader, writeBenchmarkLineBody). mpirun and srun put their own prefix before each line, and NCCL its messages
-between them. A run counts as complete only with both lines of its footer. The average bus bandwidth is over all sizes,
-small ones too, and says nothing about what a fabric can do: it is read as a sign of completeness, never as a figure.
+The layout depends on the version: before 2.13 there is a column ``error``, and for some collectives no ``redop`` or ``root``.
+Later versions have ``#wrong``. Since 2.17 lines give the version and the collective. ``-I`` adds four columns to each side,
+and ``-S`` a time stamp (nccl-tests, src/util.cu: writeResultHeader, writeBenchmarkLineBody). mpirun and srun put their own
+prefix before each line, and NCCL prints its messages between the lines.
+
+A run counts as complete only with both lines of its footer. The average bus bandwidth is over all sizes, small ones too, and
+does not show what a fabric can do. So it is read as a sign of completeness, never as a figure.
 """
 
 from __future__ import annotations
@@ -21,13 +23,13 @@ from fairlead.errors import DataError
 from fairlead.model.json_text import NOT_JSON
 from fairlead.model.plain_text import shown
 
-ERRORS_MAX = 50  # distinct lines kept of a run that fails on every rank
-LINE_MAX = 2048  # a row has some 250 characters, a message of NCCL at most 1024; what is longer is no number either
+ERRORS_MAX = 50  # the number of distinct lines that are kept of a run that fails on every rank
+LINE_MAX = 2048  # a row has some 250 characters, and a message of NCCL at most 1024
 _TEXT_MAX = 200
 
 _PREFIX = re.compile(r"^\s*(?:\[\d+,\d+\]<std(?:out|err|diag)>:\s?|\d+:\s(?=[\s#]|\d+\s))?\s*")
 _ROW = re.compile(r"^\d+\s+\d+\s+[a-z][a-z0-9_]*\s")
-_CUT_ROW = re.compile(r"^\d+\s+(?:\d+\s+[a-z]\w*\s|\([^()]*\)\s).*[\d.]")  # begins as a row does, and is none
+_CUT_ROW = re.compile(r"^\d+\s+(?:\d+\s+[a-z]\w*\s|\([^()]*\)\s).*[\d.]")  # it begins like a row and is not one
 _RANK = re.compile(r"^#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+(\S+)\s+on\s+(\S+)")
 _VERSION = re.compile(r"^# nccl-tests version (\S+)")
 _STARTS = re.compile(r"^# (?:nccl-tests version|Collective test starting:|nThread\s+\d+)")
@@ -38,7 +40,7 @@ _BANDWIDTHS = re.compile(r"\b(?:bus|alg)_?bw\b|\bbus bandwidth\b", re.IGNORECASE
 _STAMP = re.compile(r"^\d{4}-\d\d-\d\d$|^\d\d:\d\d:\d\d(?:\.\d+)?$")
 _NUMBER = re.compile(r"^(?:[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|N/A|[-+]?(?:inf|nan))$")
 
-# What a run that fails says (nccl-tests src/common.h NCCLCHECK, CUDACHECK, TESTCHECK; NCCL, libibverbs, mpirun, srun).
+# A run that fails prints one of these (nccl-tests src/common.h NCCLCHECK, CUDACHECK, TESTCHECK; NCCL, libibverbs, mpirun, srun).
 _FAILS = re.compile(
     r"Test (?:NCCL|CUDA|CU) failure|: Test failure|NCCL (?:failure|error)"
     r"|CUDA (?:failure|error)|ibv_\w{1,40} failed|not enough slots|Segmentation fault|Bus error|Aborted|core dumped|Killed"
@@ -49,7 +51,8 @@ _WARNS, _WARNS_OF = re.compile("NCCL WARN ", re.IGNORECASE), re.compile("fail|er
 
 
 class ResultRow(Struct, frozen=True, kw_only=True):
-    """One measurement: ``time_us`` of one operation, bandwidths in 10^9 byte/s; ``wrong``: None where it was not checked."""
+    """Holds one measurement. time_us: of one operation. algbw_gbps, busbw_gbps: in 10^9 byte/s. wrong: None where it was not
+    checked."""
 
     bytes: int
     time_us: float
@@ -63,10 +66,10 @@ _DELTA = {"half": 1e-2, "bfloat16": 1e-2, "float": 1e-5, "double": 1e-12}
 
 
 class NcclTestRun(Struct, frozen=True, kw_only=True):
-    """One run of one test. None: the output does not say. ``complete``: both lines of the footer are there.
+    """Holds one run of one test. A field is None where the output does not say.
 
-    wrong_total: over every row, and what the footer counts beyond them. checked: the data was compared somewhere.
-    errors: what went wrong, each line once. peak_busbw_gbps: the best row.
+    complete: both lines of the footer are there. wrong_total: the wrong elements of all rows, and those that only the footer
+    counts. checked: the test compared the data somewhere. errors: what failed, each line once. peak_busbw_gbps: the best row.
     """
 
     collective: str | None = None
@@ -81,12 +84,12 @@ class NcclTestRun(Struct, frozen=True, kw_only=True):
 
     @property
     def passed(self) -> bool:
-        """Complete, with rows, nothing wrong and nothing failed. Says nothing about speed."""
+        """Say whether the run is complete and has rows, with nothing wrong and nothing failed. This does not judge speed."""
         return self.complete and bool(self.rows) and not self.wrong_total and not self.errors
 
 
 class _Open(Struct):
-    """A run while it is read."""
+    """Collects a run while its output is read."""
 
     collective: str | None = None
     version: str | None = None
@@ -97,7 +100,7 @@ class _Open(Struct):
     average: bool = False
     out_of_bounds: int = 0
     errors: dict[str, None] = field(default_factory=dict)
-    compared: bool = False  # by the older column "error"
+    compared: bool = False  # the older column "error" compared the data
 
     def error(self, text: str) -> None:
         if len(self.errors) < ERRORS_MAX:
@@ -105,7 +108,7 @@ class _Open(Struct):
 
 
 def parse(text: str) -> tuple[NcclTestRun, ...]:
-    """The runs in an output, text or JSON. Raises DataError when nothing in it is of nccl-tests."""
+    """Return the runs in an output, text or JSON. Raises DataError when nothing in it is output of nccl-tests."""
     if text.lstrip()[:1] == "{":
         return (_from_json(text),)
     runs = tuple(_from_lines(text.splitlines()))
@@ -113,7 +116,7 @@ def parse(text: str) -> tuple[NcclTestRun, ...]:
         return runs
     what = "nothing in it is output of nccl-tests"
     if _BANDWIDTHS.search(text):
-        what = "it tells of bandwidths, but not in the form of nccl-tests: reformatted, or of another program"
+        what = "it has bandwidths, but not in the form of nccl-tests: it was reformatted, or another program printed it"
     raise DataError(what, hint="give the whole output of all_reduce_perf or another *_perf, as it was printed")
 
 
@@ -122,7 +125,7 @@ def _from_lines(lines: Iterable[str]) -> Iterator[NcclTestRun]:
     touched = False
     for whole in lines:
         raw = whole[:LINE_MAX]
-        line = raw[_PREFIX.match(raw).end() :].rstrip()  # type: ignore[union-attr]  # it matches the empty string too
+        line = raw[_PREFIX.match(raw).end() :].rstrip()  # type: ignore[union-attr]  # the pattern matches the empty string too
         if _STARTS.match(line) and (run.average or run.rows):
             yield _close(run)
             run, touched = _Open(), False
@@ -132,7 +135,7 @@ def _from_lines(lines: Iterable[str]) -> Iterator[NcclTestRun]:
 
 
 def _read_line(run: _Open, line: str) -> bool:
-    """Read one line; is it one of nccl-tests?"""
+    """Read one line into the run, and say whether it is a line of nccl-tests."""
     if _ROW.match(line):
         rows = _rows(run, line)
         if rows is None:
@@ -177,11 +180,11 @@ def _fails(line: str) -> bool:
 
 
 def _rows(run: _Open, line: str) -> tuple[ResultRow, ...] | None:
-    """Both sides of a row (one, where only in-place was run); None when it cannot be read."""
+    """Return both sides of a row (one where only in-place was run), or None when it cannot be read."""
     size, _, kind, *rest = line.split()
     while rest and _STAMP.match(rest[-1]):
         del rest[-1]
-    both = run.collective not in (None, "alltoall", "sendrecv")  # in place, these two overwrite what they would compare
+    both = run.collective not in (None, "alltoall", "sendrecv")  # in place, these two overwrite the data that they would compare
     if rest and not _NUMBER.match(rest[0]):
         both |= rest.pop(0) != "none"  # redop
     if not all(_NUMBER.match(word) for word in rest):
@@ -208,23 +211,25 @@ def _rows(run: _Open, line: str) -> tuple[ResultRow, ...] | None:
 
 
 def _off(run: _Open, kind: str, word: str) -> int | None:
-    """1 where the older column "error", the greatest difference, is above what the test itself takes; else None.
+    """Return 1 where the older column "error" is above the limit of the test itself, else None. The column has the greatest
+    difference.
 
-    Source: DeltaMaxValue(type) * (ranks - 1) in src/common.cu of nccl-tests 2.11. Where no rank is listed: 4096 of them.
+    The limit is DeltaMaxValue(type) * (ranks - 1) in src/common.cu of nccl-tests 2.11. Where the output lists no rank, 4096
+    ranks are assumed.
     """
     limit = _DELTA.get(kind, 0.0) * max(1, (len(run.ranks) or 4096) - 1)
     return None if word == "N/A" or float(word) <= limit else 1
 
 
 def _wrong(word: str) -> int | None:
-    """A count of wrong elements; not finite counts as one: something was compared and was not right."""
+    """Return a count of wrong elements. A count that is not finite is 1, because the test compared and the data was not right."""
     value = math.nan if word == "N/A" else float(word)
     return None if word == "N/A" else int(value) if math.isfinite(value) else 1
 
 
 def _close(run: _Open) -> NcclTestRun:
     if any(len(processes) > 1 for processes in run.ranks.values()):
-        run.error("several processes call themselves the same rank: built without MPI, each measured itself alone")
+        run.error("several processes have the same rank: the test was built without MPI, and each process measured itself alone")
     if run.bounds and not run.rows:
         run.error("no row of results")
     counted = sum(row.wrong or 0 for row in run.rows)
@@ -280,11 +285,11 @@ class _ResultsFile(Struct):
 def _from_json(text: str) -> NcclTestRun:
     try:
         file = msgspec.json.decode(text, type=_ResultsFile)
-    except NOT_JSON as e:  # a run that was killed leaves half a document
+    except NOT_JSON as e:  # a killed run leaves half a document
         raise DataError(f"not a whole JSON report of nccl-tests: {e}", hint="parse the text output of that run instead") from None
     if file.results is None and "nthreads" not in file.config:
         raise DataError(
-            "JSON, but no report of nccl-tests: neither results nor its config", hint="give the file of its option -J"
+            "JSON, but not a report of nccl-tests: it has neither results nor config", hint="give the file of its option -J"
         )
     run = _Open()
     program = _PROGRAM.search(file.args[0]) if file.args else None

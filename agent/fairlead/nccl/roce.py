@@ -1,8 +1,8 @@
-"""Which RoCE address NCCL should use, and when it has to be told.
+"""Decides which RoCE address NCCL should use, and when /etc/nccl.conf has to name it.
 
-Sources: NCCL 2.30.7 src/transport/net_ib (ncclIbGetGidIndex: since 2.21 the table is searched for RoCE v2, the family of
-NCCL_IB_ADDR_FAMILY and, where set, the subnet of NCCL_IB_ADDR_RANGE); user guide, NCCL_IB_GID_INDEX ("should not be set" from
-2.21 on). An index differs between ports, nodes and boots; an address range does not.
+The sources are NCCL 2.30.7 src/transport/net_ib and its user guide. Since 2.21, ncclIbGetGidIndex searches the table for RoCE
+v2, the family of NCCL_IB_ADDR_FAMILY and, where it is set, the subnet of NCCL_IB_ADDR_RANGE. From 2.21 on NCCL_IB_GID_INDEX
+"should not be set" (user guide). An index differs between ports, nodes and boots; an address range does not.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def address(gid: Gid) -> Address | None:
-    """The IP address of a GID; None for zero, link-local and unreadable ones."""
+    """Return the IP address of a GID, or None for a zero, link-local or unreadable one."""
     try:
         whole = ipaddress.IPv6Address(gid.text)
     except ValueError:
@@ -28,16 +28,19 @@ def address(gid: Gid) -> Address | None:
 
 
 def addresses(nic: Nic) -> tuple[Address, ...]:
-    """The port's RoCE v2 addresses, in the order of its table."""
+    """Return the port's RoCE v2 addresses, in the order of its table."""
     gids = () if isinstance(nic.gids, Missing) else nic.gids
     return tuple(dict.fromkeys(a for g in gids if g.version == 2 and (a := address(g)) is not None))
 
 
 def draft(ports: tuple[Nic, ...], *, version: tuple[int, ...], subnet: str = "", gid_index: int | None = None) -> Draft:
-    """What has to be said for the compute ``ports``, all on Ethernet. ``subnet``, ``gid_index``: as the site declares them."""
+    """Return what the file has to set for the compute ``ports``, all on Ethernet.
+
+    ``subnet``, ``gid_index``: as the site declares them.
+    """
     unread = [n for n in ports if isinstance(n.gids, Missing)]
     if unread:
-        return Draft(notes=(f"{unread[0].name}: its addresses cannot be read, so NCCL is told nothing of them",))
+        return Draft(notes=(f"{unread[0].name}: its addresses cannot be read, so the file sets none",))
     if version < DYNAMIC_SINCE:
         return _by_index(ports, gid_index)
     if gid_index is not None:
@@ -57,9 +60,7 @@ def _by_address(ports: tuple[Nic, ...], subnet: str) -> Draft:
         family = {name: list(some) for name, some in found.items()}
     without = [name for name, some in family.items() if not some]
     if without and len(without) < len(family):
-        reason = (
-            f"{', '.join(without)} without a RoCE v2 address of the others' kind (those of {len(family) - len(without)} ports)"
-        )
+        reason = f"{', '.join(without)} without a RoCE v2 address of the kind that {len(family) - len(without)} others have"
         return Draft(problems=(Problem("NCCL_IB_ADDR_FAMILY", reason, "give the interface its address"),))
     several = [name for name, some in family.items() if len(some) > 1]
     if not subnet:
@@ -79,25 +80,26 @@ def _by_address(ports: tuple[Nic, ...], subnet: str) -> Draft:
             )
         )
     if several:
-        why = f"{', '.join(several)}: several RoCE v2 addresses; those of the compute network count."
+        why = f"{', '.join(several)}: several RoCE v2 addresses. NCCL has to use those of the compute network."
         lines.append(ConfLine("NCCL_IB_ADDR_RANGE", str(net), why))
     return Draft(lines=tuple(lines))
 
 
 def _by_index(ports: tuple[Nic, ...], gid_index: int | None) -> Draft:
-    """Before 2.21: one index for all ports, only as the site declares it (it must be so on all nodes), checked on this one."""
+    """Return the one index for all ports, for an NCCL before 2.21. It is set only as the site declares it, because it must be
+    the same on all nodes; this node only checks it."""
     fits = [{g.index for g in _gids(n) if g.version == 2 and getattr(address(g), "version", 0) == 4} for n in ports]
     common = sorted(set.intersection(*fits)) if fits else []
     if gid_index is None:
         notes: tuple[str, ...] = ()
         if common:
             notes = (
-                f"index {common[0]} is RoCE v2 on all ports here: where it is on all nodes, declare settings.nccl.gid_index",
+                f"index {common[0]} is RoCE v2 on all ports here: if it is so on all nodes, declare settings.nccl.gid_index",
             )
         return Draft(notes=notes)
     if gid_index not in common:
         wrong = ", ".join(n.name for n, some in zip(ports, fits, strict=True) if gid_index not in some)
-        reason = f"index {gid_index} is no RoCE v2 address of IPv4 on {wrong}"
+        reason = f"index {gid_index} is not a RoCE v2 address of IPv4 on {wrong}"
         return Draft(problems=(Problem("NCCL_IB_GID_INDEX", reason, "see show_gids on the node, and settings.nccl.gid_index"),))
     why = f"RoCE v2 and IPv4 on all {len(ports)} compute ports; NCCL before 2.21 does not look for it."
     return Draft(lines=(ConfLine("NCCL_IB_GID_INDEX", str(gid_index), why),))

@@ -1,6 +1,6 @@
-"""Which interface carries what else: the default route, and the way to file servers.
+"""Finds which interface carries traffic besides NCCL's: the default route, and the routes to file servers.
 
-Sources: /proc/net/route (proc_net(5): addresses and masks as hexadecimal in host byte order), /proc/net/ipv6_route and
+The sources are /proc/net/route (proc_net(5): addresses and masks as hexadecimal in host byte order), /proc/net/ipv6_route and
 /proc/net/if_inet6 (Linux net/ipv6/route.c, addrconf.c), and /proc/mounts (fstab(5)).
 """
 
@@ -18,7 +18,7 @@ RTF_REJECT = 0x200
 
 
 class Route(Struct, frozen=True):
-    """One IPv4 route; addresses as numbers, most significant byte first."""
+    """Holds one IPv4 route. Addresses are numbers, most significant byte first."""
 
     interface: str
     destination: int
@@ -32,7 +32,7 @@ def _address(word: str) -> int:
 
 
 def parse_routes(text: str) -> tuple[Route, ...]:
-    """The routes of /proc/net/route that are up; lines that are none are passed over."""
+    """Return the routes of /proc/net/route that are up. Lines that are not routes are skipped."""
     found: list[Route] = []
     for line in text.splitlines()[1:]:
         f = line.split()
@@ -45,26 +45,26 @@ def parse_routes(text: str) -> tuple[Route, ...]:
 
 
 def interface_to(address: int, routes: tuple[Route, ...]) -> str:
-    """The interface of the longest matching prefix, lowest metric; "" when there is none."""
+    """Return the interface of the longest matching prefix with the lowest metric, or "" when there is none."""
     fits = [r for r in routes if address & r.mask == r.destination]
     return max(fits, key=lambda r: (r.mask, -r.metric)).interface if fits else ""
 
 
 def default_interface(routes: tuple[Route, ...]) -> str:
-    """The interface of the default route with the lowest metric; "" when there is none."""
+    """Return the interface of the default route with the lowest metric, or "" when there is none."""
     default = [r for r in routes if r.mask == 0 and r.destination == 0]
     return min(default, key=lambda r: r.metric).interface if default else ""
 
 
 def connected(routes: tuple[Route, ...], net: ipaddress.IPv4Network) -> tuple[str, ...]:
-    """The interfaces with a network of their own inside ``net``."""
+    """Return the interfaces with a network of their own inside ``net``."""
     first, mask = int(net.network_address), int(net.netmask)
     own = [r for r in routes if not r.gateway and r.mask & mask == mask and r.mask and r.destination & mask == first]
     return tuple(dict.fromkeys(r.interface for r in own))
 
 
 def default_interface6(text: str) -> str:
-    """The interface of the IPv6 default route in /proc/net/ipv6_route (lowest metric); "" when there is none."""
+    """Return the interface of the IPv6 default route in /proc/net/ipv6_route with the lowest metric, or "" when there is none."""
     found: list[tuple[int, str]] = []
     for line in text.splitlines():
         f = line.split()
@@ -79,7 +79,7 @@ def default_interface6(text: str) -> str:
 
 
 def parse_addresses6(text: str) -> tuple[tuple[str, ipaddress.IPv6Address], ...]:
-    """(interface, address) of /proc/net/if_inet6, without link-local and loopback ones."""
+    """Return (interface, address) pairs of /proc/net/if_inet6, without link-local and loopback addresses."""
     found = []
     for line in text.splitlines():
         f = line.split()
@@ -94,7 +94,7 @@ def parse_addresses6(text: str) -> tuple[tuple[str, ipaddress.IPv6Address], ...]
 
 
 def ipv4(text: str) -> int | None:
-    """A dotted quad as a number; None for anything else."""
+    """Return a dotted quad as a number, or None for other text."""
     parts = text.split(".")
     if len(parts) != 4 or not all(p.isascii() and p.isdecimal() and len(p) <= 3 and int(p) < 256 for p in parts):
         return None
@@ -102,7 +102,7 @@ def ipv4(text: str) -> int | None:
 
 
 def servers(mounts: str) -> tuple[int, ...]:
-    """IPv4 addresses of the file servers of mounted network file systems, where /proc/mounts gives addresses."""
+    """Return the IPv4 addresses of the servers of mounted network file systems, where /proc/mounts gives addresses."""
     found: set[int] = set()
     for line in mounts.splitlines():
         f = line.split()
@@ -115,7 +115,7 @@ def servers(mounts: str) -> tuple[int, ...]:
 
 
 def other_traffic(route_text: str, mounts_text: str) -> dict[str, str]:
-    """Interface -> what it carries besides NCCL."""
+    """Return for each interface, by its name, what it carries besides NCCL."""
     routes = parse_routes(route_text)
     carried = {interface_to(a, routes): "the route to a file server" for a in servers(mounts_text)}
     carried[default_interface(routes)] = "the default route"

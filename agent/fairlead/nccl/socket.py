@@ -1,7 +1,7 @@
-"""Which interface NCCL's own sockets (bootstrap, out of band) use, by route.
+"""Decides by the routes which interface NCCL's own sockets (bootstrap, out of band) use.
 
-NCCL takes the first interface that is up, except docker* and lo: tunnels, bridges and container interfaces are up everywhere
-and reach nobody (NCCL 2.30.7 src/misc/socket.cc, ncclFindInterfaces; NVIDIA/nccl#913).
+NCCL itself takes the first interface that is up, except docker* and lo. But tunnels, bridges and container interfaces are up
+everywhere and reach no other node (NCCL 2.30.7 src/misc/socket.cc, ncclFindInterfaces; NVIDIA/nccl#913).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FAMILY = ConfLine("NCCL_SOCKET_FAMILY", "AF_INET6", "The addresses of this netwo
 
 
 class Network(Struct, frozen=True, kw_only=True):
-    """The node's interfaces; texts of /proc/net/route, if_inet6 and ipv6_route, "" where there is none."""
+    """Holds the node's interfaces and the texts of /proc/net/route, if_inet6 and ipv6_route, "" where a file does not exist."""
 
     nics: tuple[Nic, ...]
     routes: str
@@ -28,7 +28,8 @@ class Network(Struct, frozen=True, kw_only=True):
     routes6: str = ""
 
     def state(self, name: str) -> str:
-        """Of an interface: UP, another word of the kernel's, "there" where only its addresses show it, "" for no such one."""
+        """Return the state of an interface: UP, another word of the kernel, "there" where only its addresses show it, "" where
+        it does not exist."""
         for nic in self.nics:
             if not nic.rdma and nic.name == name:
                 return nic.state if isinstance(nic.state, str) else "there"
@@ -37,7 +38,10 @@ class Network(Struct, frozen=True, kw_only=True):
 
 
 def draft(wish: str, network: Network) -> Draft:
-    """``wish``: auto, none, an interface, or a network (10.1.0.0/16) whose interface is meant, whatever its name here."""
+    """Return what the file sets for NCCL's sockets.
+
+    ``wish``: auto, none, an interface, or a network (10.1.0.0/16). A network means its interface, whatever its name is here.
+    """
     if wish in ("none", ""):
         return Draft()
     if "/" in wish:
@@ -52,7 +56,7 @@ def draft(wish: str, network: Network) -> Draft:
     if not name and len(usable) == 1:
         name, why = usable[0], "The only interface that is up."
     if not name or name.startswith(NEVER):
-        return Draft(notes=(f"no interface for NCCL's sockets is certain ({name or 'no default route'}): it chooses itself",))
+        return Draft(notes=(f"no interface for NCCL's sockets is certain ({name or 'no default route'}): NCCL chooses itself",))
     return Draft(lines=(ConfLine(NAME, f"={name}", why), *family))
 
 

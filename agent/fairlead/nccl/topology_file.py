@@ -1,7 +1,8 @@
-"""NCCL_TOPO_FILE: a vendor's topology XML, which only a virtual machine needs, and only where it is about this machine.
+"""Checks a file for NCCL_TOPO_FILE, a vendor's topology XML. Only a virtual machine needs one, and it must describe this
+machine.
 
-Source: NCCL 2.30.7 src/graph/xml.cc; the files that Azure, OCI and AWS publish. Such a file may leave GPUs or NICs to NCCL's own
-detection, and has made-up addresses for switches (ffff:ff:..); the GPUs and NICs that it names must be here.
+The sources are NCCL 2.30.7 src/graph/xml.cc and the files that Azure, OCI and AWS publish. Such a file may leave GPUs or NICs
+to NCCL's own detection, and has made-up addresses for switches (ffff:ff:..). The GPUs and NICs that it names must be here.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _KINDS = {"0x03": "GPU", "0x02": "NIC", "0x12": "GPU"}  # PCI base classes: disp
 
 
 def named(text: str) -> dict[str, str]:
-    """PCI address -> "GPU" or "NIC", of a topology file."""
+    """Return "GPU" or "NIC" for each PCI address that a topology file names."""
     found = {}
     for tag in _PCI.findall(_COMMENT.sub("", text)):
         values = dict(_ATTRIBUTE.findall(tag))
@@ -29,9 +30,9 @@ def named(text: str) -> dict[str, str]:
 
 
 def fault(text: str, pci: tuple[PciDevice, ...]) -> str:
-    """Why this file is not about this machine, or ""."""
+    """Return why this file does not describe this machine, or "" where it does."""
     if "<system" not in text:
-        return "is no topology of NCCL's (no <system>)"
+        return "is not a topology of NCCL (no <system>)"
     there = named(text)
     if not there:
         return "names no GPU and no NIC"

@@ -1,1 +1,1 @@
-"""Hardware profiles, fabric profiles and job presets: data, every value with why and source."""
+"""Holds hardware profiles, fabric profiles and job presets as data. Every value has its reason and its source."""

@@ -1,4 +1,4 @@
-"""Writes gres.conf and the NodeName lines of slurm.conf, equal nodes in one line (gres.conf(5), slurm.conf(5))."""
+"""Writes gres.conf and the NodeName lines of slurm.conf. Equal nodes are in one line (gres.conf(5), slurm.conf(5))."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from fairlead.model.cpulist import format_cpulist
 from fairlead.model.nodelist import fold, in_order
 from fairlead.slurm_config.slurm_node import GpuGres, SlurmNode
 
-MEMORY_FRACTION = 100  # nodes whose memory differs by less than 1/100 are equal: firmware and kernel take a little more or less
+# nodes whose memory differs by at most 1/100 are equal, because firmware and kernel take a little more or less
+MEMORY_FRACTION = 100
 
 
 def gres_lines(node: SlurmNode, autodetect: str = "") -> tuple[str, ...]:
-    """Return the lines of one node, without NodeName. ``autodetect``: "" or a mechanism (nvml, nvidia, rsmi), which then finds
-    links and cores itself, and checks what is written here against it: a difference drains the node.
+    """Return the lines of one node, without NodeName. ``autodetect``: "" or a mechanism (nvml, nvidia, rsmi).
 
-    A node in MIG mode has what AutoDetect finds: the file of a GPU instance is known on the node only, and changes with the
-    instances. How many there are of each type stands in its NodeName line (``gpu_types``).
+    The mechanism finds links and cores itself and checks them against the lines written here. A difference drains the node. A
+    node in MIG mode has what AutoDetect finds, because the file of a GPU instance is known on the node only, and changes with
+    the instances. Its NodeName line says how many instances there are of each type (``gpu_types``).
     """
     head = f"AutoDetect={autodetect} " if autodetect else ""
     if any(gpu.mig for gpu in node.gpus):
@@ -54,7 +55,7 @@ def _cores(gpu: GpuGres, autodetect: str) -> str:
 
 
 def _says_links(gpu: GpuGres) -> bool:
-    """Return whether Links prefers some GPUs: behind NVSwitches no link ends at another GPU."""
+    """Return whether Links prefers some GPUs. Behind NVSwitches no link ends at another GPU."""
     return any(count > 0 for count in gpu.links)
 
 
@@ -72,17 +73,19 @@ def render_gres(nodes: Iterable[SlurmNode], autodetect: str = "") -> str:
 def mig_type(profile: str) -> str:
     """Return the GRES type of a GPU instance: part of what AutoDetect calls it (`nvidia_h100_80gb_hbm3_3g.40gb`).
 
-    slurmd makes that name of the slices and the memory alone (Slurm src/plugins/gpu/nvml/gpu_nvml.c, _handle_mig), so the
-    attributes behind it (`+me`, `-me`) are no part of it. It rounds the memory that NVML tells: A100 with 80 GB and driver 535
-    are 3g.39gb where the profile is 3g.40gb (NVIDIA/mig-parted issue 31), which is what ``names`` of ``gpu_types`` is for.
+    slurmd makes that name from the slices and the memory alone (Slurm src/plugins/gpu/nvml/gpu_nvml.c, _handle_mig), so the
+    attributes behind it (`+me`, `-me`) are not part of it. It rounds the memory that NVML reports. With A100 80 GB and driver
+    535 the name is 3g.39gb where the profile is 3g.40gb (NVIDIA/mig-parted issue 31). ``names`` of ``gpu_types`` is for such a
+    case.
     """
     return re.sub(r"([+]|-me).*", "", profile)
 
 
 def gpu_types(node: SlurmNode, names: Mapping[str, str] = {}) -> dict[str, int]:
-    """Return how many GPUs, or GPU instances, a node has of each GRES type. ``names``: the types of profiles with another name.
+    """Return how many GPUs, or GPU instances, a node has of each GRES type. ``names``: the types of profiles with another
+    name.
 
-    Instances come first: the type of a whole GPU (h100) is also part of what AutoDetect calls the instances of one.
+    Instances come first, because the type of a whole GPU (h100) is also part of what AutoDetect calls the instances of one.
     """
     types: dict[str, int] = {}
     for gpu in sorted(node.gpus, key=lambda gpu: not gpu.instances):
@@ -92,12 +95,12 @@ def gpu_types(node: SlurmNode, names: Mapping[str, str] = {}) -> dict[str, int]:
 
 
 def counted(node: SlurmNode) -> bool:
-    """Return whether it is known how many GPUs there are: of a node in MIG mode only by its site's declaration."""
+    """Return whether the number of GPUs is known. For a node in MIG mode it is known only by the site's declaration."""
     return all(gpu.instances for gpu in node.gpus if gpu.mig)
 
 
 def node_line(node: SlurmNode, names: Iterable[str], mig_names: Mapping[str, str] = {}) -> str:
-    """Return the NodeName line of ``names``, which are all as ``node`` is. ``mig_names``: see ``gpu_types``."""
+    """Return the NodeName line of ``names``, which are all like ``node``. ``mig_names``: see ``gpu_types``."""
     words = [f"NodeName={fold(names)}", f"CPUs={node.cpus}"]
     if node.cores_per_socket:
         words += ["Boards=1", f"SocketsPerBoard={node.sockets}", f"CoresPerSocket={node.cores_per_socket}"]
@@ -111,8 +114,10 @@ def node_line(node: SlurmNode, names: Iterable[str], mig_names: Mapping[str, str
 
 
 def render_nodes(nodes: Iterable[SlurmNode], mig_names: Mapping[str, str] = {}) -> tuple[str, tuple[str, ...]]:
-    """Return the NodeName lines, and notes. Equal nodes are in one line, with the least memory that one of them has: a node that
-    has less than RealMemory is drained (slurm.conf(5), RealMemory)."""
+    """Return the NodeName lines, and notes. Equal nodes are in one line, with the least memory that one of them has.
+
+    Slurm drains a node that has less than RealMemory (slurm.conf(5), RealMemory).
+    """
     groups: list[list[SlurmNode]] = []
     for node in sorted(nodes, key=lambda n: (node_line(replace(n, memory_mib=None), ["n"]), n.memory_mib or 0, n.name)):
         if groups and _equal(groups[-1][0], node):
@@ -130,7 +135,7 @@ def render_nodes(nodes: Iterable[SlurmNode], mig_names: Mapping[str, str] = {}) 
         if not counted(group[0]):
             notes.append(f"{fold(names)}: in MIG mode: add the Gres that `slurmd -C` prints there")
         elif any(gpu.mig for gpu in group[0].gpus):
-            notes.append(f"{fold(names)}: compare its MIG types with `slurmd -G` of one node; --mig-type PROFILE=TYPE mends one")
+            notes.append(f"{fold(names)}: compare its MIG types with `slurmd -G` there; --mig-type PROFILE=TYPE corrects one")
     return "".join(f"{line}\n" for _, line in sorted(lines)), tuple(notes)
 
 

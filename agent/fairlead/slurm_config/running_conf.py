@@ -13,12 +13,12 @@ _FILE = re.compile(r"\b(?:File|MultipleFiles)\s*=\s*(\S+)", re.IGNORECASE)
 
 
 def node_names(text: str) -> frozenset[str]:
-    """Return the nodes of all NodeName lines. Raise ValueError for a nodelist that makes no sense."""
+    """Return the nodes of all NodeName lines. Raise ValueError for a nodelist that is not valid."""
     return frozenset(name for names, _ in _lines(text) for name in names)
 
 
 def gpu_counts(text: str) -> dict[str, int]:
-    """Return how many GPUs a gres.conf gives to each node, by its files; a node left to AutoDetect has none here."""
+    """Return how many GPUs a gres.conf gives to each node, by its files. A node that is left to AutoDetect has none here."""
     counts: dict[str, int] = {}
     for names, rest in _lines(text):
         file = _FILE.search(rest)
@@ -29,7 +29,7 @@ def gpu_counts(text: str) -> dict[str, int]:
 
 
 def fewer_gpus(before: str, after: str, allowed: Collection[str]) -> str:
-    """Return in words which nodes of both files would have fewer GPUs, but for those ``allowed``; "" for none."""
+    """Return in words which nodes of both files would have fewer GPUs, without those ``allowed``, or "" for none."""
     new = gpu_counts(after)
     old = gpu_counts(before)
     lost = [name for name in in_order(old) if name in new and new[name] < old[name] and name not in allowed]

@@ -1,8 +1,8 @@
-"""A node as slurm.conf and gres.conf describe it: sockets, cores in Slurm's own numbering, memory, GPUs.
+"""Describes a node as slurm.conf and gres.conf do: sockets, cores in Slurm's own numbering, memory, GPUs.
 
-Slurm numbers cores, not CPUs: core 0 is the first core of the first socket, in hwloc's logical order (gres.conf(5),
-Cores; "Core L#" of lstopo). hwloc orders what lies in one thing by its lowest CPU, from packages down to cores. A "socket"
-may be a NUMA node or an L3 cache instead (slurm.conf(5), SlurmdParameters=numa_node_as_socket and l3cache_as_socket).
+Slurm numbers cores, not CPUs: core 0 is the first core of the first socket, in hwloc's logical order (gres.conf(5), Cores;
+"Core L#" of lstopo). hwloc orders the parts of a package or NUMA node by their lowest CPU, from packages down to cores. A
+"socket" may be a NUMA node or an L3 cache instead (slurm.conf(5), SlurmdParameters=numa_node_as_socket and l3cache_as_socket).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BRANDS = frozenset({"nvidia", "amd", "tesla", "geforce", "quadro", "instinct", 
 
 
 class Socket(StrEnum):
-    """What slurmd counts as a socket."""
+    """Says what slurmd counts as a socket."""
 
     PACKAGE = "package"
     NUMA = "numa"
@@ -33,11 +33,12 @@ class Socket(StrEnum):
 
 
 class GpuGres(Struct, frozen=True, kw_only=True):
-    """One GPU. ``cores``: Slurm's numbers of the nearest cores, whole sockets; () for all cores, or unknown.
+    """Describes one GPU. cores: Slurm's numbers of the nearest cores, whole sockets; () for all cores, or unknown.
 
-    ``near``: the same before it was widened to whole sockets, as Slurm's AutoDetect has it. ``links``: NVLinks to each GPU
-    of the node in this order, -1 for itself (gres.conf(5), Links). ``mig``: it is in MIG mode, or is to be. ``instances``: the
-    GPU instances that a site declares, by profile."""
+    near: the same before it was widened to whole sockets, as Slurm's AutoDetect has it. links: NVLinks to each GPU of the node
+    in this order, -1 for itself (gres.conf(5), Links). mig: it is in MIG mode, or will be. instances: the GPU instances that a
+    site declares, by profile.
+    """
 
     pci: str
     file: str
@@ -50,16 +51,18 @@ class GpuGres(Struct, frozen=True, kw_only=True):
 
 
 class KernelGpu(Struct, frozen=True):
-    """A GPU as the kernel knows it, which NVML does not name. ``file``: its device file. ``product``: its name or ""."""
+    """Describes a GPU that the kernel knows and NVML does not name. file: its device file. product: its name or ""."""
 
     file: str
     product: str = ""
 
 
 class SlurmNode(Struct, frozen=True, kw_only=True):
-    """``cores_per_socket`` and ``threads_per_core`` are 0 where they differ within the node: Slurm cannot say that.
+    """Describes a node for Slurm. ``cores_per_socket`` and ``threads_per_core`` are 0 where they differ within the node: Slurm
+    cannot say that.
 
-    ``gpus`` are in the order of their device files. ``memory_mib``: None where it is not known. ``notes``: one line each."""
+    ``gpus`` are in the order of their device files. ``memory_mib``: None where it is not known. ``notes``: one line each.
+    """
 
     name: str
     cpus: int
@@ -72,10 +75,11 @@ class SlurmNode(Struct, frozen=True, kw_only=True):
 
 
 def gres_type(name: str) -> str:
-    """Return a short GRES type of a product's name, h100 for example: part of what AutoDetect calls it (`nvidia_h100_80gb_hbm3`).
+    """Return a short GRES type of a product's name, for example h100: part of what AutoDetect calls it
+    (`nvidia_h100_80gb_hbm3`).
 
-    gres.conf(5), Type: with AutoDetect a configured type must be part of the detected one. It holds letters, digits and _ alone:
-    of "GH200/GB200" the first is taken, since slurm.conf reads no other character there.
+    With AutoDetect a configured type must be part of the detected one (gres.conf(5), Type). It holds letters, digits and _
+    alone, because slurm.conf reads no other character there: of "GH200/GB200" the first is taken.
     """
     words = [w for w in re.split(r"[^a-z0-9]+", name.lower()) if w and w not in _BRANDS]
     if words[:2] == ["rtx", "pro"] and len(words) > 2:
@@ -86,7 +90,7 @@ def gres_type(name: str) -> str:
 
 
 def numbered(cores: Sequence[binding_plan.Core], socket: Socket) -> list[tuple[int, int]]:
-    """Return (socket, CPU set) of each core in Slurm's order; sockets are numbered from 0 in that order."""
+    """Return (socket, CPU set) of each core in Slurm's order. Sockets are numbered from 0 in that order."""
     sets: dict[tuple[object, ...], int] = {}
 
     def levels(core: binding_plan.Core) -> tuple[tuple[object, ...], tuple[object, ...], tuple[object, ...]]:
@@ -123,7 +127,7 @@ def of_node(
     """Return the node of a machine. ``kernel``: by PCI address, for GPUs that NVML did not name.
 
     ``kind``: the GRES type to use for every GPU, "" for that of each product. ``memory_mib``: RealMemory, None for unknown.
-    Raise DataError for a GPU without a device file and for two with the same one.
+    Raise DataError for a GPU without a device file and for two GPUs with the same one.
     """
     up = as_cpu_set(locality.online(node))
     cores = {}
@@ -154,9 +158,9 @@ def of_node(
 
 
 def of_published(text: str, *, socket: Socket = Socket.PACKAGE, kind: str = "gpu") -> SlurmNode:
-    """Return the node of a published topology file (/run/fairlead/topology): without memory, types and NVLinks, which it lacks.
+    """Return the node of a published topology file (/run/fairlead/topology), which has no memory, types and NVLinks.
 
-    Raise DataError for anything but a whole one.
+    Raise DataError for a file that is not whole.
     """
     try:
         machine = binding_plan.parse_topology(text)
@@ -207,7 +211,7 @@ def _build(
             GpuGres(pci=pci, file=file, type=kind, cores=() if everywhere or not even else whole, near=mine, links=links, mig=mig)
         )
     if unknown:
-        notes.append(f"nobody knows which CPUs are near GPU {', '.join(unknown)}: no Cores there")
+        notes.append(f"the CPUs near GPU {', '.join(unknown)} are not known: no Cores there")
     if partial:
         better = ": SlurmdParameters=numa_node_as_socket keeps them apart" if socket is Socket.PACKAGE else ""
         notes.append(f"near GPU {', '.join(partial)} is part of a socket, and Slurm takes whole ones only{better}")
@@ -228,14 +232,14 @@ def _product(gpu: Accelerator, kernel: Mapping[str, KernelGpu]) -> str:
 
 
 def _file(name: str, gpu: Accelerator, kernel: Mapping[str, KernelGpu]) -> str:
-    """Return the device file of a GPU, which has its minor number, not NVML's index. Raise DataError where it is unknown."""
+    """Return the device file of a GPU. It has the GPU's minor number, not NVML's index. Raise DataError where it is unknown."""
     if gpu.vendor == "NVIDIA" and not isinstance(gpu.minor, Missing):
         return f"/dev/nvidia{gpu.minor}"
     if gpu.pci in kernel:
         return kernel[gpu.pci].file
     raise DataError(
         f"{name}: the device file of GPU {gpu.pci} is not known (its driver does not name it)",
-        hint="repair or remove that GPU, or record the node when its driver answers: a gres.conf without it would lose it",
+        hint="repair or remove that GPU, or record the node when its driver answers: without it the GPU would be lost",
     )
 
 

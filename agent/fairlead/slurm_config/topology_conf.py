@@ -1,7 +1,7 @@
 """Writes topology.conf and topology.yaml, and reads which nodes such a file names (topology.conf(5), topology.yaml(5)).
 
-topology.conf holds one topology; topology.yaml, from Slurm 25.05 on, any number, and where it exists topology.conf is
-ignored.
+topology.conf holds one topology. topology.yaml holds any number, from Slurm 25.05 on. Where it exists Slurm ignores
+topology.conf.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def render_conf(made: SwitchTree | Blocks) -> str:
 
 
 def render_yaml(made: Mapping[str, SwitchTree | Blocks]) -> str:
-    """Return topology.yaml of topologies by name; the first is the cluster's default."""
+    """Return topology.yaml of topologies by name. The first is the cluster's default."""
     lines = []
     for number, (name, topology) in enumerate(made.items()):
         lines += [f"- topology: {name}", f"  cluster_default: {'false' if number else 'true'}"]
@@ -46,7 +46,7 @@ def render_yaml(made: Mapping[str, SwitchTree | Blocks]) -> str:
 
 
 def named_nodes(text: str) -> frozenset[str]:
-    """Return the nodes that a topology.conf or topology.yaml names. Raise ValueError for a nodelist that makes no sense."""
+    """Return the nodes that a topology.conf or topology.yaml names. Raise ValueError for a nodelist that is not valid."""
     found: set[str] = set()
     for raw in text.replace("\\\n", " ").splitlines():
         line = raw.partition("#")[0]

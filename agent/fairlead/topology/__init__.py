@@ -1,1 +1,2 @@
-"""Pure rules over one machine and its fabric: how far devices are apart, which CPUs a task should have, what costs bandwidth."""
+"""Holds pure rules over one machine and its fabric: how far devices are apart, which CPUs a task should have, what costs
+bandwidth."""

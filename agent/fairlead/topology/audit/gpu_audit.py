@@ -1,4 +1,5 @@
-"""GPUs of which the picture cannot show all: lost ones, those that the driver does not list, and all where NVML says nothing."""
+"""Finds GPUs that the picture cannot show fully: lost ones, those that the driver does not list, and all where NVML did not
+answer."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from fairlead.topology.audit.machine_view import MachineView, finding
 
 
 def unseen(view: MachineView) -> Iterable[Finding]:
-    """Find GPUs that NVML has lost or does not list, and say so where NVML's word is missing as a whole."""
+    """Find GPUs that NVML has lost or does not list. Where NVML gave no answer at all, one finding says so."""
     gpus = view.node.gpus
     on_bus = {g.pci for g in view.gpus if g.vendor == "NVIDIA" and not g.passed_through}
     if isinstance(gpus, Missing):

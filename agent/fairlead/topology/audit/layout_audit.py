@@ -1,7 +1,7 @@
-"""The layout audit: what in a machine's wiring costs bandwidth, with how much, and what to move.
+"""Audits the layout of a machine: what in its wiring costs bandwidth, how much, and what to move.
 
-WARN is something to put right; OK is a property of the machine that a person should know of, such as GPUs that all share
-their uplinks alike. Nothing here drains a node.
+WARN is something to correct. OK is a property of the machine that a person should know, such as GPUs that all share their
+uplinks alike. Nothing here drains a node.
 """
 
 from __future__ import annotations

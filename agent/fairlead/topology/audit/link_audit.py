@@ -11,14 +11,14 @@ from fairlead.topology.distances import pci_tree
 
 INTEL, AMD = 0x8086, 0x1022
 PCH_SLOTS = range(0x1A, 0x1E)  # root ports of Intel's chipsets are 00:1a.x to 00:1d.x
-# AMD's chipsets by their switch's upstream port (https://pci-ids.ucw.cz, X370 to 600 series). Some GPUs carry switches with
-# the same vendor id (1470 Vega, 1500 MI300), so the vendor alone says nothing.
+# AMD's chipsets are known by their switch's upstream port (https://pci-ids.ucw.cz, X370 to 600 series). Some GPUs have
+# switches with the same vendor id (1470 Vega, 1500 MI300), so the vendor alone is no proof.
 AMD_CHIPSETS = frozenset({0x43B0, 0x43B1, 0x43B4, 0x43C6, 0x43C7, 0x43E9, 0x43F4, 0x43F5, 0x57AD})
 BUSY_PERCENT = 10
 
 
 def narrow(view: MachineView) -> Iterable[Finding]:
-    """Find links with fewer lanes than both their ends can do, of GPUs, NICs and the switches above them."""
+    """Find links of GPUs, NICs and the switches above them that have fewer lanes than both their ends can do."""
     for address, what in _with_switches(view).items():
         link = view.link(address)
         if link is None or not 0 < link.width < link.width_able:
@@ -46,7 +46,8 @@ def narrow(view: MachineView) -> Iterable[Finding]:
 
 
 def slow(view: MachineView) -> Iterable[Finding]:
-    """Find links below the generation that both ends can do. An idle GPU's is low on purpose: only a busy GPU is judged."""
+    """Find links below the generation that both ends can do. An idle GPU lowers its link on purpose, so only a busy GPU is
+    judged."""
     busy = set()
     gpus = () if isinstance(view.node.gpus, Missing) else view.node.gpus
     for gpu in gpus:
@@ -90,8 +91,8 @@ def chipset(view: MachineView) -> Iterable[Finding]:
 def shared_uplinks(view: MachineView) -> Iterable[Finding]:
     """Find switches with several GPUs whose link to the CPU carries less than the GPUs do together.
 
-    Where all GPUs of the node share alike, the machine is built so: reported as OK, unless NVLink joins the GPUs, which
-    then need the uplink for little. Where some have more than others, something is in the wrong slot.
+    Where all GPUs of the node share alike, the machine is built so. That is reported as OK, or not at all where NVLink joins
+    the GPUs, because they then need the uplink for little. Where some have more than others, a card is in the wrong slot.
     """
     groups: dict[str, list[str]] = {}
     for gpu in view.gpus:
@@ -128,7 +129,7 @@ def shared_uplinks(view: MachineView) -> Iterable[Finding]:
 
 
 def _worse(other: tuple[float, float, list[str]], one: tuple[float, float, list[str]]) -> bool:
-    """Return whether the other bottleneck, of the same GPUs or of more, is at least as tight for each GPU."""
+    """Return whether the ``other`` bottleneck, of the same GPUs or of more, is at least as tight for each GPU."""
     if set(one[2]) == set(other[2]):
         return other[0] < one[0]
     return set(one[2]) < set(other[2]) and other[0] / len(other[2]) <= one[0] / len(one[2])
@@ -143,7 +144,7 @@ def _with_switches(view: MachineView) -> dict[str, str]:
 
 
 def _behind_chipset(view: MachineView, address: str) -> str:
-    """Return the chipset's port above a device; "" for none. Intel's are the root ports 00:1a to 00:1d."""
+    """Return the chipset's port above a device, or "" for none. Intel's are the root ports 00:1a to 00:1d."""
     device = view.devices.get(address)
     for port in (view.devices.get(a) for a in (pci_tree.bridges(device) if device is not None else ())):
         if port is not None and of_chipset(port):

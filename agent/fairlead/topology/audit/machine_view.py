@@ -1,4 +1,4 @@
-"""A node as the audit and the picture need it: GPUs, NICs and PCI devices by address, computed once."""
+"""Describes a node as the audit and the picture need it: GPUs, NICs and PCI devices by address, computed once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ _NOT_ASKED = unreadable("not asked")
 
 
 class MachineView:
-    """The GPUs, NICs and PCI devices of one node. ``ends``: what a person calls each GPU and NIC, by PCI address, GPUs first."""
+    """Holds the GPUs, NICs and PCI devices of one node. ``ends``: what a person calls each GPU and NIC, by PCI address, GPUs
+    first."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -23,7 +24,7 @@ class MachineView:
         self.ends = {gpu.pci: f"GPU {gpu.pci}" for gpu in self.gpus}
         for nic in self.nics:
             self.ends.setdefault(nic.pci, f"NIC {nic.name} {nic.pci}")
-        self.ports_below: dict[str, int] = {}  # of each bridge, how many bridges are right below it
+        self.ports_below: dict[str, int] = {}  # for each bridge, how many bridges are right below it
         for device in node.pci:
             if device.class_code >> 8 == 0x0604 and len(device.path) > 2:
                 self.ports_below[device.path[-2]] = self.ports_below.get(device.path[-2], 0) + 1
@@ -35,7 +36,7 @@ class MachineView:
         self.sockets = link_speed.bandwidth_between_sockets(node)
 
     def link(self, address: str) -> link_speed.LinkState | None:
-        """Return the link right above a device; None when it is not known."""
+        """Return the link right above a device, or None when it is not known."""
         device = self.devices.get(address)
         return link_speed.link_state(device, self.devices, self._links.get(address, _NOT_ASKED)) if device is not None else None
 
@@ -71,7 +72,7 @@ def finding(
     action: Action = Action.CHECK_HARDWARE,
     level: Level = Level.WARN,
 ) -> Finding:
-    """Return a finding of the audit; ``check`` without "topology."."""
+    """Return a finding of the audit. ``check``: its name without "topology."."""
     return Finding(
         check=f"topology.{check}",
         level=level,
@@ -84,5 +85,5 @@ def finding(
 
 
 def lost(now: float, able: float) -> str:
-    """Return ``31.5 of 63.0 GB/s lost``, from GB/s now and at best."""
+    """Return ``31.5 of 63.0 GB/s lost`` for the present and the best GB/s."""
     return f"{able - now:.1f} of {able:.1f} GB/s lost" if able else "lost GB/s not known"

@@ -13,12 +13,15 @@ from fairlead.topology.distances.accelerators import Accelerator, pci_key
 
 REDIRECT = {0x04: "ReqRedir", 0x08: "CmpltRedir", 0x20: "EgressCtrl"}  # PCIe base specification, ACS control register
 CLEARED = "`fairlead apply` clears it (bare metal only)"
-SXM = ("SXM", "HBM3", "GH200", "GB200", "GB300", "HGX")  # names of boards whose GPUs NVLink always joins
+SXM = ("SXM", "HBM3", "GH200", "GB200", "GB300", "HGX")  # words in the names of GPUs that NVLink always joins
 
 
 class RedirectingPort(NamedTuple):
-    """A port with ACS bits that send peer-to-peer traffic up to the root. ``touched``: the devices on whose ways it is;
-    ``direct``, ``shared``: GB/s of one of them below it without these bits, and with them when all do so at once; 0 unknown."""
+    """Describes a port with ACS bits that send peer-to-peer traffic up to the root.
+
+    touched: the devices whose paths it is on. direct: GB/s of one device below it without these bits. shared: GB/s of one
+    device with the bits when all devices send at once. Both are 0 where unknown.
+    """
 
     address: str
     control: int
@@ -59,7 +62,8 @@ def redirecting_ports(view: MachineView) -> list[RedirectingPort]:
 
 
 def redirects(view: MachineView) -> Iterable[Finding]:
-    """Find the ports of ``redirecting_ports``. Several are one finding without a device: they are cleared together."""
+    """Find the ports of ``redirecting_ports``. Several ports are one finding without a device, because they are cleared
+    together."""
     ports = redirecting_ports(view)
     if not ports:
         return
@@ -84,7 +88,8 @@ def redirects(view: MachineView) -> Iterable[Finding]:
 
 
 def nvlinks(view: MachineView) -> Iterable[Finding]:
-    """Find GPUs with fewer active NVLinks than others of their name here, or with none on a board whose GPUs NVLink joins."""
+    """Find GPUs with fewer active NVLinks than others of the same name here, or with none where NVLink always joins GPUs of
+    the name."""
     counts: dict[str, dict[str, tuple[int, int]]] = {}
     for gpu in view.gpus:
         if not isinstance(gpu.nvlinks, Missing):

@@ -67,7 +67,10 @@ def uneven_nodes(view: MachineView) -> Iterable[Finding]:
 
 
 def far_nics(view: MachineView) -> Iterable[Finding]:
-    """Find NICs that are all on one socket; GPUs without a NIC on their NUMA node, or beside none while one is beside no GPU."""
+    """Find machines whose NICs are all on one socket, and GPUs that are far from a NIC.
+
+    A GPU is far where its NUMA node has no NIC, and where no NIC is beside it while a NIC is beside no GPU.
+    """
     if not view.nics:
         return
     order = path_classes.NCCL_ORDER.index
@@ -87,7 +90,7 @@ def far_nics(view: MachineView) -> Iterable[Finding]:
     idle = [n for n in view.nics if n.pci not in beside and view.numa(n.pci) >= 0]
     for gpu in view.gpus:
         if gpu.pci in away or order(best[gpu.pci]) <= order("P2C") or view.numa(gpu.pci) < 0:
-            continue  # of a GPU whose place is not known nobody can say that a NIC is far; topology.locality says so
+            continue  # where the locality of a GPU is not known, no NIC is known to be far; topology.locality reports it
         near = min(view.nics, key=lambda n: (order(view.classes.nccl(gpu.pci, n.pci)), nearest_nics.natural(n.name)))
         rate = _rate(view, gpu.pci, near)
         evidence = tuple(f"{n.name} {n.pci}: {view.classes.nccl(gpu.pci, n.pci)}" for n in view.nics)
@@ -131,7 +134,7 @@ def _one_socket(view: MachineView, away: list[str], socket: int) -> Finding:
 
 
 def _rate(view: MachineView, gpu: str, nic: Nic) -> float:
-    """Return GB/s that a GPU and a NIC can exchange: by the narrower of their links, and the port's rate; 0 unknown."""
+    """Return GB/s that a GPU and a NIC can exchange: the least of their links and of the port's rate; 0 unknown."""
     return min((x for x in (view.to_host(gpu), _own_rate(view, nic)) if x), default=0.0)
 
 
@@ -141,7 +144,7 @@ def _own_rate(view: MachineView, nic: Nic) -> float:
 
 
 def _crossing(view: MachineView, rate: float) -> str:
-    """Return in words what crossing between sockets costs of ``rate`` GB/s, by NCCL's numbers for this processor."""
+    """Return in words how much of ``rate`` GB/s the path between sockets costs, by NCCL's numbers for this processor."""
     if not rate:
         return ""
     if not view.sockets:

@@ -1,12 +1,12 @@
-"""The binding plan of one step: which CPUs each of its tasks should have. Standard library only, and little of it.
+"""Computes the binding plan of one step: which CPUs each of its tasks should have. It imports next to nothing.
 
 The task prolog runs this in an isolated Python, so it imports nothing but transport.py and model/cpulist.py. Every task of a
 step computes the same plan from the same input. A CPU set is an integer with bit N set for CPU N.
 
-The CPU sets that Slurm assigned are permuted: every task keeps its number of CPUs and its threads-per-core pattern, the
-union of all CPU sets stays the same, and the summed distance between tasks and their GPUs is the least possible. Among plans
-with that distance, a task that already has a CPU set near its GPUs keeps it, so that few tasks have to move.
-Whatever is not clear raises Doubt, and Slurm's masks stay.
+The plan permutes the CPU sets that Slurm assigned. Every task keeps its number of CPUs and its threads-per-core pattern, and
+the union of all CPU sets stays the same. The summed distance between tasks and their GPUs is the least possible. Among plans
+with that distance, a task that already has a CPU set near its GPUs keeps it, so that few tasks have to move. Where the input
+is not clear, Doubt is raised and Slurm's masks stay.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CPUS_MAX = 8192
 
 
 class Core:
-    """One physical core: the CPUs (hardware threads) on it. -1: unknown."""
+    """Holds one physical core: the CPUs (hardware threads) on it, and its package, NUMA node and L3 cache, -1 where unknown."""
 
     __slots__ = ("cpus", "l3", "numa", "package")
 
@@ -37,7 +37,7 @@ class Core:
 
 
 class GpuLocation:
-    """Where one GPU is. ``near``: the CPU set closest to it, 0 when it is not known. ``index``: Slurm's GRES index."""
+    """Says where one GPU is. ``near``: the CPU set closest to it, 0 when it is not known. ``index``: Slurm's GRES index."""
 
     __slots__ = ("index", "near", "nics", "numa", "pci")
 
@@ -49,12 +49,16 @@ class GpuLocation:
         self.nics = nics
 
 
-#: CPUs that tasks can exchange: the task that has them now, their CPU set, and their core (None: they are on several).
+#: A piece is CPUs that tasks can exchange: the task that has them now, their CPU set, and their core (None for CPUs on
+#: several cores).
 Piece = tuple[int, int, Core | None]
 
 
 class Machine:
-    """A node as the planner sees it: ``online`` CPU set, cores in order, and GPUs by PCI address (/run/fairlead/topology)."""
+    """Describes a node as the planner sees it: the ``online`` CPU set, the cores in order, and the GPUs by PCI address.
+
+    It is read from /run/fairlead/topology.
+    """
 
     __slots__ = ("cores", "gpus", "online")
 
@@ -65,7 +69,7 @@ class Machine:
 
 
 def parse_cpu_set(text: str) -> int:
-    """Return the CPU set of ``0-3,8``. Raise Doubt for anything else, and for CPU numbers from CPUS_MAX on."""
+    """Return the CPU set of ``0-3,8``. Raise Doubt for text that is not a CPU list, and for CPU numbers from CPUS_MAX on."""
     try:
         cpu_set = cpulist.parse_cpu_set(text)
     except ValueError as e:
@@ -99,7 +103,7 @@ def parse_indices(text: str) -> list[int]:
 
 
 def parse_topology(text: str) -> Machine:
-    """Return the machine of a published topology file. Raise Doubt for anything but a complete one."""
+    """Return the machine of a published topology file. Raise Doubt for a file that is not complete."""
     lines = text.split("\n")
     head = lines[0].split("\t")
     if lines[-1] != "" or len(head) < 5 or head[:2] != ["1", "node"]:
@@ -126,8 +130,11 @@ def _number(field: str) -> int:
 
 
 def assign_gpus(gpus: list[GpuLocation], tasks: int) -> list[list[GpuLocation]]:
-    """Return the GPUs of each task, by rank. As programs choose them: rank i uses GPU i, modulo the number of GPUs where
-    there are more tasks; with fewer tasks than GPUs each has a consecutive group."""
+    """Return the GPUs of each task, by rank, as programs choose them.
+
+    Rank i uses GPU i, modulo the number of GPUs where there are more tasks. With fewer tasks than GPUs each task has a
+    consecutive group.
+    """
     count = len(gpus)
     if tasks <= count:
         return [gpus[i * count // tasks : (i + 1) * count // tasks] for i in range(tasks)]
@@ -135,7 +142,8 @@ def assign_gpus(gpus: list[GpuLocation], tasks: int) -> list[list[GpuLocation]]:
 
 
 def distance(machine: Machine, cpu_set: int, gpus: list[GpuLocation]) -> int:
-    """Return the sum over CPUs and GPUs of: 0 for a CPU near the GPU, 1 in the same package as such a CPU, 2 elsewhere."""
+    """Return the sum over all pairs of a CPU and a GPU: 0 for a CPU near the GPU, 1 in the same package as such a CPU, 2
+    elsewhere."""
     total = 0
     for gpu in gpus:
         if not gpu.near:
@@ -149,12 +157,12 @@ def distance(machine: Machine, cpu_set: int, gpus: list[GpuLocation]) -> int:
 
 
 def total_distance(machine: Machine, cpu_sets: list[int], gpus_of_task: list[list[GpuLocation]]) -> int:
-    """Return the sum of the distances of all tasks, given their CPU sets and GPUs by rank."""
+    """Return the sum of the distances of all tasks. Their CPU sets and GPUs are in the order of ranks."""
     return sum(distance(machine, cpu_set, gpus) for cpu_set, gpus in zip(cpu_sets, gpus_of_task, strict=True))
 
 
 def tasks_by_numa_domain(gpus_of_task: list[list[GpuLocation]]) -> list[list[int]]:
-    """Return the ranks in groups: tasks of one group have GPUs with the same near CPUs and may have each other's CPU sets."""
+    """Return the ranks in groups. Tasks of one group have GPUs with the same near CPUs and may exchange their CPU sets."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for task, gpus in enumerate(gpus_of_task):
         groups.setdefault(tuple(sorted(g.near for g in gpus)), []).append(task)
@@ -162,10 +170,11 @@ def tasks_by_numa_domain(gpus_of_task: list[list[GpuLocation]]) -> list[list[int
 
 
 def permute_cpu_sets(machine: Machine, masks: list[int], gpus: list[GpuLocation], allowed: int) -> list[int]:
-    """Return the planned CPU sets of a step's local tasks: those of ``masks``, permuted; ``masks`` where that gains nothing.
+    """Return the planned CPU sets of a step's local tasks: ``masks`` in another order, or ``masks`` as they are where that
+    gains nothing.
 
-    ``masks``: Slurm's CPU sets by local task. ``allowed``: the CPU set of the step's cpuset. Raise Doubt when the masks are not
-    clearly disjoint parts of the allowed set, or the NUMA domain of a GPU is not known.
+    ``masks``: Slurm's CPU sets by local task. ``allowed``: the CPU set of the step's cpuset. Raise Doubt when the masks are
+    not clearly disjoint parts of the allowed set, or the NUMA domain of a GPU is not known.
     """
     check_masks(machine, masks, gpus, allowed)
     gpus_of_task = assign_gpus(gpus, len(masks))
@@ -207,11 +216,11 @@ def check_masks(machine: Machine, masks: list[int], gpus: list[GpuLocation], all
     if union & ~allowed or union & ~known:
         raise Doubt("a task's CPUs are outside the step's cpuset")
     if not gpus or any(not g.near for g in gpus):
-        raise Doubt("where a GPU is is not known")
+        raise Doubt("the location of a GPU is not known")
 
 
 def pieces_of_cores(machine: Machine, masks: list[int]) -> list[Piece]:
-    """Return what each task has of each core, in the order of cores and tasks."""
+    """Return which CPUs of each core each task has, in the order of cores and tasks."""
     return [(task, mask & core.cpus, core) for core in machine.cores for task, mask in enumerate(masks) if mask & core.cpus]
 
 
@@ -226,8 +235,8 @@ def threads_per_core(pieces: list[Piece], tasks: int) -> list[tuple[int, ...]]:
 def exchangeable(pieces: list[Piece], masks: list[int], patterns: list[tuple[int, ...]]) -> list[list[Piece]]:
     """Return the pieces in groups within which tasks may exchange them without changing a task's threads-per-core pattern.
 
-    A group has pieces with the same number of threads of their core. Where a core is split between tasks, a group has the whole
-    CPU sets (``masks``) of tasks with the same pattern instead.
+    A group has pieces with the same number of threads of their core. Where a core is split between tasks, a group has the
+    whole CPU sets (``masks``) of tasks with the same pattern instead.
     """
     groups: dict[tuple[int, ...], list[Piece]] = {}
     if len({id(core) for _, _, core in pieces}) < len(pieces):
@@ -240,7 +249,7 @@ def exchangeable(pieces: list[Piece], masks: list[int], patterns: list[tuple[int
 
 
 class _Costs:
-    """Distances of pieces to the GPUs of each group of tasks, computed once for pieces that are alike in this."""
+    """Computes the distances of pieces to the GPUs of each group of tasks, only once for pieces with equal distances."""
 
     __slots__ = ("_gpus", "_gpus_of_group", "_known", "_machine")
 
@@ -251,7 +260,7 @@ class _Costs:
         self._known: dict[tuple[int, ...], tuple[int, ...]] = {}
 
     def of(self, cpu_set: int, core: Core | None) -> tuple[int, ...]:
-        """Return the distance of these CPUs to each group. ``core``: the one they are on, None for several."""
+        """Return the distance of these CPUs to each group. ``core``: the core that they are on, None for several."""
         # On one core the distances depend only on its package and on how many of its CPUs are near which GPU.
         near = [(cpu_set & g.near).bit_count() for g in self._gpus]
         key = (cpu_set,) if core is None else (core.package, cpu_set.bit_count(), *near)
@@ -263,8 +272,8 @@ class _Costs:
 def keep_own_cpu_sets(masks: list[int], planned: list[int], groups: list[list[int]], patterns: list[tuple[int, ...]]) -> None:
     """Change ``planned`` so that few tasks move: tasks of one group and pattern exchange what was planned for them.
 
-    A task whose own mask was planned for one of them keeps it; the others are given the rest in the order in which Slurm
-    assigned it. ``masks``: Slurm's CPU sets by task. ``patterns``: see threads_per_core.
+    A task whose own mask was planned for one of them keeps it. The others get the remaining CPU sets in the order in which
+    Slurm assigned them. ``masks``: Slurm's CPU sets by task. ``patterns``: see threads_per_core.
     """
     owner = {mask: task for task, mask in enumerate(masks)}
     for group in groups:
@@ -278,24 +287,25 @@ def keep_own_cpu_sets(masks: list[int], planned: list[int], groups: list[list[in
 
 
 def check_permutation(before: list[int], after: list[int]) -> None:
-    """Raise Doubt unless every task has as many CPUs as before, none is shared, and together they are the same CPUs."""
+    """Raise Doubt unless every task has as many CPUs as before, no two tasks share a CPU, and together they have the same
+    CPUs."""
     union = 0
     for old, new in zip(before, after, strict=True):
         if old.bit_count() != new.bit_count() or union & new:
-            raise Doubt("the plan does not keep what Slurm gave")
+            raise Doubt("the plan changes a task's number of CPUs, or tasks share CPUs")
         union |= new
     for old in before:
         union &= ~old
     if union:
-        raise Doubt("the plan leaves what Slurm gave")
+        raise Doubt("the plan has CPUs that Slurm did not assign")
 
 
 def whole_node_cpu_sets(machine: Machine, tasks: int) -> list[int]:
-    """Return the CPU sets of so many tasks that have the whole node: equal numbers of whole cores. Raise Doubt."""
+    """Return the CPU sets of ``tasks`` tasks that have the whole node, with equal numbers of whole cores. Raise Doubt."""
     cores = [c for c in machine.cores if c.cpus & machine.online]
     each = len(cores) // tasks
     if not each or not machine.gpus or any(not g.near for g in machine.gpus):
-        raise Doubt("fewer cores than tasks, or where a GPU is is not known")
+        raise Doubt("fewer cores than tasks, or the location of a GPU is not known")
     if len({(c.cpus & machine.online).bit_count() for c in cores}) != 1:
         raise Doubt("cores with and without hardware threads")
     gpus_of_task = assign_gpus(machine.gpus, tasks)
@@ -309,8 +319,8 @@ def whole_node_cpu_sets(machine: Machine, tasks: int) -> list[int]:
 def widen_to_whole_node(machine: Machine, masks: list[int], planned: list[int]) -> list[int]:
     """Return even CPU sets of all cores, for a step that has the whole node and asked for no CPU count.
 
-    ``masks``: Slurm's CPU sets by task. Return ``planned`` where a task would lose CPUs, or where one has only part of a core
-    because of a hint.
+    ``masks``: Slurm's CPU sets by task. Return ``planned`` where a task would lose CPUs, or where a task has only part of a
+    core because of a hint.
     """
     if any(mask & c.cpus not in (0, c.cpus & machine.online) for c in machine.cores for mask in masks):
         return planned
@@ -339,7 +349,7 @@ def answer_lines(topology: str, bind_list: str, step_gpus: str, *, allowed: int,
     masks, wanted = parse_masks(bind_list), parse_indices(step_gpus)
     gpus = [gpu for gpu in machine.gpus if gpu.index in wanted]  # by PCI address, as CUDA counts them
     if len(gpus) != len(wanted):
-        raise Doubt("the step is not one of this node")
+        raise Doubt("the step has GPUs that this node does not have")
     first = min(mask & -mask for mask in masks)
     if not masks[0] & first:
         raise Doubt("the masks are the user's: Slurm's own begin with the lowest CPU in the first task")

@@ -1,7 +1,7 @@
-"""Even parts of an allocation's cores for each task, at the least summed distance between tasks and their GPUs.
+"""Assigns even parts of an allocation's cores to tasks, at the least summed distance between tasks and their GPUs.
 
-`fairlead bind` assigns the cores of a node to tasks with it, `fairlead run` the CPUs of one task to its ranks. Like
-binding_plan.py it imports nothing that costs time: `fairlead run` starts once for every rank.
+`fairlead bind` assigns the cores of a node to tasks with it, and `fairlead run` the CPUs of one task to its ranks. Like
+binding_plan.py it imports nothing that costs time, because `fairlead run` starts once for every rank.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from fairlead.topology.binding.transport import CpuPiece, assign_pieces
 def assign_cores(
     machine: Machine, cpus_of_cores: list[int], gpus_of_task: list[list[GpuLocation]], notes: list[str]
 ) -> list[int]:
-    """Return the CPU sets by rank: whole cores while there are enough, else single CPUs, else CPUs that several tasks share.
+    """Return the CPU sets by rank: whole cores while there are enough, else single CPUs, else CPUs that several tasks have
+    together.
 
-    ``cpus_of_cores``: for each core, in the machine's order, the CPU set that may be used. ``gpus_of_task``: by rank. A line is
-    added to ``notes`` where tasks share cores or CPUs.
+    ``cpus_of_cores``: for each core, in the machine's order, the CPU set that may be used. ``gpus_of_task``: by rank. A line
+    is added to ``notes`` where tasks share cores or CPUs.
     """
     tasks = len(gpus_of_task)
     pieces = [(core, cpu_set) for core, cpu_set in enumerate(cpus_of_cores) if cpu_set]

@@ -1,7 +1,7 @@
-"""The binding plan of one node for any number of tasks, any part of its GPUs and CPUs.
+"""Plans the binding of one node for any number of tasks and any part of its GPUs and CPUs.
 
 Rank i keeps GPU i of the allocation, and the CPUs move: each task has the same number of whole cores, at the least summed
-distance between tasks and their GPUs. Only a request without CPUs is refused: where the NUMA domain of a GPU is not known the
+distance between tasks and their GPUs. Only a request without CPUs is refused. Where the NUMA domain of a GPU is not known, the
 CPU sets are even runs, and the notes say so. The task prolog's planner (binding_plan.py) does the same with the CPU sets that
 Slurm assigned.
 """
@@ -25,7 +25,8 @@ TASKS_MAX = 4096
 
 
 class TaskBinding(Struct, frozen=True, kw_only=True):
-    """What one task has. ``memory``: a policy as numactl names it, "preferred:0"; "default" where no NUMA node is right."""
+    """Holds what one task has. memory: a policy in numactl's words, such as "preferred:0", or "default" where no NUMA node
+    fits."""
 
     rank: int
     gpus: tuple[str, ...]  # PCI addresses
@@ -36,7 +37,10 @@ class TaskBinding(Struct, frozen=True, kw_only=True):
 
 
 class BindingPlan(Struct, frozen=True, kw_only=True):
-    """All tasks by rank. ``distance``: summed over tasks, their CPUs and GPUs: 0 near, 1 in the same package, 2 elsewhere."""
+    """Holds the bindings of all tasks by rank.
+
+    distance: the sum over tasks, their CPUs and GPUs of 0 for near, 1 for the same package, 2 for elsewhere.
+    """
 
     tasks: tuple[TaskBinding, ...]
     distance: int
@@ -46,7 +50,7 @@ class BindingPlan(Struct, frozen=True, kw_only=True):
 def chosen_gpus(node: Node, wanted: Sequence[str]) -> tuple[Accelerator, ...]:
     """Return the GPUs that ``wanted`` names by index, PCI address or UUID, in its order; all GPUs where it is empty.
 
-    Raise UsageError for a name that fits no GPU and for a GPU named twice.
+    Raise UsageError for a name that fits no GPU and for a GPU that is named twice.
     """
     every = accelerators(node)
     if not wanted:
@@ -63,7 +67,7 @@ def chosen_gpus(node: Node, wanted: Sequence[str]) -> tuple[Accelerator, ...]:
 
 
 def physical_cores(node: Node) -> list[Core]:
-    """Return the cores with their online CPUs. Every CPU is on one core only, whatever the files of its siblings say."""
+    """Return the cores with their online CPUs. Every CPU is on one core only, even where the files of its siblings disagree."""
     up = as_cpu_set(locality.online(node))
     cores = []
     seen = 0
@@ -118,7 +122,7 @@ def plan_binding(
 
 
 def _gpu_locations(node: Node, gpus: Sequence[Accelerator], notes: list[str]) -> list[GpuLocation]:
-    """Return where the GPUs are; a line is added to ``notes`` for GPUs whose NUMA domain had to be taken from elsewhere."""
+    """Return where the GPUs are. A line is added to ``notes`` for GPUs whose NUMA domain had to be taken from another source."""
     found = []
     said: dict[str, list[str]] = {}
     for gpu in gpus:
@@ -146,8 +150,8 @@ def _task_binding(
 
 
 def _memory_policy(node: Node, cpus_on_numa: dict[int, int], near: set[int]) -> str:
-    """Return the policy for one task: prefer the NUMA node of its GPU where it has CPUs, else the one with most of its CPUs;
-    where that one has no memory, the nearest with memory.
+    """Return the memory policy of one task. It prefers the NUMA node of its GPU where the task has CPUs there, else the NUMA
+    node with most of its CPUs. Where that node has no memory, it prefers the nearest one with memory.
 
     ``cpus_on_numa``: how many CPUs the task has on each NUMA node. ``near``: the NUMA nodes of its GPUs. Only nodes with CPUs
     count: GPU memory is a NUMA node too (GH200), and binding to it would fill the GPU.
@@ -171,5 +175,5 @@ def _has_memory(numa: NumaNode) -> bool:
 
 
 def _lowest_threads(cpu_set: int, count: int | None) -> int:
-    """Return the ``count`` lowest CPUs of a CPU set; all for None."""
+    """Return the ``count`` lowest CPUs of a CPU set, or all where ``count`` is None."""
     return cpu_set if count is None else as_cpu_set(cpus_in(cpu_set)[:count])

@@ -1,24 +1,24 @@
-"""The files that the task prolog reads: /run/fairlead/topology and the ready plans below /run/fairlead/plans/.
+"""Writes the files that the task prolog reads: /run/fairlead/topology and the ready plans below /run/fairlead/plans/.
 
-TAB separated, no empty field, ``-`` for none or unknown. topology:
+Fields are separated by TABs and never empty; ``-`` is for none or unknown. The file topology:
 
     1 node NAME GPUS CPUS COUNT THREADS     GPUS how many, CPUS the online CPU list, COUNT how many CPUs, THREADS as below
     gpu GRES_INDEX MINOR UUID PCI NUMA CORES NICS MASK  by PCI address; CORES the list of the nearest CPUs, MASK the same in
                                             capital hex digits
     core PACKAGE NUMA L3 CPULIST            one physical core, CPULIST its online hardware threads
 
-THREADS is 1 where every core has one CPU; 2 where the online CPUs are 0 to COUNT - 1 and every core has the CPUs i and
-i + COUNT / 2, as Linux numbers hardware threads on x86; else -. It is - too where the CPUs near one GPU are of several packages.
+THREADS is 1 where every core has one CPU. It is 2 where the online CPUs are 0 to COUNT - 1 and every core has the CPUs i and
+i + COUNT / 2, as Linux numbers hardware threads on x86. Else, and where the CPUs near one GPU are of several packages, it is -.
 
-plans/N, one line for each of N local tasks that have the whole node:
+The file plans/N has one line for each of N local tasks that have the whole node:
 
     LOCALID CPULIST MASK GPUS NUMA NICS CORES SLURM_MASK DOMAIN
                                             GPUS in GRES indices, CORES how many physical cores, SLURM_MASK in capital
                                             hex digits as in SLURM_CPU_BIND_LIST, without its leading zeros, DOMAIN the first
-                                            LOCALID whose GPUs have the same near CPUs: tasks of one DOMAIN may have each
-                                            other's CPUs
+                                            LOCALID whose GPUs have the same near CPUs: tasks of one DOMAIN may exchange
+                                            their CPUs
 
-plans/N.ready, the same as an assignment for the task prolog (a shell's read costs a system call for each character):
+The file plans/N.ready has the same as an assignment, because a shell's read costs a system call for each character:
 
     fl_ready='GPUS CORES DOMAIN:SLURM_MASK ...'  GPUS all GRES indices, CORES of each task, then each task's by LOCALID
 """
@@ -51,7 +51,7 @@ def gres_index_by_pci(node: Node) -> dict[str, int]:
 def planner_machine(node: Node, order: dict[str, int] | None = None) -> binding_plan.Machine:
     """Return the node as the planner sees it. ``order``: GRES index by PCI address where the site's differs.
 
-    With a GPU in MIG mode Slurm's indices count instances, and no index tells which GPU a job has: then no GPU has near CPUs.
+    With a GPU in MIG mode Slurm's indices count instances, so no index shows which GPU a job has. Then no GPU has near CPUs.
     """
     order = gres_index_by_pci(node) if order is None else order
     online = as_cpu_set(locality.online(node))
@@ -100,7 +100,7 @@ def render_topology(node: Node, order: dict[str, int] | None = None) -> str:
 
 
 def thread_numbering(machine: binding_plan.Machine) -> str:
-    """Return THREADS of the first line: "1" or "2" where CPU numbers tell which CPUs are on one core, else "-"."""
+    """Return THREADS of the first line: "1" or "2" where CPU numbers show which CPUs are on one core, else "-"."""
     count = machine.online.bit_count()
     cores = {c.cpus & machine.online for c in machine.cores} - {0}
     if any(len({c.package for c in machine.cores if c.cpus & gpu.near}) > 1 for gpu in machine.gpus):
@@ -112,7 +112,8 @@ def thread_numbering(machine: binding_plan.Machine) -> str:
 
 
 def render_plans(node: Node, order: dict[str, int] | None = None) -> dict[int, str]:
-    """Return the texts of /run/fairlead/plans/N by N, for 1 to twice the number of GPUs; one without a clear plan is left out."""
+    """Return the texts of /run/fairlead/plans/N by N, for 1 to twice the number of GPUs. An N without a clear plan is left
+    out."""
     machine = planner_machine(node, order)
     texts = {}
     for tasks in range(1, 2 * len(machine.gpus) + 1):
@@ -150,7 +151,7 @@ def plan_files(node: Node, order: dict[str, int] | None = None) -> dict[str, str
 
 
 def render_ready(plans: Mapping[int, str]) -> dict[int, str]:
-    """Return the texts of /run/fairlead/plans/N.ready by N, machine from those of plans/N where all tasks have as many cores."""
+    """Return the texts of /run/fairlead/plans/N.ready by N, made from those of plans/N where all tasks have as many cores."""
     texts = {}
     for tasks, text in plans.items():
         rows = [line.split("\t") for line in text.splitlines()]

@@ -1,14 +1,15 @@
-"""The binding of one rank among several in one task: which of the task's CPUs it should have, and which memory.
+"""Plans the binding of one rank among several in one task: which of the task's CPUs it should have, and which memory.
 
-torchrun and mpirun start several ranks inside one Slurm task; all of them have the task's whole mask. Each rank computes the
-same even parts of that mask (core_assignment.py, with /run/fairlead/topology), and uses its own. Rank i uses the i-th visible
-GPU. Whatever is not clear raises Doubt, and the rank stays as it is. Environment variables come in as a mapping.
+torchrun and mpirun start several ranks inside one Slurm task, and all of them have the task's whole mask. Each rank computes
+the same even parts of that mask (core_assignment.py, with /run/fairlead/topology), and uses its own part. Rank i uses the i-th
+visible GPU. Where the input is not clear, Doubt is raised and the rank's binding is not changed. Environment variables come in
+as a mapping.
 
-Sources: torchrun sets LOCAL_RANK and LOCAL_WORLD_SIZE (PyTorch, torch.distributed.run, "Environment Variables"); Open MPI
-OMPI_COMM_WORLD_LOCAL_RANK and _SIZE (its documentation, "Environment variables"); Intel MPI and MPICH's Hydra MPI_LOCALRANKID and
-MPI_LOCALNRANKS; MVAPICH2 MV2_COMM_WORLD_LOCAL_RANK and _SIZE; Cray PALS PALS_LOCAL_RANKID and PALS_LOCAL_SIZE; Slurm
-SLURM_LOCALID and SLURM_GTIDS (srun(1), "OUTPUT ENVIRONMENT VARIABLES"). CUDA_VISIBLE_DEVICES: CUDA C++ Programming Guide, "CUDA
-Environment Variables".
+The launchers' documents name the variables: torchrun sets LOCAL_RANK and LOCAL_WORLD_SIZE (PyTorch, torch.distributed.run,
+"Environment Variables"); Open MPI OMPI_COMM_WORLD_LOCAL_RANK and _SIZE (its documentation, "Environment variables"); Intel
+MPI and MPICH's Hydra MPI_LOCALRANKID and MPI_LOCALNRANKS; MVAPICH2 MV2_COMM_WORLD_LOCAL_RANK and _SIZE; Cray PALS
+PALS_LOCAL_RANKID and PALS_LOCAL_SIZE; Slurm SLURM_LOCALID and SLURM_GTIDS (srun(1), "OUTPUT ENVIRONMENT VARIABLES").
+CUDA_VISIBLE_DEVICES is in the CUDA C++ Programming Guide, "CUDA Environment Variables".
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from fairlead.topology.binding.core_assignment import assign_cores
 
 Env = Mapping[str, str]
 
-#: Rank and number of ranks on this node, the innermost launcher first.
+#: Each launcher's variables of the rank and of the number of ranks on this node, the innermost launcher first.
 LAUNCHERS = (
     ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
@@ -35,7 +36,7 @@ VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 
 
 class LocalRank:
-    """Rank ``number`` (from 0) of ``ranks`` on this node, as the environment variable ``source`` says."""
+    """Names rank ``number`` (from 0) of ``ranks`` on this node, as the environment variable ``source`` says."""
 
     __slots__ = ("number", "ranks", "source")
 
@@ -46,7 +47,8 @@ class LocalRank:
 
 
 class RankBinding:
-    """``cpus``: the CPU set to have (the present one where Slurm assigned it). ``memory``: the NUMA node to prefer, or None."""
+    """Holds the binding of one rank. cpus: its CPU set (its present one where Slurm assigned it). memory: the NUMA node to
+    prefer, or None."""
 
     __slots__ = ("cpus", "gpus", "memory")
 
@@ -59,7 +61,7 @@ class RankBinding:
 def wanted_bindings(env: Env) -> tuple[bool, bool]:
     """Return whether the user wants CPUs bound, and whether memory.
 
-    FAIRLEAD_PROFILE and the words CPUS and MEMORY in FAIRLEAD_SKIP say so; malformed means off.
+    FAIRLEAD_PROFILE, and the words CPUS and MEMORY in FAIRLEAD_SKIP, say so. Malformed text means that neither is bound.
     """
     skip = env.get("FAIRLEAD_SKIP", "")
     if env.get("FAIRLEAD_PROFILE", "") not in ("", "full", "minimal") or skip.strip(_NAMES):
@@ -72,7 +74,8 @@ _NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_,"
 
 
 def local_rank(env: Env) -> LocalRank:
-    """Return which rank this is, by the innermost launcher. Raise Doubt where no launcher says it, or not all of it."""
+    """Return which rank this is, by the innermost launcher. Raise Doubt where no launcher says it, or where one says only a
+    part."""
     for name, size in LAUNCHERS:
         if name in env:
             return _rank(name, env[name], _number(size, env.get(size, "")))
@@ -84,7 +87,7 @@ def local_rank(env: Env) -> LocalRank:
 def _rank(name: str, text: str, ranks: int) -> LocalRank:
     number = _number(name, text)
     if not 0 <= number < ranks <= binding_plan.TASKS_MAX:
-        raise Doubt(f"{name}={number} of {ranks} local ranks makes no sense")
+        raise Doubt(f"{name}={number} of {ranks} local ranks is not a valid rank")
     return LocalRank(number, ranks, name)
 
 
@@ -95,15 +98,18 @@ def _number(name: str, text: str) -> int:
 
 
 def in_step(env: Env) -> bool:
-    """Return whether this is a step of srun, not the batch script: there SLURM_STEP_ID is unset, -5 or 4294967291."""
+    """Return whether this is a step of srun, not the batch script. In the batch script SLURM_STEP_ID is unset, -5 or
+    4294967291."""
     step = env.get("SLURM_STEP_ID", "")
     return step.isascii() and step.isdigit() and not step.startswith("42949672")
 
 
 def job_gpus(machine: Machine, env: Env, *, published: bool) -> list[GpuLocation]:
-    """Return the GPUs of this step or job in PCI order, as CUDA counts them; outside Slurm all of the node's. Raise Doubt.
+    """Return the GPUs of this step or job in PCI order, as CUDA counts them. Outside Slurm these are all GPUs of the node.
+    Raise Doubt.
 
-    ``published``: whether the machine's indices are Slurm's. Where they were only read off the bus, Slurm's order is not known.
+    ``published``: whether the machine's indices are Slurm's. Where they were only read from the PCI bus, Slurm's order is not
+    known.
     """
     if "SLURM_JOB_ID" not in env:
         return machine.gpus
@@ -115,42 +121,42 @@ def job_gpus(machine: Machine, env: Env, *, published: bool) -> list[GpuLocation
     if len(found) != len(indices):
         raise Doubt("the step has GPUs that are not published for this node")
     if not published and len(found) != len(machine.gpus):
-        raise Doubt("part of the node's GPUs, and no published topology says which Slurm means")
+        raise Doubt("the job has part of the node's GPUs, and no published topology says which GPUs Slurm means")
     return found
 
 
 def visible_gpus(machine: Machine, uuids: Mapping[str, str], env: Env, *, published: bool) -> list[GpuLocation]:
     """Return the GPUs that the program sees, in its order. ``uuids``: PCI address by UUID. Raise Doubt.
 
-    An index counts from the job's first GPU where devices are constrained, else from the node's. Where the two readings name
-    GPUs in different NUMA domains, it cannot be told from here which is meant.
+    An index counts from the job's first GPU where devices are constrained, else from the node's. Where these two readings name
+    GPUs in different NUMA domains, fairlead cannot know which one is meant.
     """
     mine = job_gpus(machine, env, published=published)
     chosen = next((env[name] for name in VISIBLE if name in env), None)
     if chosen is None:
         return mine
     if not chosen.startswith("GPU-") and _each_task_has_own_gpus(env):
-        raise Doubt("each task has GPUs of its own: which they are cannot be told from here")
+        raise Doubt("each task has GPUs of its own, and this process cannot know which")
     found = []
     for word in chosen.split(","):
         hits = _by_index(machine, mine, int(word)) if word.isascii() and word.isdigit() and len(word) < 6 else []
         if word.startswith("GPU-"):
             hits = [g for g in mine for uuid, pci in uuids.items() if pci == g.pci and uuid.startswith(word)]
         if not hits or any((g.near, g.numa) != (hits[0].near, hits[0].numa) for g in hits):
-            raise Doubt(f"which GPU {word[:60]!r} of the visible devices is cannot be told from here")
+            raise Doubt(f"the GPU that {word[:60]!r} of the visible devices means is not known here")
         found.append(hits[0])
     return found
 
 
 def _each_task_has_own_gpus(env: Env) -> bool:
-    """Return whether Slurm gave each of several tasks its own GPUs: constrained devices are then counted within the task."""
+    """Return whether Slurm assigned each of several tasks its own GPUs. Constrained devices are then counted within the task."""
     by_option = env.get("SLURM_GPUS_PER_TASK") or env.get("SLURM_NTASKS_PER_GPU") or "gpu" in env.get("SLURM_TRES_PER_TASK", "")
     bound = env.get("SLURM_GPU_BIND", "") not in ("", "none")
     return in_step(env) and "," in env.get("SLURM_GTIDS", "") and bool(by_option or bound)
 
 
 def _by_index(machine: Machine, mine: list[GpuLocation], index: int) -> list[GpuLocation]:
-    """Return the job's GPUs that a visible index can mean, without doubles."""
+    """Return the job's GPUs that a visible index can mean, each once."""
     hits = [mine[index]] if index < len(mine) else []
     if index < len(machine.gpus) and machine.gpus[index] in mine and machine.gpus[index] not in hits:
         hits.append(machine.gpus[index])
@@ -158,9 +164,10 @@ def _by_index(machine: Machine, mine: list[GpuLocation], index: int) -> list[Gpu
 
 
 def gpus_of_ranks(gpus: list[GpuLocation], ranks: int, per_rank: int | None) -> list[list[GpuLocation]]:
-    """Return the GPUs of each rank: GPU i for rank i (modulo), or ``per_rank`` consecutive ones each. Raise Doubt.
+    """Return the GPUs of each rank: GPU i for rank i (modulo), or ``per_rank`` consecutive GPUs each. Raise Doubt.
 
-    With fewer ranks than GPUs programs differ: one GPU each, or an equal part each. Where that makes a difference, raise Doubt.
+    With fewer ranks than GPUs, some programs use one GPU each and others an equal part each. Where the two differ, raise
+    Doubt.
     """
     if per_rank is not None:
         if per_rank * ranks > len(gpus):
@@ -170,18 +177,19 @@ def gpus_of_ranks(gpus: list[GpuLocation], ranks: int, per_rank: int | None) -> 
     if 1 < ranks < len(gpus):
         for first, own in zip(gpus, gpus_of_rank, strict=False):
             if {(g.near, g.numa) for g in own} != {(first.near, first.numa)}:
-                raise Doubt(f"{ranks} ranks see {len(gpus)} GPUs: say --gpus-per-rank 1, or how many each uses")
+                raise Doubt(f"{ranks} ranks see {len(gpus)} GPUs: use --gpus-per-rank 1, or the number that each rank uses")
     return gpus_of_rank
 
 
 def is_slurms_mask(env: Env, own: int, cpuset: int) -> bool:
-    """Return whether the present mask is what Slurm gave the task, not narrowed by taskset, mpirun or the user's masks."""
+    """Return whether the present mask is the one that Slurm set for the task. taskset, mpirun or the user's masks may have
+    narrowed it."""
     if own == cpuset:
         return True
     masks = env.get("SLURM_CPU_BIND_LIST", "")
     if in_step(env) and masks:
         if env.get("SLURM_CPU_BIND_TYPE") != "mask_cpu:" or not all(m.startswith("0x") for m in masks.split(",")):
-            return False  # what a user typed stands there without 0x
+            return False  # masks that a user typed have no 0x
         cpu_sets = binding_plan.parse_masks(masks)
         local = _number(SLURM, env.get(SLURM, ""))
         return local < len(cpu_sets) and own.bit_count() >= cpu_sets[local].bit_count()
@@ -193,20 +201,20 @@ def plan_rank(
 ) -> RankBinding:
     """Return the binding of one rank within ``own``, the CPU set that the task has. Raise Doubt.
 
-    ``gpus``: the visible ones. ``cpuset``: the CPU set of the cgroup. ``per_rank``: GPUs of each rank, None for not said. A rank
-    that is a Slurm task with a mask of its own keeps it; only its memory is planned.
+    ``gpus``: the visible ones. ``cpuset``: the CPU set of the cgroup. ``per_rank``: GPUs of each rank, None where the user
+    does not say. A rank that is a Slurm task with a mask of its own keeps it; only its memory is planned.
     """
     if not gpus:
         raise Doubt("no GPU is visible")
     if not is_slurms_mask(env, own, cpuset):
-        raise Doubt("somebody has already chosen fewer CPUs than the task has: they stay")
+        raise Doubt("somebody has already chosen fewer CPUs than the task has: they stay bound")
     if not own or own & ~_known(machine):
-        raise Doubt("CPUs that the published topology does not have")
+        raise Doubt("the task has CPUs that the published topology does not have")
     on_node = env.get("SLURM_CPUS_ON_NODE", "")
     if on_node.isascii() and on_node.isdigit() and binding_plan.count_cores(machine, own) > int(on_node):
         raise Doubt("the job has part of the node's CPUs, and nothing says which")
     if rank.source == SLURM and rank.ranks > 1 and len(gpus) != _number("SLURM_GPUS_ON_NODE", env.get("SLURM_GPUS_ON_NODE", "")):
-        raise Doubt("Slurm has given each task GPUs of its own")
+        raise Doubt("Slurm has assigned each task GPUs of its own")
     gpus_of_rank = gpus_of_ranks(gpus, rank.ranks, per_rank)
     cpus = own
     if rank.source != SLURM or own == cpuset:
@@ -224,7 +232,8 @@ def _known(machine: Machine) -> int:
 
 
 def _memory_node(machine: Machine, cpus: int, gpus: list[GpuLocation]) -> int | None:
-    """Return the NUMA node of the GPUs where it is one and some of ``cpus`` are on it (GPU memory has none), else None."""
+    """Return the NUMA node of the GPUs where they have one NUMA node and some of ``cpus`` are on it, else None. GPU memory has
+    no CPUs."""
     homes = {g.numa for g in gpus if g.near}
     if len(homes) != 1 or any(not g.near for g in gpus):
         return None

@@ -1,14 +1,16 @@
-"""Assigning at the least cost: a transport problem, solved by successive shortest paths. It imports nothing (binding_plan.py)."""
+"""Assigns pieces to tasks at the least cost: a transport problem, solved by successive shortest paths. It imports nothing (see
+binding_plan.py)."""
 
 from __future__ import annotations
 
 
 class Doubt(ValueError):
-    """No plan is made; the text is one line that says why."""
+    """Says in one line why no plan is made."""
 
 
 class CpuPiece:
-    """What is assigned: CPUs of one core, or the whole CPU set of a task. ``costs``: its distance to each group of tasks."""
+    """Holds what is assigned: CPUs of one core, or the whole CPU set of a task. ``costs``: its distance to each group of
+    tasks."""
 
     __slots__ = ("costs", "cpu_set")
 
@@ -20,13 +22,14 @@ class CpuPiece:
 def least_cost_flow(supply: list[int], demand: list[int], cost: list[tuple[int, ...]]) -> list[list[int]]:
     """Return flow[s][d], how many units go from source s to sink d, at the least total cost (successive shortest paths).
 
-    ``supply`` by source, ``demand`` by sink, ``cost[s][d]`` of one unit. Raise Doubt where the supply is less than the demand.
+    ``supply``: by source. ``demand``: by sink. ``cost[s][d]``: of one unit. Raise Doubt where the supply is less than the
+    demand.
     """
     flow = [[0] * len(demand) for _ in supply]
     unused, unmet = list(supply), list(demand)
     far = 1 << 60
     while any(unmet):
-        reach = [0 if n else far for n in unused]  # cheapest way to one more unit at each source, then at each sink
+        reach = [0 if n else far for n in unused]  # the cheapest path to one more unit at each source, and at each sink
         sink = [far] * len(demand)
         came_to_sink = [-1] * len(demand)
         came_to_source = [-1] * len(supply)
@@ -45,7 +48,7 @@ def least_cost_flow(supply: list[int], demand: list[int], cost: list[tuple[int, 
                             reach[s], came_to_source[s], changed = at - cost[s][d], d, True
         d = min((d for d in range(len(demand)) if unmet[d]), key=lambda d: (sink[d], d))
         if sink[d] >= far:
-            raise Doubt("the CPUs do not suffice for all tasks")
+            raise Doubt("there are not enough CPUs for all tasks")
         path, amount, end = [], unmet[d], d
         while True:
             s = came_to_sink[d]
@@ -62,7 +65,7 @@ def least_cost_flow(supply: list[int], demand: list[int], cost: list[tuple[int, 
             if previous >= 0:
                 flow[previous][d] -= amount
             previous = s
-        # The unit that a later source of the path gave back is what the earlier one now delivers.
+        # The earlier source of the path now delivers the unit that a later source gave back.
         unused[path[-1][0]] -= amount
         unmet[end] -= amount
     return flow
@@ -71,7 +74,7 @@ def least_cost_flow(supply: list[int], demand: list[int], cost: list[tuple[int, 
 def assign_pieces(pieces: list[CpuPiece], groups: list[list[int]], wanted: list[int]) -> dict[int, int]:
     """Assign ``wanted[task]`` pieces to each task at the least cost, and return the CPU sets by task.
 
-    Tasks of one group are given near and far pieces in the same proportion. Raise Doubt where the pieces do not suffice.
+    Tasks of one group get near and far pieces in the same proportion. Raise Doubt where there are not enough pieces.
     """
     by_costs: dict[tuple[int, ...], list[CpuPiece]] = {}
     for piece in pieces:
@@ -91,7 +94,7 @@ def assign_pieces(pieces: list[CpuPiece], groups: list[list[int]], wanted: list[
 
 
 def proportional_parts(amount: int, unmet: list[int]) -> list[int]:
-    """Return ``amount`` in parts proportional to what each still wants, and subtract the parts from ``unmet``."""
+    """Return ``amount`` in parts proportional to what each task still needs, and subtract the parts from ``unmet``."""
     found, upto, whole = [], 0, sum(unmet)
     for i, n in enumerate(unmet):
         found.append(amount * (upto + n) // whole - amount * upto // whole if whole else 0)

@@ -1,7 +1,7 @@
-"""The GPUs of a node for topology and binding: what the driver names, and what only the PCI bus shows.
+"""Lists the GPUs of a node for topology and binding: those that the driver names, and those that only the PCI bus shows.
 
-A GPU that the driver lost, or of a driver that does not answer, still is in the PCI tree. AMD's GPUs are known
-from PCI alone (fairlead asks no AMD library).
+A GPU that the driver has lost, or whose driver does not answer, still is in the PCI tree. AMD's GPUs are known from PCI alone
+(fairlead asks no AMD library).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NAMES = {
 
 
 class Linked(Protocol):
-    """What the rules for path classes need of a GPU."""
+    """Names what the rules for path classes need of a GPU."""
 
     @property
     def pci(self) -> str: ...
@@ -40,10 +40,10 @@ class Linked(Protocol):
 
 
 class Accelerator(Struct, frozen=True, kw_only=True):
-    """One GPU on the PCI bus. ``named``: the driver knows it. ``c2c``: NVLink-C2C joins it to its CPU."""
+    """Describes one GPU on the PCI bus. named: the driver knows it. c2c: NVLink-C2C joins it to its CPU."""
 
     pci: str
-    index: int  # the driver's; those it does not know come after
+    index: int  # the driver's index; GPUs that it does not know come after
     vendor: str  # "NVIDIA" | "AMD"
     name: str
     named: bool
@@ -52,14 +52,14 @@ class Accelerator(Struct, frozen=True, kw_only=True):
     nvlinks: tuple[NvLink, ...] | Missing
     pcie: PcieLink | Missing
     c2c: bool = False
-    passed_through: bool = False  # bound to vfio-pci: a guest's
+    passed_through: bool = False  # it is bound to vfio-pci and belongs to a guest
 
 
 _UNASKED = unreadable("the driver does not name this GPU")
 
 
 def pci_key(address: str) -> tuple[int, int, int, int]:
-    """Return a sort key of a PCI address; domains may be wider than 16 bits. An address of another form sorts last."""
+    """Return a sort key of a PCI address. Domains may be wider than 16 bits. An address of another form sorts last."""
     head, _, function = address.partition(".")
     parts = head.split(":")
     try:
@@ -70,8 +70,10 @@ def pci_key(address: str) -> tuple[int, int, int, int]:
 
 def on_the_bus(node: Node) -> tuple[PciDevice, ...]:
     """Return the GPUs that the PCI bus shows, by vendor and class, in PCI order.
-    Virtual functions are left out, a server's console, and the graphics part of an AMD processor, which shares its
-    PCI device with functions of the processor (vendor 1022)."""
+
+    Left out are virtual functions, a server's console, and the graphics part of an AMD processor. That part shares its PCI
+    device with functions of the processor (vendor 1022).
+    """
     processor = {d.address.partition(".")[0] for d in node.pci if d.vendor == AMD_CPU}
     found = []
     for d in node.pci:

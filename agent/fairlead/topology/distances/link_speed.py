@@ -1,5 +1,7 @@
-"""What a PCIe link carries. Usable GB/s a lane and direction after encoding (PCIe base specification; generation 6 in FLIT
-mode); measured copies reach 80 to 88 % of it."""
+"""Computes what a PCIe link carries: usable GB/s for each lane and direction after encoding.
+
+The numbers are from the PCIe base specification; generation 6 is in FLIT mode. Measured copies reach 80 to 88 % of them.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +20,19 @@ _MODEL = re.compile(r"model\s*:\s*(\d+)")
 
 
 class LinkState(Struct, frozen=True, kw_only=True):
-    """One PCIe link as it is trained, and as both its ends can do: lanes and generations; 0 unknown."""
+    """Describes one PCIe link: its present lanes and generation, and those that both its ends can do; 0 unknown."""
 
     width: int
     width_able: int
     gen: int
     gen_able: int
-    device_width: int  # what the device alone could do
+    device_width: int  # the width that the device alone could do
     device_gen: int
 
     @property
     def now(self) -> float:
-        """Return GB/s at the width it has and the generation it can reach: idle GPUs lower the generation to save power."""
+        """Return GB/s at the link's present width and the generation it can reach. Idle GPUs lower the generation to save
+        power."""
         return GB_PER_LANE.get(self.gen_able, 0.0) * (self.width or self.width_able)
 
     @property
@@ -38,7 +41,7 @@ class LinkState(Struct, frozen=True, kw_only=True):
 
 
 def link_state(device: PciDevice, devices: Mapping[str, PciDevice], otherwise: PcieLink | Missing) -> LinkState | None:
-    """Return the link above a device; None when it is not known.
+    """Return the link above a device, or None when it is not known.
 
     ``devices``: all by PCI address. ``otherwise``: the link as NVML reports it, used where sysfs has none.
     """
@@ -53,7 +56,7 @@ def link_state(device: PciDevice, devices: Mapping[str, PciDevice], otherwise: P
     width_now, gen_now = _lanes(link.width_current), _known(link.gen_current)
     return LinkState(
         width=width_now,
-        width_able=max(min(widths, default=0), width_now),  # a link is never wider than its ends: then a file is wrong
+        width_able=max(min(widths, default=0), width_now),  # a link is never wider than its ends; if it seems so, a file is wrong
         gen=gen_now,
         gen_able=max(min(gens, default=0), gen_now),
         device_width=width,
@@ -62,7 +65,7 @@ def link_state(device: PciDevice, devices: Mapping[str, PciDevice], otherwise: P
 
 
 def bandwidth_to_host(device: PciDevice, devices: Mapping[str, PciDevice], otherwise: PcieLink | Missing) -> float:
-    """Return GB/s from a device to its CPU, which is that of the narrowest link on the way; 0 unknown."""
+    """Return GB/s from a device to its CPU, the bandwidth of the narrowest link between them; 0 unknown."""
     found = [link_state(device, devices, otherwise)]
     for address in pci_tree.bridges(device):
         port = devices.get(address)
@@ -90,7 +93,7 @@ def bandwidth_between_sockets(node: Node) -> float:
     return 40.0 if number >= 0xCF else 22.0 if number >= 0x8F else 10.0
 
 
-# GB/s a link and direction that NCCL counts with (src/graph/topo.h, SM*_NVLINK_BW), by words of the GPU's name.
+# NCCL counts with these GB/s for each link and direction (src/graph/topo.h, SM*_NVLINK_BW), by words of the GPU's name.
 NVLINK = (
     (("B200", "B300", "GB200", "GB300", "B100"), 40.1),
     (("H100", "H200", "H800", "H20", "GH200"), 20.6),

@@ -1,5 +1,8 @@
-"""Which CPUs are near a device, from sysfs facts only: inside a job NVML answers within the caller's cpuset
-(dask-cuda#1381), and `numa_node` is -1 or names a node without CPUs on real machines. Then there is a note."""
+"""Finds which CPUs are near a device, from sysfs facts only.
+
+Inside a job NVML answers within the caller's cpuset (dask-cuda#1381), so it is not asked. On real machines `numa_node` can be
+-1 or name a node without CPUs; then the result has a note.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,9 @@ from fairlead.model.facts import Missing, Nic, Node, NumaNode
 
 
 class Locality(Struct, frozen=True, kw_only=True):
-    """Where a device is. ``numa``: its NUMA node, -1 unknown. ``cpus``: the nearest online CPUs, () unknown.
+    """Says where a device is. numa: its NUMA node, -1 unknown. cpus: the nearest online CPUs, () unknown.
 
-    ``note``: why ``numa`` and ``cpus`` are unknown, or not what the kernel says; "" else.
+    note: why ``numa`` and ``cpus`` are unknown, or differ from what the kernel says; else "".
     """
 
     numa: int
@@ -20,14 +23,14 @@ class Locality(Struct, frozen=True, kw_only=True):
 
 
 def online(node: Node) -> tuple[int, ...]:
-    """Return the online CPUs in order; where no CPU is described, those of the NUMA nodes."""
+    """Return the online CPUs in order. Where no CPU is described, return those of the NUMA nodes."""
     if node.cpus:
         return tuple(sorted(c.id for c in node.cpus if c.online))
     return tuple(sorted({cpu for n in node.numa for cpu in n.cpus}))
 
 
 def with_cpus(node: Node) -> tuple[NumaNode, ...]:
-    """Return the NUMA nodes that have an online CPU (GPU memory and memory expanders are NUMA nodes without)."""
+    """Return the NUMA nodes that have an online CPU. GPU memory and memory expanders are NUMA nodes without CPUs."""
     up = set(online(node))
     return tuple(n for n in sorted(node.numa, key=lambda n: n.id) if up & set(n.cpus))
 
@@ -69,7 +72,7 @@ def of_pci(node: Node, address: str) -> Locality:
 
 
 def _of_cpus(node: Node, local: tuple[int, ...]) -> Locality:
-    """Return the locality by the kernel's list of local CPUs, which is of no use where it has all CPUs of the machine."""
+    """Return the locality by the kernel's list of local CPUs. The list is of no use where it has all CPUs of the machine."""
     up = set(online(node))
     near = up & set(local)
     if not near or near == up:
@@ -83,14 +86,15 @@ def _of_cpus(node: Node, local: tuple[int, ...]) -> Locality:
 
 
 def of_nic(node: Node, nic: Nic) -> Locality:
-    """Return the locality of a NIC: that of its PCI device, else by the interface's own numa_node."""
+    """Return the locality of a NIC: that of its PCI device, or else the one of the interface's own numa_node."""
     if any(d.address == nic.pci for d in node.pci):
         return of_pci(node, nic.pci)
     return of_numa(node, -1 if isinstance(nic.numa, Missing) else nic.numa)
 
 
 def even_split(node: Node, position: int, count: int) -> tuple[int, ...]:
-    """Return the position-th of ``count`` even runs of the online CPUs, by package and core: shown where it is unknown."""
+    """Return the position-th of ``count`` even runs of the online CPUs, by package and core. It is shown where the locality is
+    unknown."""
     where = {c.id: (c.package, c.numa, c.core, c.id) for c in node.cpus}
     cpus = sorted(online(node), key=lambda c: where.get(c, (0, 0, 0, c)))
     run = cpus[position * len(cpus) // count : (position + 1) * len(cpus) // count]

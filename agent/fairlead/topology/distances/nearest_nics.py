@@ -1,16 +1,16 @@
-"""Which NICs belong to a GPU: its nearest RDMA devices, by NCCL's class."""
+"""Finds the NICs that belong to a GPU: its nearest RDMA devices, by NCCL's class."""
 
 from __future__ import annotations
 
 from fairlead.model.facts import Nic, Node
 from fairlead.topology.distances import path_classes
 
-# HPE Slingshot (Cassini): RDMA by libfabric, without a device below /sys/class/infiniband. https://pci-ids.ucw.cz
+# HPE Slingshot (Cassini) does RDMA with libfabric, without a device below /sys/class/infiniband. https://pci-ids.ucw.cz
 FABRIC_WITHOUT_VERBS = frozenset({(0x17DB, 0x0501), (0x17DB, 0x0502)})
 
 
 def candidates(node: Node) -> tuple[Nic, ...]:
-    """Return the RDMA devices on PCI that are no virtual functions, one per device, by name."""
+    """Return the RDMA devices on PCI, without virtual functions, one per device, by name."""
     seen: dict[str, Nic] = {}
     others = {d.address for d in node.pci if (d.vendor, d.device) in FABRIC_WITHOUT_VERBS}
     for nic in node.nics:
@@ -20,7 +20,7 @@ def candidates(node: Node) -> tuple[Nic, ...]:
 
 
 def functions(node: Node) -> tuple[Nic, ...]:
-    """Return one of the candidates for each PCI function: paths are between PCI functions."""
+    """Return one of the candidates for each PCI function, because paths are between PCI functions."""
     seen: dict[str, Nic] = {}
     for nic in candidates(node):
         seen.setdefault(nic.pci, nic)

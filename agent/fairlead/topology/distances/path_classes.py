@@ -1,10 +1,11 @@
-"""How far two devices are apart, in the words of NCCL and of `nvidia-smi topo -m`.
+"""Says how far two devices are apart, in the words of NCCL and of `nvidia-smi topo -m`.
 
-NCCL: src/graph/{xml,topo,paths}.cc at 5067397. It knows no host bridges: its PHB is nvidia-smi's PHB and NODE.
-A class here is that of the wires. A communicator may then replace the way from a GPU to a far NIC by PXN, over NVLink and
-a GPU beside that NIC; that depends on its ranks and on NCCL_PXN_DISABLE.
-nvidia-smi: the rule that reproduces published matrices; between host bridges of one NUMA node it was seen to say
-both NODE and SYS (nccl#1264, nccl#1453), for binding the two are one class.
+NCCL's rules are from src/graph/{xml,topo,paths}.cc at 5067397. NCCL knows no host bridges: its PHB is nvidia-smi's PHB and
+NODE. A class here describes the wires. A communicator may then replace the path from a GPU to a far NIC by PXN, over NVLink
+and a GPU beside that NIC; that depends on its ranks and on NCCL_PXN_DISABLE.
+
+nvidia-smi's rule here reproduces published matrices. Between host bridges of one NUMA node nvidia-smi was seen to print both
+NODE and SYS (nccl#1264, nccl#1453). For binding the two are one class.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from fairlead.model.facts import Missing, Node, PciDevice
 from fairlead.topology.distances import pci_tree
 from fairlead.topology.distances.accelerators import Accelerator, Linked, accelerators
 
-# src/include/graph.h PATH_*, by name: the numbers changed when P2C was put in.
+# src/include/graph.h PATH_*, by name, because the numbers changed when P2C was added.
 NCCL_ORDER = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS", "DIS")
 
 
 def links_between(a: Linked, b: Linked) -> int:
-    """Return the number of active NVLinks between two GPUs: direct ones, or through NVSwitch the number that both have."""
+    """Return the number of active NVLinks between two GPUs: the direct ones, or through NVSwitch the number that both GPUs
+    have."""
     if isinstance(a.nvlinks, Missing) or isinstance(b.nvlinks, Missing):
         return 0
     direct = sum(1 for link in a.nvlinks if link.active is True and link.remote == b.pci)
@@ -42,14 +44,14 @@ def nccl_pci(node: Node, a: PciDevice, b: PciDevice) -> str:
     chain_a, chain_b = pci_tree.nccl_chain(a, devices), pci_tree.nccl_chain(b, devices)
     for up_a, port in enumerate(chain_a):
         if port in chain_b:
-            # One step from the device to its switch is PIX, any further PCI to PCI step PXB.
+            # One step from the device to its switch is PIX. With further steps from PCI to PCI it is PXB.
             return "PIX" if max(up_a, chain_b.index(port)) <= 1 else "PXB"
-    # The CPU node is that of the last PCI node on the way up, not of the device.
+    # The CPU node is that of the last PCI node above the device, not of the device.
     return "PHB" if _numa(node, chain_a[-1], a) == _numa(node, chain_b[-1], b) else "SYS"
 
 
 def nccl_gpus(node: Node, a: Linked, b: Linked, peers: Sequence[Linked]) -> str:
-    """Return NCCL's class between two GPUs: NVLink first, then over one GPU between (NVB), then PCI; DIS when unknown."""
+    """Return NCCL's class between two GPUs: NVLink first, then over one GPU between them (NVB), then PCI; DIS when unknown."""
     if a.pci == b.pci:
         return "LOC"
     if links_between(a, b):
@@ -57,12 +59,12 @@ def nccl_gpus(node: Node, a: Linked, b: Linked, peers: Sequence[Linked]) -> str:
     if any(p.pci not in (a.pci, b.pci) and links_between(a, p) and links_between(p, b) for p in peers):
         return "NVB"
     wires = nccl(node, a.pci, b.pci)
-    # Both ways lead over C2C to the same CPU.
+    # Both GPUs reach the same CPU over C2C.
     return "C2C" if wires == "PHB" and all(isinstance(g, Accelerator) and g.c2c for g in (a, b)) else wires
 
 
 def nccl(node: Node, a: str, b: str) -> str:
-    """Return NCCL's class between two PCI addresses, without NVLink; DIS for a device that the tree does not describe."""
+    """Return NCCL's class between two PCI addresses, without NVLink. It is DIS for a device that the tree does not describe."""
     devices = pci_tree.by_address(node)
     if a not in devices or b not in devices:
         return "LOC" if a == b else "DIS"
@@ -70,7 +72,7 @@ def nccl(node: Node, a: str, b: str) -> str:
 
 
 def smi(node: Node, a: str, b: str) -> str:
-    """Return nvidia-smi's class between two PCI addresses, without NVLink; SYS for a device that is not described."""
+    """Return nvidia-smi's class between two PCI addresses, without NVLink. It is SYS for a device that is not described."""
     if a == b:
         return "X"
     devices = pci_tree.by_address(node)
@@ -95,10 +97,10 @@ def smi_gpus(node: Node, a: Linked, b: Linked) -> str:
 
 
 class PathClasses:
-    """Path classes between the GPUs and NICs of one node, NVLink and C2C included."""
+    """Computes path classes between the GPUs and NICs of one node, NVLink and C2C included."""
 
     def __init__(self, node: Node, nics: Iterable[str] = ()) -> None:
-        """``nics``: PCI addresses of the RDMA devices; the class P2C is only for the nearest of them."""
+        """``nics``: PCI addresses of the RDMA devices. The class P2C is only for the nearest of them."""
         self._node = node
         self._gpus = accelerators(node)
         self._by_pci = {g.pci: g for g in self._gpus}

@@ -1,4 +1,4 @@
-"""The PCI tree, read from the devices' paths: common bridges, the switch above a device, ports on a way."""
+"""Reads the PCI tree from the devices' paths: common bridges, the switch above a device, the ports between two devices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def bridges(device: PciDevice) -> tuple[str, ...]:
 
 
 def host_bridge(device: PciDevice) -> str:
-    """Return the host bridge of a device, such as ``pci0000:15``; "" when its path was not read."""
+    """Return the host bridge of a device, such as ``pci0000:15``, or "" when its path was not read."""
     return device.path[0] if len(device.path) > 1 else ""
 
 
@@ -34,9 +34,9 @@ def common_ports(a: PciDevice, b: PciDevice) -> int:
 
 
 def ports_between(a: PciDevice, b: PciDevice) -> tuple[str, ...]:
-    """Return the ports that a peer-to-peer access passes below their common port; () when it would pass a host bridge.
+    """Return the ports that a peer-to-peer access passes below their common port, or () when it would pass a host bridge.
 
-    Those are the ports whose ACS redirect bits send it up to the root instead (PCIe base specification, 6.12).
+    The ACS redirect bits of these ports send the access up to the root instead (PCIe base specification, 6.12).
     """
     shared = common_ports(a, b)
     if shared < 1:
@@ -45,11 +45,11 @@ def ports_between(a: PciDevice, b: PciDevice) -> tuple[str, ...]:
 
 
 def nccl_chain(device: PciDevice, devices: Mapping[str, PciDevice]) -> tuple[str, ...]:
-    """Return the PCI nodes of NCCL's graph from a device up to its CPU node (src/graph/xml.cc, ncclTopoGetXmlFromSys):
-    the port right above is skipped, the one above that becomes the parent, until a component is no PCI address.
+    """Return the PCI nodes of NCCL's graph from a device up to its CPU node (src/graph/xml.cc, ncclTopoGetXmlFromSys).
 
-    Broadcom's Gen4 and Gen5 switches in base mode show two levels of what is one switch: the lower one is left out
-    (src/graph/topo.cc, ncclTopoFlattenBcmSwitches).
+    NCCL skips the port right above and takes the one above that as the parent, until a component is not a PCI address.
+    Broadcom's Gen4 and Gen5 switches in base mode show one switch as two levels; the lower one is left out (src/graph/topo.cc,
+    ncclTopoFlattenBcmSwitches).
     """
     chain = [device.address]
     at = len(device.path) - 1 - 2
@@ -60,12 +60,13 @@ def nccl_chain(device: PciDevice, devices: Mapping[str, PciDevice]) -> tuple[str
         upper, lower = devices.get(chain[i + 1]), devices.get(chain[i])
         if upper is not None and lower is not None and _base_mode(upper, 0) and _base_mode(upper, 0) == _base_mode(lower, 1):
             del chain[i]
-            break  # a switch takes in one level only
+            break  # NCCL removes one level of a switch only
     return tuple(chain)
 
 
 def _base_mode(port: PciDevice, level: int) -> int:
-    """Return the generation of a Broadcom PEX switch in base mode at ``level`` of its two, 0 for anything else (getBcmGen)."""
+    """Return the generation of a Broadcom PEX switch in base mode at ``level`` of its two levels, 0 for other devices
+    (getBcmGen)."""
     if port.vendor == 0x1000 and port.device == 0xC010 and port.subsystem >> 12 == 0x1000A:
         return 4
     if port.vendor == 0x1000 and port.device == 0xC030 and port.subsystem >> 12 == 0x10000 | level:

@@ -1,7 +1,8 @@
 """Reads what ibnetdiscover prints of an InfiniBand fabric, with and without ``-p`` (rdma-core, infiniband-diags).
 
-Without -p: a block for each switch, adapter ("Ca") and router ("Rt"), a line for each linked port. With -p: one line a
-port, linked or not. Both print every link twice, once from each end: a dump where one end is missing was cut.
+Without -p it prints a block for each switch, adapter ("Ca") and router ("Rt"), with a line for each linked port. With -p it
+prints one line for each port, linked or not. Both print every link twice, once from each end. A dump where one end is missing
+was cut off.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ _SWITCHES = frozenset({"Switch", "SW", "S"})
 
 
 def parse(text: str, source: str = "ibnetdiscover") -> SwitchFabric:
-    """Return the fabric of a dump in either format; ids are GUIDs in 16 hex digits. Raise DataError for anything else.
+    """Return the fabric of a dump in either format. Ids are GUIDs in 16 hex digits. Raise DataError for other text.
 
-    ``one_sided`` links are not refused here, see `refuse_cut`.
+    Links that only one end reports are in ``one_sided`` and are not refused here (see `refuse_cut`).
     """
     if text and not text.endswith("\n"):
         raise DataError(f"{source}: cut off in its last line", hint=_HINT)
@@ -42,23 +43,23 @@ def parse(text: str, source: str = "ibnetdiscover") -> SwitchFabric:
 
 
 def refuse_cut(fabric: SwitchFabric, source: str = "ibnetdiscover") -> None:
-    """Raise DataError for a dump that is not whole: without a switch, or with links from one end only."""
+    """Raise DataError for a dump that is not whole: it has no switch or no link, or it has links from one end only."""
     if not fabric.switches:
-        raise DataError(f"{source}: no switch in it", hint=_HINT)
+        raise DataError(f"{source}: it has no switch", hint=_HINT)
     sharp = {guid for guid, words in fabric.adapters.items() if is_aggregation(words)}
     if all(a in sharp or b in sharp for (a, _), (b, _) in fabric.links):
-        raise DataError(f"{source}: no link in it", hint=_HINT)
+        raise DataError(f"{source}: it has no link", hint=_HINT)
     if fabric.one_sided:
         count = len(fabric.one_sided)
         raise DataError(
-            f"{source}: cut off or not whole: {count} link{'s are' if count > 1 else ' is'} told of by one end only,"
+            f"{source}: cut off or not whole: {count} link{'s are' if count > 1 else ' is'} reported by one end only,"
             f" such as {fabric.one_sided[0]}",
             hint=_HINT,
         )
 
 
 class _Reader:
-    """Collects switches, adapters and links line by line; ``_here`` is the block that port lines belong to."""
+    """Collects switches, adapters and links line by line. ``_here`` is the block that port lines belong to."""
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -91,7 +92,7 @@ class _Reader:
         (self._switches if kind in _SWITCHES else self._adapters)[guid] = description
 
     def _wrong(self, number: int, line: str) -> DataError:
-        return DataError(f"{self._source}: line {number} is none of ibnetdiscover's: {line[:60]!r}", hint=_HINT)
+        return DataError(f"{self._source}: line {number} is not from ibnetdiscover: {line[:60]!r}", hint=_HINT)
 
     def fabric(self) -> SwitchFabric:
         both = self._switches.keys() & self._adapters.keys()
@@ -106,7 +107,7 @@ class _Reader:
         )
 
     def _of_sharp(self, *ends: End) -> bool:
-        """Whether a link leads to a switch's own SHARP adapter. No host hangs on it, so that its block may be missing."""
+        """Say whether a link leads to a switch's own SHARP adapter. No host is connected to it, so its block may be missing."""
         return any(is_aggregation(self._adapters.get(guid, "")) for guid, _ in ends)
 
     def _words(self, end: End) -> str:

@@ -1,7 +1,7 @@
-"""Reads the neighbours that lldpd sees, ``lldpctl -f json`` or ``-f json0`` of each node (and switch), as a fabric.
+"""Reads the neighbours that lldpd sees as a fabric, from ``lldpctl -f json`` or ``-f json0`` of each node (and switch).
 
-lldpd(8) writes one neighbour as an object and several as a list; json0 always lists (lldpcli(8), "json0 is easier to
-parse"). A switch is a neighbour that has the capability Bridge or Router enabled, or that says nothing of capabilities.
+lldpd(8) writes one neighbour as an object and several as a list; json0 always writes a list (lldpcli(8), "json0 is easier to
+parse"). A switch is a neighbour that has the capability Bridge or Router enabled, or that reports no capabilities.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ _FORWARDS = frozenset({"bridge", "router"})
 
 
 def parse(texts: Mapping[str, str]) -> SwitchFabric:
-    """Return the fabric of several systems' outputs, by system name. Ids are names; a switch that was asked itself is one switch
-    with the neighbour of that name. Raises DataError, one line with the system, for what is no such output."""
+    """Return the fabric of several systems' outputs, by system name. Ids are names.
+
+    A switch whose own output is among them is the same switch as the neighbour of that name. Raises DataError, one line with
+    the system, for text that is not such an output.
+    """
     heard = [(system, *each) for system, text in sorted(texts.items()) for each in _neighbours(system, text)]
     switches = {name: name for _, _, name, _, forwards in heard if forwards}
     adapters: dict[str, str] = {}
@@ -70,8 +73,8 @@ def _forwards(chassis: Mapping[str, Any]) -> bool:
 
 
 def _named(value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield named objects: ``{name: {...}}``, a list of such, or json0's ``[{"name": ..., ...}]``; chassis without a name are
-    ``{"id": ...}``."""
+    """Yield named objects: ``{name: {...}}``, a list of such objects, or json0's ``[{"name": ..., ...}]``. A chassis without a
+    name is ``{"id": ...}``."""
     for item in value if isinstance(value, list) else [value]:
         if not isinstance(item, dict):
             continue

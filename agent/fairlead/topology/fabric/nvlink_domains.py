@@ -1,7 +1,8 @@
-"""NVLink domains over several nodes (GB200 NVL72 and its kind): nodes whose GPUs report the same ClusterUUID and CliqueId can
-reach each other by NVLink, and are one block (nvml.h, nvmlGpuFabricInfo_t; topology.conf(5), topology/block).
+"""Groups nodes by NVLink domains over several nodes (GB200 NVL72 and its kind).
 
-A node that only has NVSwitches of its own (HGX H100) reports a ClusterUUID of zeros: it is in no such domain.
+Nodes whose GPUs report the same ClusterUUID and CliqueId can reach each other by NVLink, and are one block (nvml.h,
+nvmlGpuFabricInfo_t; topology.conf(5), topology/block). A node that only has NVSwitches of its own (HGX H100) reports a
+ClusterUUID of zeros, and is in no such domain.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ _LINE = re.compile(r"\s*([^\s:]+):\s+(CliqueId|ClusterUUID)\s*:\s*(\S+)\s*")
 
 
 def parse_nvsmi(text: str, source: str) -> dict[str, frozenset[Clique]]:
-    """Return by node the cliques of its GPUs, from ``nvidia-smi -q`` of many nodes: each line with its node in front (clush).
+    """Return the cliques of each node's GPUs, from ``nvidia-smi -q`` of many nodes. Each line has its node in front, as clush
+    prints it.
 
-    A node without an NVLink domain has an empty set. Raise DataError where no node reports anything.
+    A node without an NVLink domain has an empty set. Raise DataError where no node reports a clique id.
     """
     found: dict[str, set[Clique]] = {}
     pending: dict[str, str] = {}
@@ -30,7 +32,7 @@ def parse_nvsmi(text: str, source: str) -> dict[str, frozenset[Clique]]:
             continue
         node, key, value = match[1], match[2], match[3]
         if not is_name(node):
-            raise DataError(f"{source}: {node[:60]!r} is no name of a node", hint="clush -w NODES nvidia-smi -q > FILE")
+            raise DataError(f"{source}: {node[:60]!r} is not a name of a node", hint="clush -w NODES nvidia-smi -q > FILE")
         found.setdefault(node, set())
         if key == "CliqueId":
             pending[node] = value
@@ -40,10 +42,10 @@ def parse_nvsmi(text: str, source: str) -> dict[str, frozenset[Clique]]:
                 found[node].add(clique)
     if not found:
         raise DataError(
-            f"{source}: no line such as `node: CliqueId : 1` in it", hint="take it again: clush -w NODES nvidia-smi -q > FILE"
+            f"{source}: it has no line such as `node: CliqueId : 1`", hint="take it again: clush -w NODES nvidia-smi -q > FILE"
         )
     if pending:
-        raise DataError(f"{source}: cut off: a CliqueId of {min(pending)} without its ClusterUUID", hint="take it again")
+        raise DataError(f"{source}: cut off: a CliqueId of {min(pending)} has no ClusterUUID", hint="take it again")
     return {node: frozenset(cliques) for node, cliques in found.items()}
 
 
@@ -68,9 +70,10 @@ def _clique(uuid: str, number: str) -> Clique | None:
 
 
 def groups(nodes: Mapping[str, Iterable[Clique]]) -> tuple[dict[str, list[str]], tuple[str, ...]]:
-    """Return the nodes by NVLink domain, and the nodes in none. A domain is named by UUID and clique, which stay with the rack.
+    """Return the nodes by NVLink domain, and the nodes in no domain. A domain is named by UUID and clique, which stay with the
+    rack.
 
-    Raise DataError for a node whose GPUs are in two domains: it fits into no single block.
+    Raise DataError for a node whose GPUs are in two domains, because it fits into no single block.
     """
     found: dict[Clique, list[str]] = {}
     outside = []

@@ -1,8 +1,8 @@
-"""A fabric as Slurm's topology plug-ins want it: a tree of switches with every node on one leaf, or blocks of nodes.
+"""Describes a fabric as Slurm's topology plug-ins need it: a tree of switches with every node on one leaf, or blocks of nodes.
 
-On a rail-optimised fabric a node is connected to one leaf switch for each of its NICs, which is no tree. The nodes that share
-their leaves are one scalable unit (NVIDIA's DGX SuperPOD reference architecture), and a unit becomes one "switch" for Slurm;
-above the units there is one level for each at which more of them come together, normally one.
+On a rail-optimised fabric a node is connected to one leaf switch for each of its NICs, which is not a tree. The nodes that
+share their leaves are one scalable unit (NVIDIA's DGX SuperPOD reference architecture), and a unit becomes one "switch" for
+Slurm. Above the units there is a level for each level of switches at which more units are joined, normally one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ TOP = "fabric"
 
 
 class Switch(Struct, frozen=True, kw_only=True):
-    """One switch of Slurm's tree: a leaf with ``nodes``, or one above ``switches``. ``real``: the switches it stands for."""
+    """Describes one switch of Slurm's tree: a leaf with ``nodes``, or a switch above ``switches``. real: the switches it
+    represents."""
 
     name: str
     nodes: tuple[str, ...] = ()
@@ -27,7 +28,8 @@ class Switch(Struct, frozen=True, kw_only=True):
 
 
 class SwitchTree(Struct, frozen=True, kw_only=True):
-    """A topology for topology/tree. ``switches``: leaves first, each level in the order of names. ``notes``: what is open."""
+    """Holds a topology for topology/tree. switches: leaves first, each level in the order of names. notes: what is not
+    certain."""
 
     switches: tuple[Switch, ...]
     notes: tuple[str, ...] = ()
@@ -42,7 +44,7 @@ class Block(Struct, frozen=True, kw_only=True):
 
 
 class Blocks(Struct, frozen=True, kw_only=True):
-    """A topology for topology/block. ``sizes``: BlockSizes, the first is the planning base block size."""
+    """Holds a topology for topology/block. sizes: BlockSizes, of which the first is the planning base block size."""
 
     blocks: tuple[Block, ...]
     sizes: tuple[int, ...]
@@ -53,18 +55,18 @@ class Blocks(Struct, frozen=True, kw_only=True):
 
 
 class ScalableUnit(Struct, frozen=True, kw_only=True):
-    """Nodes that share ``leaves``, the switches that most of them are connected to."""
+    """Holds nodes that share ``leaves``, the switches that most of them are connected to."""
 
     nodes: tuple[str, ...]
     leaves: frozenset[str]
 
 
 def scalable_units(attached: Attached) -> tuple[tuple[ScalableUnit, ...], tuple[str, ...]]:
-    """Return the scalable units, and notes about nodes that are not connected to all leaves of their unit, or to others.
+    """Return the scalable units, and notes about nodes that lack a leaf of their unit or are connected to others.
 
-    The leaves that most nodes share make a unit; a node with fewer (a NIC is down) or a wrong one (cabled to another unit)
-    belongs to the unit that more than half of its leaves, or of the unit's, are common with. Nodes that share as much with
-    two units are a unit of their own.
+    The leaves that most nodes share make a unit. A node with fewer leaves (a NIC is down) or a wrong one (cabled to another
+    unit) belongs to the unit with which it shares more than half of its leaves, or of the unit's. Nodes that share as much
+    with two units are a unit of their own.
     """
     groups: dict[frozenset[str], list[str]] = {}
     for node, leaves in attached.nodes.items():
@@ -83,16 +85,17 @@ def scalable_units(attached: Attached) -> tuple[tuple[ScalableUnit, ...], tuple[
         for node in groups[leaves]:
             lacks, more = len(core - leaves), len(leaves - core)
             said = [f"lacks {lacks} of the {len(core)} leaves"] if lacks else []
-            said += [f"hangs on {more} other{'s' if more > 1 else ''}"] if more else []
+            said += [f"is connected to {more} other{'s' if more > 1 else ''}"] if more else []
             notes.append(f"{node} {' and '.join(said)} of its unit")
     return tuple(ScalableUnit(nodes=tuple(in_order(found[core])), leaves=core) for core in found), tuple(notes)
 
 
 def switch_tree(fabric: SwitchFabric, attached: Attached) -> SwitchTree:
-    """Return the leaves (units) and the switches that join them. Names come from the switches': equal fabrics give equal trees.
+    """Return the leaves (units) and the switches that join them. Names come from the switches, so equal fabrics give equal
+    trees.
 
-    Where the input knows no link between switches (LLDP asked on nodes only), all leaves are put below one top switch, and
-    a note says so; switches that it knows and that are not joined stay apart, since no job can span them.
+    Where the input knows no link between switches (LLDP of nodes only), all leaves are put below one top switch, and a note
+    says so. Switches that the input knows and that are not joined stay apart, because no job can span them.
     """
     names = switch_names(fabric)
     found, notes = scalable_units(attached)
@@ -102,17 +105,17 @@ def switch_tree(fabric: SwitchFabric, attached: Attached) -> SwitchTree:
     switches = [switch for switch, _ in leaves]
     pairs = fabric.between_switches()
     if not pairs and len(level) > 1:
-        said.append("the input has no link between switches: all leaves are taken to meet in one top switch")
+        said.append("the input has no link between switches: all leaves are put below one top switch")
         switches.append(Switch(name=_free(TOP, set(level)), switches=tuple(in_order(level))))
         return SwitchTree(switches=tuple(switches), notes=tuple(said))
     ranks = _ranks(pairs, {leaf for unit in found for leaf in unit.leaves})
     every = set(level)
-    for rank in range(1, max([1, *ranks.values()]) + 1):  # once at least: units can share a leaf
+    for rank in range(1, max([1, *ranks.values()]) + 1):  # once at least, because units can share a leaf
         level, made = _level(
             pairs, level, ranks={i: r for i, r in ranks.items() if r <= rank}, rank=rank, every=every, names=names
         )
         switches += made
-    if len(level) > 1:  # at last by what single nodes are connected to besides their unit's leaves
+    if len(level) > 1:  # at last join by the leaves of single nodes outside their unit
         homes = {switch.name: {leaf for node in switch.nodes for leaf in attached.nodes[node]} for switch in switches}
         for switch in switches:
             homes[switch.name] |= {leaf for child in switch.switches for leaf in homes[child]}
@@ -133,8 +136,11 @@ def _level(
     every: set[str],
     names: Mapping[str, str],
 ) -> tuple[dict[str, set[str]], list[Switch]]:
-    """Join the switches of one level by links between the switches of ``ranks``. Return the new level, each with the
-    switches it holds, and the tree's new switches; ``every`` is the names in use, and takes the new ones."""
+    """Join the switches of one level by links between the switches of ``ranks``.
+
+    Return the new level, each switch with the switches it holds, and the tree's new switches. ``every``: the names in use; the
+    new names are added to it.
+    """
     joined = _components(pairs, set(ranks), level.values())
     above: dict[str, set[str]] = {}
     made = []
@@ -152,9 +158,9 @@ def _level(
 
 
 def blocks(groups: Mapping[str, Iterable[str]], sizes: tuple[int, ...] = (), notes: tuple[str, ...] = ()) -> Blocks:
-    """Return blocks of named groups of nodes. ``sizes`` given are checked against Slurm's rules; else the base is the smallest
-    block (each must have at least as many nodes) with doublings up to all blocks.
+    """Return blocks of named groups of nodes. ``sizes`` are checked against Slurm's rules where there are any.
 
+    Without ``sizes`` the base is the smallest block (each must have at least as many nodes), with doublings up to all blocks.
     Raise ValueError for sizes that slurmctld would refuse (topology.conf(5), BlockSizes).
     """
     made = tuple(Block(name=name, nodes=tuple(in_order(groups[name]))) for name in in_order(groups))
@@ -178,7 +184,8 @@ def unit_blocks(fabric: SwitchFabric, attached: Attached, sizes: tuple[int, ...]
 
 
 def _named(found: tuple[ScalableUnit, ...], names: Mapping[str, str]) -> list[tuple[Switch, ScalableUnit]]:
-    """Name the units: one of a single leaf has the leaf's name, one of several that of its first leaf with ``su-`` in front."""
+    """Name the units. A unit of one leaf has the leaf's name; a unit of several has that of its first leaf with ``su-`` in
+    front."""
     made = []
     taken: set[str] = set()
     first = [(by_name(unit.leaves, names), unit) for unit in found]
@@ -191,7 +198,7 @@ def _named(found: tuple[ScalableUnit, ...], names: Mapping[str, str]) -> list[tu
 
 
 def _free(name: str, taken: set[str]) -> str:
-    """Return the name, with a number behind it where it is taken; at most 64 characters (topology.conf(5))."""
+    """Return the name, with a number behind it where it is in use; at most 64 characters (topology.conf(5))."""
     tried = name[:64]
     for number in range(2, len(taken) + 3):
         if tried not in taken:
@@ -201,7 +208,7 @@ def _free(name: str, taken: set[str]) -> str:
 
 
 def _ranks(pairs: tuple[tuple[str, str], ...], leaves: set[str]) -> dict[str, int]:
-    """Return by switch how many links it is from the nearest leaf."""
+    """Return for each switch how many links it is from the nearest leaf."""
     near: dict[str, set[str]] = {}
     for a, b in pairs:
         near.setdefault(a, set()).add(b)
@@ -215,7 +222,7 @@ def _ranks(pairs: tuple[tuple[str, str], ...], leaves: set[str]) -> dict[str, in
 
 
 def _components(pairs: tuple[tuple[str, str], ...], within: set[str], hosts: Iterable[set[str]]) -> list[set[str]]:
-    """Return the parts that are connected by links ``within`` these switches; each set in ``held`` counts as connected."""
+    """Return the parts that are connected by links ``within`` these switches. Each set in ``hosts`` counts as connected."""
     root: dict[str, str] = {}
 
     def find(at: str) -> str:

@@ -1,7 +1,7 @@
-"""A fabric: switches, adapters and the links between them, as ibnetdiscover or LLDP describe it.
+"""Describes a fabric: switches, adapters and the links between them, as ibnetdiscover or LLDP reports it.
 
-And which node an adapter belongs to: the kernel and rdma-ndd write "host HCA-1" or "host mlx5_0" into the node description
-(rdma-core, rdma-ndd(8)); until they have, it holds the firmware's words, or the name of an unset host.
+It also finds which node an adapter belongs to. The kernel and rdma-ndd write "host HCA-1" or "host mlx5_0" into the node
+description (rdma-core, rdma-ndd(8)). Until then it holds the firmware's text, or the name of an unset host.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from msgspec import Struct, field
 
 from fairlead.model.nodelist import in_order, is_name
 
-# Host names of a system that was not given one.
+# A system that has got no host name has one of these.
 UNSET = frozenset({"localhost", "localhost.localdomain", "ubuntu", "debian", "(none)"})
 _DESCRIPTION = re.compile(r"(\S+)(?:\s+(\S+))?")
 _MODEL = re.compile(r"(?:MF[0-9]+;)?(.+?)(?::[^:/]+/[A-Z][0-9]+)?")
 _VENDOR = re.compile(r"\b(Mellanox|Voltaire|QLogic|Technologies|NVIDIA)\b", re.IGNORECASE)
-NAME_MAX = 64  # of a switch (topology.conf(5))
+NAME_MAX = 64  # characters of a switch's name (topology.conf(5))
 
 End = tuple[str, int]  # id of a switch or adapter, port number
 
 
 class SwitchFabric(Struct, frozen=True, kw_only=True):
-    """``switches`` and ``adapters``: id to description. ``links``: pairs of ends, each pair in order and once.
+    """Holds a fabric. ``switches`` and ``adapters``: id to description. ``links``: pairs of ends, each pair in order and once.
 
     ``one_sided``: links that only one end reports, in words; a whole dump of an InfiniBand fabric has none.
     """
@@ -41,11 +41,12 @@ class SwitchFabric(Struct, frozen=True, kw_only=True):
 
 
 class AdapterRule(Struct, frozen=True, kw_only=True):
-    """Which adapter belongs to which node. ``known``: the cluster's nodes; empty: not known, then every named host is one.
-    ``running``: names that are nodes now, to know node1 by in node1.site.example, where ``known`` is empty.
+    """Says how to find the node that an adapter belongs to. known: the cluster's nodes; where it is empty, every named host is
+    one.
 
-    ``rename``: an adapter's id (GUID), its whole description or its host to the node's name. ``ports``: only adapters
-    whose device word (HCA-1, mlx5_0, an interface) this matches in full; None for all.
+    running: names of nodes that run now; they identify node1 in node1.site.example where ``known`` is empty. rename: maps an
+    adapter's id (GUID), its whole description or its host to the node's name. ports: take only adapters whose device word
+    (HCA-1, mlx5_0, an interface) this matches in full; None for all.
     """
 
     known: frozenset[str] = frozenset()
@@ -55,8 +56,8 @@ class AdapterRule(Struct, frozen=True, kw_only=True):
 
 
 class Attached(Struct, frozen=True, kw_only=True):
-    """``nodes``: by node the ids of the switches it is connected to. ``others``: hosts that are none of the cluster's nodes.
-    ``unnamed``: descriptions that name no host, with how many adapters say so."""
+    """Says which node is connected to which switches. nodes: the ids of the switches by node. others: hosts that are not nodes
+    of the cluster. unnamed: descriptions that name no host, with how many adapters have them."""
 
     nodes: dict[str, frozenset[str]]
     others: tuple[str, ...]
@@ -75,12 +76,12 @@ def merged(fabrics: Iterable[SwitchFabric]) -> SwitchFabric:
 
 
 def is_aggregation(description: str) -> bool:
-    """Return whether an adapter is a switch's own for SHARP ("Mellanox Technologies Aggregation Node"), no host's."""
+    """Return whether an adapter is a switch's own for SHARP ("Mellanox Technologies Aggregation Node"), not a host's."""
     return "aggregation node" in description.lower()
 
 
 def node_of(identity: str, description: str, rule: AdapterRule) -> str:
-    """Return the node an adapter belongs to, "" where its description names none."""
+    """Return the node that an adapter belongs to, or "" where its description names none."""
     match = _DESCRIPTION.fullmatch(description.strip())
     host = match[1] if match else ""
     for key in (identity, description.strip(), host):
@@ -127,16 +128,17 @@ def _chosen(description: str, rule: AdapterRule) -> bool:
 
 
 def switch_names(fabric: SwitchFabric) -> dict[str, str]:
-    """Return a unique name for each switch by id: its own, or one made of its id where that is the vendor's or not unique.
+    """Return a unique name for each switch by id. It is the switch's own, or one made of its id where that is the vendor's or
+    not unique.
 
-    ``MF0;leaf-01:MQM9701/U1`` is the switch leaf-01; a switch of several chips has one description for all.
+    ``MF0;leaf-01:MQM9701/U1`` is the switch leaf-01. A switch of several chips has one description for all.
     """
     own = {identity: _own_name(words) for identity, words in fabric.switches.items()}
     taken: dict[str, int] = {}
     for name in own.values():
         taken[name] = taken.get(name, 0) + 1
     found = {i: name if name and taken[name] == 1 else f"{name[:40] or 'ib'}-{i}"[:NAME_MAX] for i, name in own.items()}
-    if len(set(found.values())) != len(found):  # a description that looks like a made one
+    if len(set(found.values())) != len(found):  # a description looks like a name made of an id
         return {identity: f"ib-{identity}"[:NAME_MAX] for identity in own}
     return found
 

@@ -1,4 +1,4 @@
-"""The output of `fairlead topology`: the machine as JSON, and as a matrix that reads like `nvidia-smi topo -m`."""
+"""Writes the output of `fairlead topology`: the machine as JSON, and as a matrix that reads like `nvidia-smi topo -m`."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ LEGEND = """\
   PHB   through one host bridge, i.e. the CPU
   PXB   through several PCIe ports, not through the CPU
   PIX   through one PCIe switch
-  NV#   through so many NVLinks (XGMI# of AMD)
+NV#   through this number of NVLinks (XGMI# of AMD)
 """
 
 
 def report(node: Node) -> dict[str, Any]:
     """Return the machine's topology. A GPU of unknown locality has numa -1, an even part of the CPUs, and a finding.
 
-    Sizes are bytes, rates Gbit/s; values that could not be read are None. A NUMA node without CPUs has "" as its cpus.
+    Sizes are bytes and rates Gbit/s. Values that could not be read are None. A NUMA node without CPUs has "" as its cpus.
     """
     gpus = accelerators(node)
     classes = PathClasses(node, [nic.pci for nic in nearest_nics.functions(node)])
@@ -83,7 +83,7 @@ def matrix(node: Node) -> str:
 
 
 def audit_lines(found: tuple[Finding, ...]) -> list[str]:
-    """Return the findings as lines; findings that say the same of several devices are one line."""
+    """Return the findings as lines. Findings that say the same of several devices are one line."""
     groups: dict[tuple[str, str], list[Finding]] = {}
     for f in found:
         groups.setdefault((f.check, f.summary.replace(f.device, "*") if f.device else f.summary), []).append(f)

@@ -1,4 +1,4 @@
-"""A machine as a drawing (SVG 1.1, no scripts, light): for a ticket to a vendor. What the audit found is marked in it."""
+"""Draws a machine (SVG 1.1, no scripts, light), for a ticket to a vendor. The findings of the audit are marked in the drawing."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ RED, AMBER, INK, FAINT = "#c62828", "#e08e00", "#37474f", "#78909c"
 FILL = {"gpu": "#dcedc8", "nic": "#cfe3f7", "nvme": "#eceff1", "switch": "#ffe8c6", "root": "#ffffff"}
 EDGE = {"gpu": "#558b2f", "nic": "#1e6fb8", "nvme": "#90a4ae", "switch": "#c77700", "root": FAINT}
 GREEN = "#558b2f"
-#: By device: the number of each of its findings in the list below the picture, and its colour.
+#: The marks of a device: the number of each of its findings in the list below the picture, and its colour.
 Marks = dict[str, list[tuple[int, str]]]
-SMALL = 11  # the smallest text, so that a person can read it where the picture is shown as wide as it is
-CELL_WIDE, CELL_HIGH = 46, 20  # of the table of NVLinks
+SMALL = 11  # the smallest text size that a person can read where the picture is not scaled
+CELL_WIDE, CELL_HIGH = 46, 20  # the size of a cell in the table of NVLinks
 
 
 def draw(node: Node) -> str:
@@ -68,7 +68,7 @@ def _what(view: MachineView) -> str:
 
 
 def _marks(view: MachineView, found: tuple[Finding, ...]) -> Marks:
-    """Return by device the number of each of its findings in the list, and its colour."""
+    """Return for each device the number of each of its findings in the list, and its colour."""
     marks: Marks = {}
     for number, f in _numbered(found):
         several = [port.address for port in redirecting_ports(view)] if f.check == "topology.acs_redirect" else []
@@ -78,7 +78,7 @@ def _marks(view: MachineView, found: tuple[Finding, ...]) -> Marks:
 
 
 def _numbered(found: tuple[Finding, ...]) -> Iterable[tuple[int, Finding]]:
-    """Yield the findings with their numbers, from 1; findings that say the same of several devices share a number."""
+    """Yield the findings with their numbers, from 1. Findings that say the same of several devices share a number."""
     numbers: dict[tuple[str, str], int] = {}
     for f in found:
         key = (f.check, f.summary.replace(f.device, "*") if f.device else f.summary)
@@ -86,7 +86,7 @@ def _numbered(found: tuple[Finding, ...]) -> Iterable[tuple[int, Finding]]:
 
 
 def _frames(plan: SvgLayout) -> list[str]:
-    """Return the frames of packages and, in them, of NUMA nodes with what is known of these."""
+    """Return the frames of packages and, in them, of NUMA nodes with what is known of the nodes."""
     out = []
     for package in plan.packages:
         if package.number >= 0:
@@ -104,7 +104,7 @@ def _frames(plan: SvgLayout) -> list[str]:
 
 
 def _lines(view: MachineView, box: DeviceBox, marks: Marks) -> list[str]:
-    """Return the lines from a box to those below; those that the audit has marked lie on top."""
+    """Return the lines from a box to the boxes below it. The lines that the audit has marked are drawn last, on top."""
     good, bad = [], []
     x = box.x + INDENT / 2
     for child in box.below:
@@ -118,7 +118,7 @@ def _lines(view: MachineView, box: DeviceBox, marks: Marks) -> list[str]:
 
 
 def _link_label(view: MachineView, address: str) -> str:
-    """Return the width and generation of the link above a device; "" where they are not known."""
+    """Return the width and generation of the link above a device, or "" where they are not known."""
     link = view.link(address)
     if link is None or not (link.width or link.width_able):
         return ""
@@ -128,20 +128,23 @@ def _link_label(view: MachineView, address: str) -> str:
 
 
 def _colour(marks: Marks, address: str, view: MachineView) -> str:
-    """Return the colour of the line above a device: of its own marks, or those of the port right above it; "" for none."""
+    """Return the colour of the line above a device: that of its own marks, or of the port right above it; "" for none."""
     found = [colour for _, colour in (*marks.get(address, ()), *marks.get(_port(view, address), ()))]
     return RED if RED in found else AMBER if found else ""
 
 
 def _port(view: MachineView, address: str) -> str:
-    """Return the port right above a device; "" when its path was not read."""
+    """Return the port right above a device, or "" when its path was not read."""
     device = view.devices.get(address)
     return device.path[-2] if device is not None and len(device.path) > 1 else ""
 
 
 def _device_box(view: MachineView, box: DeviceBox, marks: Marks, badge: tuple[str, str] | None) -> list[str]:
-    """Return a box with its lines. At the end of the first are the GPU's NVLinks (``badge``: text and colour), of the last the
-    PCIe link, and of the one before it the numbers of what the audit found of the port above."""
+    """Return a box with its lines.
+
+    At the end of the first line are the GPU's NVLinks (``badge``: text and colour), and at the end of the last line the PCIe
+    link. At the end of the line before it are the numbers of the findings about the port above.
+    """
     own = marks.get(box.address, [])
     edge = RED if any(c == RED for _, c in own) else AMBER if own else EDGE[box.kind]
     out = [_rect(box.x, box.y, box.wide, box.high, FILL[box.kind], edge, 4, thick=2.5 if own else 1.2)]
@@ -164,13 +167,13 @@ def _device_box(view: MachineView, box: DeviceBox, marks: Marks, badge: tuple[st
 
 
 def _port_numbers(view: MachineView, address: str, marks: Marks) -> tuple[str, str]:
-    """Return the numbers of what the audit found of the port right above a device, and their colour."""
+    """Return the numbers of the findings about the port right above a device, and their colour."""
     found = dict.fromkeys(marks.get(_port(view, address), ()))
     return " ".join(f"#{number}" for number, _ in found), RED if any(colour == RED for _, colour in found) else AMBER
 
 
 def _numbers(box: DeviceBox, marks: Marks) -> list[str]:
-    """Return the numbers, at a box, of what the audit found of the device."""
+    """Return the drawn numbers, at a box, of the findings about the device."""
     out = []
     for i, (number, colour) in enumerate(dict.fromkeys(marks.get(box.address, []))):
         x, y = box.x + box.wide + 6, box.y + 9 + 19 * i
@@ -184,7 +187,7 @@ def _number(x: float, y: float, number: int, colour: str) -> list[str]:
 
 
 def _badges(view: MachineView) -> dict[str, tuple[str, str]]:
-    """Return by GPU what its box says of NVLinks to switches, or that the GPU is lost: text and colour."""
+    """Return for each GPU what its box shows of NVLinks to switches, or that the GPU is lost: text and colour."""
     badges = {}
     for gpu in _switched(view):
         links = gpu.nvlinks if isinstance(gpu.nvlinks, tuple) else ()
@@ -200,8 +203,10 @@ def _switched(view: MachineView) -> list[Accelerator]:
 
 
 def _nvlinks(view: MachineView, plan: SvgLayout) -> tuple[list[str], float]:
-    """Return what is known of NVLink below the boxes, and the y where it ends: a bar for NVSwitch, a table of the links between
-    GPUs, or a sentence where only NVML could say it."""
+    """Return what is known of NVLink below the boxes, and the y where it ends.
+
+    It is a bar for NVSwitch, a table of the links between GPUs, or a sentence where only NVML could say it.
+    """
     top, wide = plan.bottom + 14, plan.wide - 2 * MARGIN
     if any(gpu.vendor == "NVIDIA" for gpu in view.gpus) and isinstance(view.node.gpus, Missing):
         text = "NVLink and GPU memory are not known: NVML did not answer"
@@ -278,7 +283,8 @@ def text_width(text: str, size: float, *, bold: bool = False) -> float:
 
 
 def fit(text: str, wide: float, size: int, *, bold: bool = False) -> tuple[str, int]:
-    """Return the text and its size as it fits into ``wide`` pixels: smaller, but not below ``SMALL``; then without its end."""
+    """Return the text and its size so that it fits into ``wide`` pixels. It is made smaller, but not below ``SMALL``, and then
+    cut at its end."""
     while size > SMALL and text_width(text, size, bold=bold) > wide:
         size -= 1
     if text_width(text, size, bold=bold) > wide:
@@ -287,7 +293,7 @@ def fit(text: str, wide: float, size: int, *, bold: bool = False) -> tuple[str, 
 
 
 def _clean(text: str) -> str:
-    """Return text that is safe in XML: names come from firmware."""
+    """Return text that is safe in XML, because names come from firmware."""
     return escape("".join(c for c in text if c.isprintable()))
 
 

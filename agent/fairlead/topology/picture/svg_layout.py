@@ -1,7 +1,9 @@
-"""Positions of everything in the drawing of a machine: packages, in them NUMA nodes, in them the PCI trees as indented lists.
+"""Computes the positions of everything in the drawing of a machine: packages, in them NUMA nodes, in them the PCI trees as
+indented lists.
 
-Sizes are pixels. A drawing is no wider than ``WIDE``, which is what a README shows without scaling; what does not fit beside
-something goes below it. Only what a person looks for is drawn: host bridges, switches, GPUs, NICs, NVMe disks.
+Sizes are pixels. A drawing is no wider than ``WIDE``, which is the width that a README shows without scaling. What does not
+fit beside another box goes below it. Only devices that a person looks for are drawn: host bridges, switches, GPUs, NICs, NVMe
+disks.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from fairlead.topology.distances.accelerators import pci_key
 WIDE = 830
 MARGIN, GAP, INDENT, ROW_GAP = 16, 10, 14, 6
 LEAF, NUMA_MIN = 154.0, 184.0
-FRAME, FRAME_TOP, TITLE_HIGH = 8, 26, 44  # around the NUMA nodes of a package; of the picture's title
+FRAME, FRAME_TOP, TITLE_HIGH = 8, 26, 44  # sizes around the NUMA nodes of a package, and of the picture's title
 NUMA_PAD, LINE_HIGH = 8, 16
 HIGH = {"gpu": 50.0, "nic": 50.0, "nvme": 36.0, "switch": 36.0, "root": 22.0}
 NVME = 0x0108
@@ -27,7 +29,7 @@ NVME = 0x0108
 
 @dataclass
 class Box:
-    """A rectangle by its upper left corner."""
+    """Holds a rectangle by its upper left corner."""
 
     x: float = 0.0
     y: float = 0.0
@@ -37,7 +39,8 @@ class Box:
 
 @dataclass
 class DeviceBox(Box):
-    """A box: ``kind`` root, switch, gpu, nic or nvme. ``address``: of a switch its upstream port, of a root its host bridge."""
+    """Holds the box of a device. kind: root, switch, gpu, nic or nvme. address: for a switch its upstream port, for a root its
+    host bridge."""
 
     kind: str = ""
     address: str = ""
@@ -54,7 +57,7 @@ class DeviceBox(Box):
 
 @dataclass
 class NumaBox(Box):
-    """The box of a NUMA node around its PCI trees; ``numa`` is -1 for devices of unknown locality."""
+    """Holds the box of a NUMA node around its PCI trees. ``numa`` is -1 for devices of unknown locality."""
 
     numa: int = -1
     package: int = -1
@@ -64,7 +67,7 @@ class NumaBox(Box):
 
 @dataclass
 class PackageBox(Box):
-    """The frame around the NUMA nodes of a package; ``number`` is -1 where the package is not known."""
+    """Holds the frame around the NUMA nodes of a package. ``number`` is -1 where the package is not known."""
 
     number: int = -1
     numa_boxes: list[NumaBox] = field(default_factory=list)
@@ -72,7 +75,7 @@ class PackageBox(Box):
 
 @dataclass
 class SvgLayout:
-    """Where everything is. ``bottom``: below the last box."""
+    """Holds the positions of all boxes. ``bottom``: the y below the last box."""
 
     packages: list[PackageBox]
     detached: str  # NUMA nodes that are not drawn, in words
@@ -128,7 +131,7 @@ def _arrange_numa(numa_box: NumaBox, within: float) -> None:
 
 
 def _columns(boxes: Sequence[Box], within: float) -> Box:
-    """Put boxes into as many columns as fit beside each other, each below the shortest column; return the space they take."""
+    """Put boxes into as many columns as fit beside each other, each box below the shortest column. Return the space they take."""
     widest = max((box.wide for box in boxes), default=0.0)
     count = max(1, min(len(boxes), int((within + GAP) / (widest + GAP))))
     columns: list[list[Box]] = [[] for _ in range(count)]
@@ -147,7 +150,7 @@ def _columns(boxes: Sequence[Box], within: float) -> Box:
 
 
 def _arrange_tree(box: DeviceBox, x: float, y: float) -> Box:
-    """Put a box at ``x``, ``y`` and what is below it in an indented list; return the space that they take."""
+    """Put a box at ``x``, ``y`` and the boxes below it in an indented list. Return the space that they take."""
     box.x, box.y, box.wide, box.high = x, y, LEAF, HIGH[box.kind]
     wide, at = box.wide, y + box.high
     for child in box.below:
@@ -157,7 +160,7 @@ def _arrange_tree(box: DeviceBox, x: float, y: float) -> Box:
 
 
 def _move_package(package: PackageBox, x: float, y: float) -> None:
-    """Move a package and all in it, which has had positions in its frame until now."""
+    """Move a package and all boxes in it, whose positions are relative to its frame until now."""
     _move([package], x, y)
     for numa_box in package.numa_boxes:
         _move([numa_box], package.x + FRAME, package.y + FRAME_TOP)
@@ -197,7 +200,7 @@ def _numa_boxes(view: MachineView) -> tuple[list[NumaBox], str]:
 
 
 def _roots(view: MachineView) -> list[DeviceBox]:
-    """Return the PCI trees that hold a leaf, by address; a device without a path is below a root of its own."""
+    """Return the PCI trees that hold a leaf, by address. A device without a path is below a root of its own."""
     found: dict[str, DeviceBox] = {}
     for address, leaf in sorted(_leaves(view).items(), key=lambda item: pci_key(item[0])):
         device = view.devices.get(address)
@@ -215,7 +218,8 @@ def _roots(view: MachineView) -> list[DeviceBox]:
 
 
 def _switches(view: MachineView, device: PciDevice | None) -> list[PciDevice]:
-    """Return the switches above a device that have several ports below, and chipsets: one with one port is part of a card."""
+    """Return the switches above a device that have several ports below, and chipsets. A switch with one port is part of a
+    card."""
     if device is None:
         return []
     return [port for port in view.uplinks(device.address) if of_chipset(port) or view.ports_below.get(port.address, 0) > 1]

@@ -1,11 +1,11 @@
 """The action ``fairlead_node``: one round trip to a node that lacks nothing, two to one that needs files.
 
-The work is done on the node by the program fairlead/on_node, which the bundle holds (as all else that is needed: the Python that
-runs Ansible need not have fairlead). The program and the request go out over the connection's standard input, and the answer
-comes back as one line. No module is built, no file is copied to the node beforehand, no facts are gathered.
+The program fairlead/on_node does the work on the node. The bundle holds it and everything else that is needed, so the Python
+that runs Ansible need not have fairlead. The program and the request go to the node over the connection's standard input, and
+the answer comes back as one line. No module is built, no file is copied to the node beforehand, no facts are gathered.
 
-What a node says is not trusted: node_answer.py of the bundle takes from it what is known, and refuses the rest (decisions/0037).
-No other text of a node gets into the result, and none that Ansible would print as it came.
+A node's answer is not trusted: node_answer.py of the bundle takes the known keys from it, and refuses the rest (decisions/0037).
+No other text of a node gets into the result, and Ansible prints no text of a node unchanged.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleE
 from ansible.plugins.action import ActionBase
 
 ANSWER_SECONDS = 900  # `fairlead apply` takes 10 minutes at most without packages (APPLYING_SECONDS), and waits 90 s for another
-MEMORY_MIB = 192  # what this process may grow by while a node answers: an answer that never ends ends there
-#: The role's variables (meta/argument_specs.yml): the admin host's to say.
+MEMORY_MIB = 192  # this process may grow by this much while a node answers, which also ends an answer without an end
+#: The role's variables (meta/argument_specs.yml). Only the admin host may set them.
 OWN = frozenset(("node_bundle", "node_python", "node_seconds", "node_answer_seconds"))
 FOLDER = re.compile(r"/[A-Za-z0-9._/-]{1,200}")
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
-    """See the documentation beside it in library/fairlead_node.py."""
+    """Runs the action. library/fairlead_node.py documents it."""
 
     TRANSFERS_FILES = False
     _supports_check_mode = True
@@ -47,7 +47,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         bundle = str(self._task.args.get("bundle", ""))
         if said := OWN & set(variables.get("ansible_facts") or ()):
             # A fact that a module brought from a node wins over an inventory's variable, and Python is run from the bundle.
-            raise AnsibleActionFail(f"{min(said)} is a fact of this node: it is the admin host's to say")
+            raise AnsibleActionFail(f"{min(said)} is a fact of this node: only the admin host may set it")
         modules = _modules(bundle)
         plain_text, answers = modules.plain_text, modules.node_answer
         try:
@@ -58,16 +58,16 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         except MemoryError:
             found = {"failed": True, "msg": f"{answers.SAID}: it does not end", "hint": answers.HINT}
         except LateError as e:
-            hint = "see what runs there: ps, dmesg; a node that is slow by right needs more node_answer_seconds"
+            hint = "see what runs there: ps, dmesg; a node that has a reason to be slow needs more node_answer_seconds"
             found = {"failed": True, "msg": f"no answer within {e} s", "hint": hint}
-        except AnsibleConnectionFailure as e:  # ssh's words, and with them what the node wrote to standard error
+        except AnsibleConnectionFailure as e:  # it holds ssh's words and the node's standard error
             raise AnsibleConnectionFailure(plain_text.one_line(str(e), answers.TEXT_MAX)) from None
         except AnsibleError as e:
             raise AnsibleActionFail(plain_text.one_line(str(e), answers.TEXT_MAX)) from None
         return {**result, **found}
 
     def _visit(self, bundle: str, variables: dict[str, Any], modules: Modules) -> dict[str, Any]:
-        """What came of one visit, which has one deadline. Only keys of ours, with values that were looked at."""
+        """Return the result of one visit, which has one deadline. It has only our own keys, with values that were checked."""
         node = variables["inventory_hostname"]
         try:
             request = json.loads(_read(bundle, "request.json"))
@@ -80,17 +80,17 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         request["check"] = bool(self._task.check_mode)
         request["diff"] = bool(self._task.diff)
         seconds = None if _may_build(request) else int(self._task.args.get("answer_seconds") or ANSWER_SECONDS)
-        with _within(seconds):  # both questions and what is brought between them: a slow answer buys no more time
+        with _within(seconds):  # the limit is for both questions and the copying between them: a slow answer gets no more time
             return self._settle(bundle, variables, modules, request)
 
     def _settle(self, bundle: str, variables: dict[str, Any], modules: Modules, request: dict[str, Any]) -> dict[str, Any]:
-        """Ask with this request, bring what the node lacks and ask again."""
+        """Ask with this request, copy what the node lacks and ask again."""
         node = request["node"]
         answer = self._ask(bundle, request, b"", modules)
         if "need" in answer:
             if other := _other_node(bundle, node, answer):
                 words = f"{variables.get('ansible_host') or node} leads to {other}, which the site declares as another node"
-                hint = "mend [ansible] hosts of the site, DNS or the inventory, or that machine's hostname; nothing was changed"
+                hint = "correct [ansible] hosts of the site, DNS, the inventory or that machine's hostname; nothing was changed"
                 return {"failed": True, "msg": words, "hint": hint}
             request["named"] = True
             payload = _payload(bundle, request, answer, modules)
@@ -116,9 +116,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         return {**answer, **_outcome(answer)}
 
     def _bring(self, bundle: str, files: list[str]) -> str:
-        """Package files that the node lacks, put into a folder of this run there; "" for none. The node's document names each.
+        """Copy the package files that the node lacks into a folder of this run there, and return the folder, "" for no files.
 
-        Not by Ansible's own folder: its complaints show what the node says as it came.
+        The node's document names each file. Ansible's own folder is not used, because its errors show a node's text unchanged.
         """
         if not files:
             return ""
@@ -156,18 +156,21 @@ class ActionModule(ActionBase):  # type: ignore[misc]
 
 
 def _may_build(request: dict[str, Any]) -> bool:
-    """Whether the node may take long by right: apt and dkms, where its document brings packages of a driver."""
+    """Say whether the node has a reason to take long: apt and dkms, where its document brings packages of a driver."""
     documents = (json.loads(d["content"]) for d in request["documents"] if d["path"].endswith("/node.json"))
     return not request["check"] and any((d.get("settings", {}).get("driver") or {}).get("packages") for d in documents)
 
 
 class LateError(BaseException):
-    """A node has not answered in time. As Ansible's own timeout it passes whoever catches errors on the way."""
+    """A node has not answered in time. Like Ansible's own timeout it is a BaseException, so that no other code catches it."""
 
 
 @contextmanager
 def _within(seconds: int | None) -> Iterator[None]:
-    """Wait so long and no longer; None, or less left: the task's own timeout alone counts (signal.alarm of Ansible)."""
+    """Raise LateError in the block after ``seconds``.
+
+    With None, or where the task's own timeout (signal.alarm of Ansible) comes earlier, only that timeout counts.
+    """
     remaining, began = signal.getitimer(signal.ITIMER_REAL)[0], time.monotonic()
     if seconds is None or 0 < remaining <= seconds:
         yield
@@ -189,7 +192,10 @@ def _within(seconds: int | None) -> Iterator[None]:
 
 @contextmanager
 def _bounded() -> Iterator[None]:
-    """This process may grow by so much, and no more: Ansible keeps all that a node writes. After a failure its ssh is ended."""
+    """Let this process grow by MEMORY_MIB at most in the block, because Ansible keeps all that a node writes.
+
+    After a failure its ssh is ended.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     with open("/proc/self/statm", encoding="ascii") as f:
         limit = int(f.read().split()[0]) * resource.getpagesize() + (MEMORY_MIB << 20)
@@ -205,14 +211,14 @@ def _bounded() -> Iterator[None]:
 
 
 def _end_children() -> None:
-    """An ssh whose node goes on writing, or never ends."""
+    """Kill the children of this process, such as an ssh whose node goes on writing or never ends."""
     with suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as f:
         for pid in f.read().split():
             os.kill(int(pid), signal.SIGKILL)
 
 
 class Modules(NamedTuple):
-    """What the bundle brings along. These modules import no others of fairlead."""
+    """Holds the modules that the bundle brings along. They import no others of fairlead."""
 
     plain_text: Any
     node_answer: Any
@@ -235,14 +241,14 @@ def _read(*path: str) -> bytes:
 
 
 def _other_node(bundle: str, node: str, answer: dict[str, Any]) -> str:
-    """The name of the machine that answered, where the site has it for another node; else ""."""
+    """Return the name of the machine that answered where the site declares it as another node, else ""."""
     hostname: str = answer["hostname"]
     declared = set(json.loads(_read(bundle, "nodes"))) - {node} if "name" in answer["need"] else set()
     return next((name for name in (hostname, hostname.split(".", maxsplit=1)[0]) if name in declared), "")
 
 
 def _outcome(answer: dict[str, Any]) -> dict[str, Any]:
-    """A setting that could not be made so fails the task, after all others were; one that waits is a warning."""
+    """Return the task's outcome. A setting that failed makes the task fail after all others; one that waits is a warning."""
     items = (answer.get("apply") or {"items": ()})["items"]
     bad = [i for i in items if i["state"] in ("failed", "refused", "unreadable")]
     late = [i for i in items if i["state"] == "deferred"]
@@ -256,7 +262,7 @@ def _outcome(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def _payload(bundle: str, request: dict[str, Any], answer: dict[str, Any], modules: Modules) -> bytes | dict[str, Any]:
-    """What the node asked for, or why it cannot be had."""
+    """Return what the node asked for, or a failed result that says why it is not available."""
     files = request["files"] if "files" in answer["need"] or "wheels" in answer["need"] else []
     wheels = json.loads(_read(bundle, "wheels.json")) if "wheels" in answer["need"] else []
     if wheels:

@@ -1,4 +1,4 @@
-"""Documentation of the action fairlead_node; the work is in action_plugins/fairlead_node.py."""
+"""Documents the action fairlead_node; action_plugins/fairlead_node.py does the work."""
 
 DOCUMENTATION = r"""
 module: fairlead_node
@@ -12,11 +12,11 @@ options:
     type: path
     required: true
   python:
-    description: Python 3.11 or newer on the node, used until fairlead's own is there. Empty, one is looked for in /usr/bin.
+    description: Python 3.11 or newer on the node, used until fairlead's own is there. If empty, /usr/bin is searched.
     type: str
     default: ""
   answer_seconds:
-    description: A node that has no driver to install and has not answered by then has failed.
+    description: A node that has no driver to install and has not answered after this time has failed.
     type: int
     default: 900
 attributes:
