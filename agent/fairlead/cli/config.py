@@ -1,9 +1,7 @@
 """Check and show documents and sites.
 
 check FILE          list every mistake of a document or a site, and each class's nodes
-show [FILE]         show every value of a document; with --changed, only what differs
-                    from the defaults, with its origin; with --site FILE --node NAME,
-                    the document of a node of this site
+show [FILE]         show every value; --changed: what differs from the defaults; --site FILE --node NAME: of a node of this site
 schema              print the JSON Schema of a node's document
 profiles            list the hardware profiles that fairlead brings along
 """

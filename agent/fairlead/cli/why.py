@@ -27,12 +27,8 @@ AUDIT_SHOWN = 50  # in JSON, unless the whole history is asked for
 
 def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("node", nargs="?", default="", help="the Slurm node (default: this machine)")
-    parser.add_argument(
-        "--site",
-        metavar="FILE",
-        default="",
-        help=f"the site.toml that says how ssh reaches the node (default: {SITE} where there is one)",
-    )
+    where = f"the site.toml that says how ssh reaches the node (default: {SITE} if it exists)"
+    parser.add_argument("--site", metavar="FILE", default="", help=where)
     parser.add_argument("--no-slurm", action="store_true", help="do not ask slurmctld")
     parser.add_argument("--bin-dir", default="/usr/bin", metavar="DIR", help="where scontrol and sinfo are")
     parser.add_argument("--slurm-bin", dest="bin_dir", default=argparse.SUPPRESS, help=argparse.SUPPRESS)  # its older name
