@@ -117,6 +117,21 @@ def test_what_comes_after_an_admin_lifts_their_own_words_over_ours_drains_over_a
     assert "xid/gpu2#b:2" not in node.state.acknowledged and node.ctld.node("n1").drained
 
 
+def test_what_comes_between_a_resume_and_slurms_own_mark_drains_again(node: Node) -> None:
+    """The sequence that was found on real Slurm: our prolog refuses a job after the resume, and the agent reads Slurm's mark for
+    that before it knows of the refusal. Nobody has resumed the node after the second fault."""
+    node.ctld.update("n1", "UNDRAIN")
+    node.now += 1.5
+    node.ctld.update("n1", "DRAIN", "Prolog error")
+    node.faults("1", "2")
+    node.turns()
+    node.courier.refused()
+    for _ in range(4):
+        node.wait(5)
+    assert "xid/gpu2#b:2" not in node.state.acknowledged
+    assert node.ctld.node("n1").drained and "GPU gone" in node.reason()
+
+
 def test_a_restarted_agent_that_has_judged_nothing_yet_keeps_the_list(node: Node) -> None:
     node.wait(40)
     state = node.state

@@ -22,7 +22,7 @@ from fairlead.drains.node_state import DrainLoss, NodeDrainState
 from fairlead.drains.outcome import Outcome, Result, Steps, erased, in_the_way, result, who
 from fairlead.drains.read_write_read import write_and_read_back
 from fairlead.policy.drain_limits import DrainLimit
-from fairlead.policy.ownership import MAINTAIN, MANUAL, PROLOG_ERROR, Owner, keep_off, parse
+from fairlead.policy.ownership import MAINTAIN, MANUAL, PROLOG_ERROR, Owner, keep_off, parse, strip_suffixes
 from fairlead.slurm.client import NodeState
 
 
@@ -330,6 +330,10 @@ class DrainProtocol:
         if owner is not Owner.FREE and not (owner is Owner.OURS and not mine.drained):
             taken = entry.phase is not Phase.DRAINING and owner is not Owner.PROLOG_ERROR
             theirs = replace(self.state.with_reading(entry, mine), phase=Phase.TAKEN, written=mine.reason_time)
+            if strip_suffixes(mine.reason) == PROLOG_ERROR:
+                # Slurm has set this after the resume, and it may be our own prolog's, which the agent itself lifts: so nobody
+                # acknowledges what has come meanwhile.
+                theirs = replace(theirs, known=entry.known)
             self.ledger.save(theirs if taken else self.state.ledger_after(entry))
             return result(Outcome.FOREIGN, mine, who(mine))
         self.ledger.save(self.state.ledger_after(entry))

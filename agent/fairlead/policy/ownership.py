@@ -161,8 +161,8 @@ def classify(
         return Owner.COVERED
     known = parse(reason)
     if user in rules.own_users and known is not None and (ours is None or known.token != ours.token):
-        return Owner.ORPHAN  # the reason has our token and other words: somebody has edited it, so the drain is theirs now
-    return Owner.FOREIGN
+        return Owner.ORPHAN
+    return Owner.FOREIGN  # also our token with other words: somebody has edited the reason, so the drain is theirs now
 
 
 def _down(reason: str, user: str, ours: Token | None, rules: Rules) -> Owner:
