@@ -81,7 +81,7 @@ def test_in_the_wanted_release_it_goes_on_in_the_installed_package(tmp_path: Pat
     (tmp_path / "node.json").write_text("{}")
     wanted = {"state": "present", "opt": str(tmp_path / "opt"), "release": "1", "documents": [document]}
     node_answer = run(str(release / "bin/python"), "-I", **wanted, only=["no-such-setting"])
-    assert node_answer["failed"] and node_answer["msg"].startswith("fairlead apply: no-such-setting: no setting")
+    assert node_answer["failed"] and node_answer["msg"].startswith("fairlead apply: --only no-such-setting: no setting")
 
 
 def imports(path: Path) -> set[str]:

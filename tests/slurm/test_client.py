@@ -165,7 +165,8 @@ def test_refusals_are_one_line(cluster: Cluster, client: SlurmClient) -> None:
 
 
 def test_slurmctld_away(cluster: Cluster, make: Make) -> None:
-    client = make(deadline_seconds=1)
+    client = make(deadline_seconds=20)  # pyslurm's process may need long to start
+    client.deadline_seconds = 1  # type: ignore[attr-defined]
     cluster.stop_slurmctld()
     try:
         with pytest.raises(SlurmUnavailable, match=r"sinfo|pyslurm"):
