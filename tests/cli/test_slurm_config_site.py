@@ -79,7 +79,7 @@ def test_what_the_site_declares_of_mig_is_counted_by_type(run: Run, trees: tuple
     words = ("--site", run.site, f"h100={trees[0]}", "--without", "l[1-2]")
     code, text, notes = run("nodes", *words)
     assert code == 0 and text.splitlines()[1] == f"NodeName=g[1-3] {GRES} Gres=gpu:3g.40gb:7,gpu:1g.10gb:14,gpu:h100:1"
-    assert "compare its MIG types with `slurmd -G` of one node" in notes
+    assert "compare its MIG types with `slurmd -G` there" in notes
     assert "gpu:3g.39gb:7," in run("nodes", *words, "--mig-type", "3g.40gb=3g.39gb")[1]
     assert run("gres", *words)[1].splitlines()[1:] == ["NodeName=g[1-3] AutoDetect=nvml"]
     code, text, _ = run("gres", *words, "--json")

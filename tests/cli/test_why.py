@@ -156,8 +156,8 @@ FACTS: dict[str, dict[str, Any]] = {
 
 def wrong_words(facts: str) -> tuple[str, ...]:
     """What nobody may be told: no person has done anything here but in the last of ``FACTS``."""
-    nothing = ("nothing to do", "no reason for a drain", "nothing here drains") if facts != "well" else ()
-    return (*nothing, *(("acknowledged:", "is acknowledged") if "acknowledged" not in facts else ()), "resumed by")
+    nothing = ("nothing to do", "reason for a drain") if facts != "well" else ()
+    return (*nothing, *(("acknowledged:", "and acknowledged") if "acknowledged" not in facts else ()), "resumed by")
 
 
 @pytest.mark.parametrize("facts", FACTS)

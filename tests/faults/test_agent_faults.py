@@ -235,7 +235,7 @@ def drain_by_admin(ward: Ward, number: int) -> None:
 def test_admin_before_the_xid(ward: Ward) -> None:
     drain_by_admin(ward, 3)
     ward.xid(3)
-    ward.wait("seen", lambda: ward.verdict(3), lambda v: "somebody else holds" in v[-1])
+    ward.wait("seen", lambda: ward.verdict(3), lambda v: "somebody else has drained" in v[-1])
     for command in (("resume",), ("resume", "--adopt"), ("drain", "--reason", "mine")):
         done = ward.fairlead(3, *command)
         assert done.returncode == 75 and "foreign" in done.stdout, done

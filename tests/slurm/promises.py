@@ -252,7 +252,7 @@ def _persons_drain_stays(record: Record) -> Iterator[Broken]:
 
 # -- what is told -----------------------------------------------------------------------------------------
 
-_NOTHING = ("nothing here drains", "nothing to do", "no reason for a drain")
+_NOTHING = ("nothing to do", "no finding here is a reason for a drain")
 _PERSON = ("resumed by", "counts as acknowledged", "(acknowledged)", "known:    acknowledged")
 
 

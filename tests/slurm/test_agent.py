@@ -179,7 +179,7 @@ def test_an_admins_drain_is_left_alone(agents: Make, cluster: Cluster) -> None:
     cluster.scontrol("update", "nodename=n1", "state=drain", "reason=riser swap by ann")
     agent = agents().start()
     agent.kernel(xid79())
-    agent.until(lambda: "somebody else holds" in agent.verdict().text, "word of the other drain")
+    agent.until(lambda: "somebody else has drained" in agent.verdict().text, "word of the other drain")
     assert agent.verdict().state is State.WARN and "ann" not in agent.verdict().text
     agent.until(lambda: "riser swap by ann" in agent.status()["slurm"]["held"], "the whole story in the status")
     assert client_of(cluster).node("n1").reason == "riser swap by ann"

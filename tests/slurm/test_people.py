@@ -231,7 +231,7 @@ def test_drained_by_an_admin(ward: Ward) -> None:
     ward.agent.start()
     ward.cluster.scontrol("update", "nodename=n1", "state=drain", "reason=riser swap by bob")
     ward.xid()
-    ward.agent.until(lambda: "somebody else holds" in ward.agent.verdict().text, "word of the other drain")
+    ward.agent.until(lambda: "somebody else has drained" in ward.agent.verdict().text, "word of the other drain")
     ward.agent.until(lambda: "a resume before that does not last" in ward.say("why", "n1"), "the drain in the status")
     shown = ward.say("why", "n1")
     assert "riser swap by bob" in shown and "not fairlead" in shown and "next:     ask whoever drained it (root)" in shown
@@ -275,7 +275,7 @@ def test_a_new_fault_does_not_wait_after_an_admin_has_lifted_their_own_drain(war
     ward.agent.start()
     ward.cluster.scontrol("update", "nodename=n1", "state=drain", "reason=riser swap by bob")
     ward.xid()
-    ward.agent.until(lambda: "somebody else holds" in ward.agent.verdict().text, "word of the other drain")
+    ward.agent.until(lambda: "somebody else has drained" in ward.agent.verdict().text, "word of the other drain")
     ward.cluster.scontrol("update", "nodename=n1", "state=resume")
     began = time.monotonic()
     ward.xid(2, "43")

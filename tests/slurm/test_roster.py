@@ -151,7 +151,7 @@ def test_a_watch_on_a_terminal_is_a_live_table(cluster: Cluster, nodes: Nodes, t
         at = len(terminal.said)
         terminal.resize(5, 72)  # what tells least is left out, and what has no room is counted
         terminal.until_said("\x1b[2J", at)
-        head, *rows = terminal.until("rows more", "8 nodes: ")
+        head, *rows = terminal.until("more rows", "8 nodes: ")
         assert "WHY" in head and "SLURMD" not in head and sum("NODES" in r for r in rows) == 0
         terminal.type(b"\x03")
         assert terminal.end() == 0 and terminal.cursor() and terminal.screen.colours == {"31", "32"}

@@ -85,7 +85,7 @@ def test_a_key_of_an_included_file_or_of_a_crowded_line_is_told_not_doubled() ->
     assert made.notes == ("SchedulerParameters is set in a file that /etc/slurm/slurm.conf includes: "
                           "make it SchedulerParameters=bf_continue,nohold_on_prolog_fail there",)  # fmt: skip
     made = amended(f"PrologFlags=NoHold JobRequeue=1\n{BARE}")
-    assert made.notes == ("PrologFlags stands on a line with others: make it PrologFlags=NoHold,Alloc there",)
+    assert made.notes == ("PrologFlags is on a line with other keys: make it PrologFlags=NoHold,Alloc there",)
 
 
 def test_pyxis_leaves_the_task_prolog_to_a_person() -> None:
