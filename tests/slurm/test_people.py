@@ -133,7 +133,7 @@ def test_an_acknowledged_fault_does_not_drain_until_there_is_another(ward: Ward)
     )
     ward.xid(2)
     assert ward.drained() != reason
-    assert "no standing finding" in ward.say("ack", "ecc", "--reason", "x", code=66)
+    assert "there is no active finding" in ward.say("ack", "ecc", "--reason", "x", code=66)
 
 
 def test_an_acknowledgement_taken_back_drains(ward: Ward) -> None:
@@ -207,7 +207,7 @@ def test_clear_all(ward: Ward) -> None:
 
 def test_held_it_does_not_drain_and_released_it_does(ward: Ward) -> None:
     ward.agent.start()
-    assert "held" in ward.say("hold", "--reason", "replacing riser 2", "--until", "2h")
+    assert "on hold" in ward.say("hold", "--reason", "replacing riser 2", "--until", "2h")
     ward.xid()
     ward.agent.until(lambda: "79" in ward.agent.verdict().text, "word of the Xid")
     ward.more_sweeps()
