@@ -27,6 +27,7 @@ from fairlead.errors import DataError, InputMissing, ProvisionError
 from fairlead.provision.wheel_lock import NODE_FILE, load, read_locked
 from fairlead.provision.wheel_tags import DEPENDENCIES, normal
 
+WHEEL_BYTES_MAX = 256 << 20
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _WHEEL = "Wheel-Version: 1.0\nGenerator: fairlead\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
@@ -101,11 +102,15 @@ def own_wheel() -> Wheel:
 
 
 def read_wheel(path: str) -> Wheel:
-    """Return a wheel from a file. Raises InputMissing."""
+    """Return a wheel from a file. Raises InputMissing, and DataError for a file that is too large for a wheel."""
     try:
-        return Wheel(os.path.basename(path), Path(path).read_bytes())
+        with open(path, "rb") as file:
+            data = file.read(WHEEL_BYTES_MAX + 1)
     except OSError as e:
         raise InputMissing(f"{path}: {e.strerror}") from None
+    if len(data) > WHEEL_BYTES_MAX:
+        raise DataError(f"{path}: larger than {WHEEL_BYTES_MAX >> 20} MiB", hint="is it a wheel?")
+    return Wheel(os.path.basename(path), data)
 
 
 def own_from(path: str) -> Wheel:

@@ -129,7 +129,7 @@ def test_a_full_disk_leaves_no_half_line_and_what_was_noted_elsewhere_moves_over
     before = Path(trail.path).read_bytes()
     for number in range(40):
         trail.add(entry(f"during {number}", why="x" * 500))
-    assert "No space left on device; noted in" in trail.trouble
+    assert "No space left on device; written to" in trail.trouble
     whole = Path(trail.path).read_bytes()
     assert whole.startswith(before) and whole.endswith(b"\n")  # the last block of the file had room for a few
     assert [e.what for e in trail.read()] == ["before", *(f"during {n}" for n in range(40))]
