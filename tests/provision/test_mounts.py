@@ -74,7 +74,7 @@ def test_a_check_on_a_fresh_node_runs_where_programs_may(tmp_path: Path, monkeyp
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         assert release.scratch() == str(tmp_path)
     release.runnable()
-    with mounted(tmp_path / "opt", "noexec"), pytest.raises(Stop, match="opt/fairlead is mounted noexec") as raised:
+    with mounted(tmp_path / "opt", "noexec"), pytest.raises(Stop, match="opt/fairlead: mounted noexec") as raised:
         release.runnable()
     assert raised.value.hint == "mount it without noexec"
 
