@@ -14,6 +14,8 @@ from fairlead import settings
 from fairlead.host.nvml import Worker
 from fairlead.host.root import Root
 from fairlead.host.tree_snapshot import snapshot
+from fairlead.model.sysctl_files import proc_path
+from fairlead.settings import sysctl
 
 
 @pytest.mark.parametrize("name", sorted(committed()))
@@ -36,6 +38,7 @@ def test_the_worker_under_the_library_reads_the_nvml_json_of_the_tree(name, mach
 def test_a_snapshot_of_the_tree_is_the_tree(name, tmp_path):
     tree = MACHINES / name
     reads = [path for setting in settings.load().values() for path in setting.reads]
+    reads += [proc_path(key) for key in (*sysctl.RANGES, *sysctl.TRIPLES)]  # as `fairlead snapshot` does
     snapshot(Root(str(tree)), read_nvml(tree), tmp_path / name, redact=False, reads=reads)
     # The links back from a driver to its devices say nothing that the devices' own links do not.
     lost = {key for key in differing(tree, tmp_path / name) if not re.match(r"sys/bus/pci/drivers/[^/]+/0000:", key)}
