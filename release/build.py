@@ -4,9 +4,9 @@ fairlead-VERSION-py3-none-any.whl   built from the sdist
 fairlead-VERSION.tar.gz             the sdist
 fairlead-VERSION.cdx.json           the bill of materials (CycloneDX)
 fairlead-VERSION.admin.txt          what the admin host needs, with hashes, for `pip install --require-hashes`
-fairlead-VERSION.node.txt           what nodes need, likewise
-SHA256SUMS                          of all of these
-SHA256SUMS.sig                      its signature (ssh-keygen -Y sign) by the releaser's key
+fairlead-VERSION.node.txt           what the nodes need, with hashes, for the same command
+SHA256SUMS                          the sha256 of each of these files
+SHA256SUMS.sig                      the signature of SHA256SUMS (ssh-keygen -Y sign) with the releaser's key
 
 The same commit, key (ed25519) and Python give the same bytes.
 """
@@ -26,11 +26,11 @@ from pathlib import Path
 from sbom import sbom
 
 ROOT = Path(__file__).resolve().parents[1]
-NAMESPACE = "fairlead-release"  # a signature of this key for something else is none of a release
+NAMESPACE = "fairlead-release"  # a signature that this key has made for another purpose is not valid for a release
 
 
 def run(*words: str | Path, cwd: Path = ROOT, **environment: str) -> str:
-    """What it prints on standard output. Its other words, and a question for a passphrase, go to the terminal."""
+    """Run a command and return its standard output. Its standard error and a question for a passphrase go to the terminal."""
     env = {**os.environ, **environment}
     done = subprocess.run(list(map(str, words)), cwd=cwd, env=env, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
@@ -45,7 +45,7 @@ def unpack(archive: Path, folder: Path) -> Path:
 
 
 def build(work: Path, made: Path, epoch: int) -> Path:
-    """sdist and wheel into ``made``; the folder of the source."""
+    """Build the sdist and the wheel into ``made``, and return the folder of the source."""
     os.umask(0o022)
     run("git", "archive", "--format=tar", "-o", work / "commit.tar", "HEAD")
     tree = unpack(work / "commit.tar", work / "tree")

@@ -1,4 +1,4 @@
-"""python -m fairlead"""
+"""Runs the command line for `python -m fairlead`."""
 
 import sys
 

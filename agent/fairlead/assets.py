@@ -1,6 +1,6 @@
 """Finds playbooks/, templates/ and slurm/: in a wheel they are below the package, in a checkout beside agent/.
 
-No other module looks for them. In an editable install the wheel's copies would be out of date, so the checkout's are used.
+No other module searches for these folders. An editable install uses the folders of the checkout, which are always up to date.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""The error tree and the exit codes of every fairlead command.
+"""Defines the errors and the exit codes of every fairlead command. The number after each error is its exit code.
 
-FairleadError            what happened, in one line; ``hint`` says what to do next
+FairleadError            the message is one line; ``hint`` says what to do next
 +- UsageError            the command line is wrong (64)
-+- DataError             a file of ours or a tree is malformed (65)
++- DataError             a file of fairlead or a machine tree is malformed (65)
 +- InputMissing          a named file, tree or node does not exist (66)
 +- HostError             this machine could not be read or changed (69)
 |  +- NodeBusy           a job runs here: try again when it has ended (75)
 |  +- AgentRuns          an agent runs on this node already (75)
-+- SlurmError            slurmctld said no (69)
++- SlurmError            slurmctld refused a request (69)
 |  +- SlurmUnavailable   slurmctld did not answer: try again (75)
-+- ProvisionError        a play failed (69)
-+- NeedsRoot             (77)
++- ProvisionError        an Ansible play failed (69)
++- NeedsRoot             the command must run as root (77)
 +- ConfigError           a configuration value is wrong: file, key, reason (78)
 """
 
@@ -21,9 +21,12 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """Lists the exit codes of all commands but hooks. 0-3 are ``fairlead check`` in the order of Nagios plugins
-    (https://nagios-plugins.org/doc/guidelines.html, "Plugin Return Codes"); 64-78 are BSD sysexits.h; 130 and 141 are what
-    shells say of a program that SIGINT or SIGPIPE has ended."""
+    """Lists the exit codes of all commands but hooks.
+
+    0 to 3 are the results of ``fairlead check``, in the order of Nagios plugins
+    (https://nagios-plugins.org/doc/guidelines.html, "Plugin Return Codes"). 64 to 78 are the codes of BSD sysexits.h. 130 and 141
+    are the codes that a shell reports for a program that SIGINT or SIGPIPE has ended.
+    """
 
     OK = 0
     WARN = 1
@@ -43,7 +46,7 @@ class ExitCode(IntEnum):
 
 
 def next_step(error: OSError) -> str:
-    """Say what to do about a file that cannot be written, by errno(3); "" where the message says everything that is known."""
+    """Return what to do about a file that cannot be written, by the errno(3). Return "" if the message says everything."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "make room there"
     if error.errno == errno.EROFS:
@@ -52,7 +55,7 @@ def next_step(error: OSError) -> str:
 
 
 class FairleadError(Exception):
-    """Is raised for something that an operator can act on. ``str()`` is one line that joins the chain of causes."""
+    """Is raised for a problem that an operator can act on. ``str()`` is one line: the message and those of its causes."""
 
     exit_code = ExitCode.BUG
 
@@ -113,7 +116,7 @@ class NeedsRoot(FairleadError):
 
 
 class ConfigError(FairleadError):
-    """Is raised for a configuration value that is wrong. ``file`` and ``key`` (dotted path) say where."""
+    """Is raised for a configuration value that is wrong. ``file`` and ``key`` (a dotted path) say where the value is."""
 
     exit_code = ExitCode.CONFIG
 

@@ -1,8 +1,8 @@
-"""Makes a node what its document says: observe, plan, execute, verify, report.
+"""Applies the document to a node, in five steps: observe, plan, execute, verify, report.
 
-The agent finds drift with the same observe and plan. For each declared setting the report gives three layers: persisted (a
-file for the next boot), effective (the running kernel or hardware, read back), pending (what must happen before it is
-effective). A setting counts as made when it is effective, not when it is written.
+The agent finds drift with the same observe and plan steps. The report has three fields for each declared setting: persisted (a
+file for the next boot has the value), effective (the running kernel or hardware has it), pending (what must happen before it is
+effective). A setting that is written but does not become effective has failed or is pending.
 """
 
 from fairlead.apply.apply_steps import NvmlCalls, apply

@@ -1,4 +1,7 @@
-"""Keeps the list of settings that an image leaves for the boot of the node that is made from it, in a file of the image."""
+"""Reads and writes the list of settings that cannot be applied to an image, and are applied when a node boots from the image.
+
+The list is a file in the image.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,14 @@ LEFT = "/etc/fairlead/left-for-boot"  # one name per line, written by `apply --r
 
 
 def left_by_image(root: Root) -> frozenset[str]:
-    """Return the settings that the image of this node has left for its boot."""
+    """Return the names of the settings that the image of this node has left for the boot."""
     text = root.read_text(LEFT)
     return frozenset(text.split()) if isinstance(text, str) else frozenset()
 
 
 def note_left(root: Root, items: Sequence[Item], *, image: bool) -> None:
-    """In an image, write the settings that are left for the boot. On a node, remove the list once all of them are made."""
+    """In an image, write the settings that are left for the boot. On a node, remove the list when all of them
+    have been applied."""
     every = setting_list.load()
     names = [i.setting for i in items if i.state == "left" and not every[i.setting].volatile]
     done = {i.setting for i in items if i.state in {"same", "changed", "unmanaged"}}

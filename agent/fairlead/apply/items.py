@@ -1,4 +1,4 @@
-"""Reports what became of one setting, as an item of the report."""
+"""Makes the item of one setting in the report of apply."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def item(
     rest: tuple[AnyChange, ...] | Item,
     dry_run: bool,
 ) -> Item:
-    """Judge one setting after the run.
+    """Return the item of one setting after the run.
 
-    planned: all changes; todo: those that could be made now; outcomes: what became of them; rest: what a plan made after the run
-    still asks for, or why it could not be made.
+    planned: all changes of the plan. todo: the changes that could be made now. outcomes: the outcomes of ``todo``. rest: the
+    changes of a second plan after the run, or an item with the reason if the second plan could not be made.
     """
     steps = _steps(planned, outcomes)
     if isinstance(rest, Item):
@@ -56,7 +56,7 @@ def item(
 
 
 def with_second_writer(item: Item, after: Node) -> Item:
-    """Add a hint where tuned may set the values of this item back."""
+    """Add a hint if tuned may overwrite the values of this item."""
     writer = tuned_profile.second_writer(after.texts) if item.steps and not item.hint else ""
     return msgspec.structs.replace(item, hint=f"{writer} and may set it back: declare settings.tuned") if writer else item
 
@@ -77,7 +77,7 @@ def _state(
     *,
     dry_run: bool,
 ) -> tuple[str, str]:
-    """The state of an item and its message."""
+    """Return the state and the message of an item."""
     not_now = {changing.target(c) for c in planned if c not in todo}
     without_effect = [c for c in rest if changing.target(c) not in not_now]
     offline = any(o.skipped and o.done for o in outcomes)
@@ -113,12 +113,12 @@ def _steps(planned: tuple[AnyChange, ...], outcomes: tuple[changing.ChangeOutcom
 
 
 def _pending(rest: tuple[AnyChange, ...]) -> str:
-    """What the most disruptive of the changes that are left waits for; "" for nothing."""
+    """Return what the most disruptive of the remaining changes waits for, or "" if none waits."""
     waits = [c.disruption.value for c in rest if c.disruption is not Disruption.NONE]
     return max(waits, key=[d.value for d in Disruption].index, default="")
 
 
 def _first(words: Sequence[str]) -> str:
-    """The first of these texts, and how many different ones there are besides."""
+    """Return the first of these texts, and how many other different texts there are."""
     different = len(set(words))
     return words[0] + (f" (and {different - 1} more)" if different > 1 else "")

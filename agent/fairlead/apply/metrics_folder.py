@@ -1,4 +1,5 @@
-"""Says at plan time where the agent cannot write its metrics: it writes into folders that are there, from inside its unit."""
+"""Warns in a run of apply if the agent cannot write its metrics. The agent writes only to folders that exist and that its systemd
+unit can see."""
 
 from __future__ import annotations
 
@@ -13,13 +14,13 @@ HINT = "agent.metrics_textfile names a file in the folder that node_exporter rea
 
 
 def items(document: Document, root: Root) -> list[Item]:
-    """Return an item with a warning where the file of agent.metrics_textfile cannot be written, else none."""
+    """Return an item with a warning if node_exporter cannot get the file of agent.metrics_textfile, else no item."""
     why = trouble(document.agent.metrics_textfile, document.agent.run_dir, root)
     return [Item(setting="metrics_textfile", state="absent", effective="no", message=why, hint=HINT)] if why else []
 
 
 def trouble(path: str, run_dir: str, root: Root) -> str:
-    """Return in one line why nobody will read the metrics that the agent writes to ``path``, "" where somebody can."""
+    """Return in one line why node_exporter cannot get the metrics in ``path``, or "" if it can."""
     folder = os.path.dirname(path)
     if not path or folder == run_dir:
         return ""

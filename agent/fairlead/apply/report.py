@@ -14,7 +14,7 @@ Phase = Literal["all", "boot"]
 
 
 class AppliedStep(Struct, frozen=True, kw_only=True):
-    """Describes one change of the plan. done None: it was not tried (a dry run, or the node is busy)."""
+    """Describes one change of the plan. ``done`` is None if the change was not tried (a dry run, or the node is busy)."""
 
     target: str
     why: str
@@ -28,10 +28,12 @@ class AppliedStep(Struct, frozen=True, kw_only=True):
 class Item(Struct, frozen=True, kw_only=True):
     """Describes one declared setting after the run.
 
-    state: same, changed, would_change, deferred (a busy node, or a reboot is needed), failed, refused (the node cannot take
-    the wanted value), absent (the node has no hardware or folder for it), not_applicable (the same, and the profile says so),
-    unreadable, unmanaged, left (an image leaves it for the boot of the node). persisted: yes, no, boot (applied again at every
-    boot), unknown. effective: yes, no, unknown (an image). pending: "", idle, drain, reboot, boot.
+    state: same, changed, would_change, deferred (a busy node, or a reboot is needed), failed, refused (the node cannot have the
+    wanted value), absent (the node has no hardware or folder for the setting), not_applicable (the node has no hardware for it,
+    and the profile allows this), unreadable, unmanaged, left (an image leaves the setting for the boot of the node).
+
+    persisted: yes, no, boot (applied again at every boot), unknown. effective: yes, no, unknown (an image). pending: what the
+    setting waits for: "" (nothing), idle or drain (an idle or a drained node), reboot, boot (the boot of an image).
     """
 
     setting: str

@@ -1,4 +1,4 @@
-"""Removes files of settings that the document no longer declares, or makes them again as they were before fairlead."""
+"""Removes files of settings that the document no longer declares, or restores them as they were before fairlead."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from fairlead.host import change as changing
 from fairlead.host.root import Root
 from fairlead.model.change import File
 
-OURS = "# Written by fairlead"  # how each file of a setting begins
+OURS = "# Written by fairlead"  # each file of a setting begins with these words
 
 
 def restore(document: Document, root: Root, undo: str, *, dry_run: bool) -> list[Item]:
-    """Remove or restore each of these files; in a dry run say what would be done. Returns an item for each file."""
+    """Remove or restore each file of an undeclared setting, or change nothing in a dry run. Return an item for each file."""
     items = []
     for path, file in _found(document, root, undo):
         items.append(_item(file, None if dry_run else changing.undo_one(path, file, root)))
@@ -20,10 +20,10 @@ def restore(document: Document, root: Root, undo: str, *, dry_run: bool) -> list
 
 
 def _found(document: Document, root: Root, undo: str) -> list[tuple[str, File]]:
-    """The undo records of settings that the document does not declare, with their files.
+    """Return (path of the undo record, file to restore) for each file of a setting that the document does not declare.
 
-    A file from which an admin has removed the header is the admin's own and is left alone. So is the file of a setting that is
-    declared as not managed.
+    If an admin has removed fairlead's header from a file, the file is the admin's own and is not changed. The file of a setting
+    that is declared as not managed is not changed either.
     """
     found = []
     for path, change in changing.undo_changes(root, undo):

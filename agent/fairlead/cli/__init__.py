@@ -1,6 +1,7 @@
-"""Runs the command line: one module per command, imported only when it is chosen.
+"""Runs the command line. Each command is a module of its own, which is imported only when the command is chosen.
 
-Each module has ``register(parser)`` and ``run(args) -> ExitCode``. This package turns an error into one line and an exit code.
+Each command's module has ``register(parser)`` and ``run(args) -> ExitCode``. This package turns an error into one line and an
+exit code.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ Keeps the GPU nodes of a Slurm cluster tuned, and jobs off the broken ones.
 64 usage, 65 bad data, 66 no such input, 68 node not reached, 69 unavailable, 70 bug,
 75 try again, 77 needs root, 78 configuration, 130 interrupted, 141 the output's reader has gone."""
 
-# Modules that only an extra installs, and the extra's name.
+# Modules that only an optional dependency group (an "extra") of the package installs, each with the name of the extra.
 EXTRAS = {
     "ansible_runner": "provision",
     "ClusterShell": "provision",
@@ -82,7 +83,7 @@ class Parser(argparse.ArgumentParser):
         sys.exit(ExitCode.USAGE)
 
     def _hint(self, message: str) -> str:
-        """Return what to write instead; "" where there is no better word, or where the message says it already."""
+        """Return what to write instead. Return "" if there is no better word, or if the message already names it."""
         options = {name: action for action in self._actions for name in action.option_strings}
         kind, _, rest = message.partition(": ")
         if kind == "unrecognized arguments":
@@ -100,12 +101,14 @@ class Parser(argparse.ArgumentParser):
         return ""
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """Return the arguments. Options may come before, between and after the positional arguments, unless another program
-        gets the rest of the line."""
+        """Return the parsed arguments. Options may come before, between and after the positional arguments.
+
+        A command that passes the rest of its command line to another program is an exception.
+        """
         rest = any(action.nargs == argparse.REMAINDER for action in self._actions)
         if rest:
             return self.parse_args(words)
-        # argparse would set it without escaping its %
+        # argparse would set ``usage`` without escaping the % signs in it
         self.usage = self.format_usage().removeprefix("usage: ").replace("%", "%%")
         return self.parse_intermixed_args(words)
 
@@ -153,14 +156,16 @@ def _main(args: list[str]) -> int:
 
 
 def _unless_lost(code: int, args: list[str]) -> int:
-    """Say that output was lost, where some was lost. Return ``code``; return 69 instead of 0, because nobody has read the
-    output."""
+    """Return ``code``. If output was lost, print why, and return 69 in place of 0.
+
+    Return 141 if the reader of the output has gone.
+    """
     from fairlead.cli.terminal import output_trouble
 
     trouble = output_trouble()
     if trouble is None:
         return code
-    if isinstance(trouble, BrokenPipeError):  # argparse ignores it and goes on
+    if isinstance(trouble, BrokenPipeError):  # argparse ignores this error and goes on
         return ExitCode.READER_GONE
     command = " ".join(["fairlead", *args[:1]])
     print(f"{command}: standard output: {trouble.strerror}", file=sys.stderr)

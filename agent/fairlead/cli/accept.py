@@ -1,10 +1,10 @@
 """Measure nodes and judge them: nccl-tests, matrix products, copies, dcgmi diag and ib_write_bw, one Slurm job per node.
 
 fairlead accept 'gpu[01-16]'  measure these nodes with exclusive jobs of the calling user, then judge and store
-fairlead accept --show [RUN]  show the last run, or RUN; with --raw TOOL and a node: that tool's output there
+fairlead accept --show [RUN]  show the last run, or RUN; with --raw TOOL and one node: show TOOL's output on this node
 fairlead accept --history [NODELIST]  list the stored runs
 fairlead accept --resume RUN  go on with a run that was killed
-fairlead accept --cancel RUN  cancel its jobs
+fairlead accept --cancel RUN  cancel the jobs of a run that was killed
 
 Exit codes: 0 all nodes pass, 1 warnings, 2 a node failed, 3 a node's result is unknown (it was not measured, its results are
 incomplete, or there is nothing to compare with). 75: jobs of a run that was killed are still on these nodes. Ctrl-C cancels
@@ -169,7 +169,7 @@ def _make_folder(folder: str) -> None:
 
 
 def _refuse_running(jobs: AcceptanceJobs, store: ResultStore, nodes: set[str]) -> None:
-    """Refuse to measure nodes on which jobs of a killed run are left, and say how to go on. Raise FairleadError with 75."""
+    """Raise an error with exit code 75 if jobs of a killed run are left on these nodes. Its hint says how to continue."""
     from fairlead.measure.acceptance_run import alive
     from fairlead.measure.slurm_jobs import PREFIX
 

@@ -107,7 +107,7 @@ def _cancel(store: ResultStore, args: argparse.Namespace) -> ExitCode:
 
 
 def show(result: RunResult, *, as_json: bool, only: set[str] | None = None) -> ExitCode:
-    """Print a run and return the exit code of its worst node. ``only``: the nodes to show; None or empty for all."""
+    """Print a run and return the exit code of its worst node. ``only``: the nodes to show, or None or empty for all nodes."""
     nodes = [n for n in result.nodes if not only or n.node in only]
     if not nodes:
         raise InputMissing(f"run {result.run} has none of these nodes")
@@ -150,7 +150,7 @@ def _cell(tool: ToolResult | None) -> str:
 
 
 def _lowest(tool: ToolResult) -> JudgedFigure:
-    """Return the figure that decides: of those with the worst outcome, the lowest compared with its class."""
+    """Return the figure that decides a tool's outcome: of the figures with this outcome, the lowest compared with its class."""
     judged = [f for f in tool.figures if f.judgement is not None and f.judgement.outcome is tool.outcome]
     return min(judged or tool.figures, key=lambda f: fraction_of_class(f.figure, f.judgement))
 
@@ -160,7 +160,7 @@ def _notes(tool: ToolResult) -> list[str]:
 
 
 def _peaks(plan: AcceptancePlan, nodes: list[MeasuredNode]) -> list[str]:
-    """Return lines on the fraction of the theoretical peak that was reached, lowest and highest over the nodes. It is not
+    """Return lines on the reached fraction of the theoretical peak, lowest and highest over the nodes. The fraction is not
     judged."""
     peaks = {p.measure: p for target in plan.targets for p in target.peaks}
     seen: dict[str, list[float]] = {}

@@ -1,7 +1,7 @@
 """Acknowledge findings: they stay visible, and they do not drain this node until there is new evidence.
 
-New evidence is another kernel record, another counter value, or the same fault after it had gone. The agent lifts a drain of
-its own that has no other finding left, after its clean sweeps. This command also works while the agent is down.
+New evidence is a new kernel record, a new counter value, or the same fault after it had disappeared. If no other finding is left,
+the agent lifts its own drain after clean sweeps. This command also works while the agent is down.
   fairlead ack xid/0000:1b:00.0 --reason "known, RMA 4711"     fairlead ack --all --reason TEXT     fairlead ack --list
 """
 

@@ -24,8 +24,8 @@ WAIT_SECONDS = 20.0
 
 
 def node_status(state_dir: str, run_dir: str) -> dict[str, Any]:
-    """Return the status that the agent has published since the boot. If there is none, return what its state on disk says, or
-    {}."""
+    """Return the status that the agent has published since the boot. If there is none, return the status in the agent's state
+    on disk, or {} if there is no state."""
     status = read_status(run_dir)
     if "standing" in status:
         return status
@@ -42,7 +42,7 @@ def node_status(state_dir: str, run_dir: str) -> dict[str, Any]:
 
 
 def agent_pid(run_dir: str) -> int:
-    """Return the pid of the running agent, 0 where none runs."""
+    """Return the pid of the running agent, or 0 if none runs."""
     pid = read_status(run_dir).get("pid")
     if not isinstance(pid, int) or pid <= 1:
         return 0
@@ -55,7 +55,7 @@ def agent_pid(run_dir: str) -> int:
 
 
 def _hidden(pid: int) -> bool:
-    """Say whether a process exists although /proc does not show it to this user (hidepid, proc(5))."""
+    """Return whether a process exists although /proc does not show it to this user (hidepid, proc(5))."""
     try:
         os.kill(pid, 0)
     except PermissionError:
@@ -75,7 +75,7 @@ def wake_agent(run_dir: str) -> bool:
             return False
         return True
     command = ["/usr/bin/systemctl", "kill", "--kill-who=main", "--signal=USR1", "fairlead-agent.service"]
-    try:  # an agent may run that has published nothing yet
+    try:  # an agent that has published nothing yet may run
         return subprocess.run(command, capture_output=True, timeout=5, check=False).returncode == 0
     except (OSError, subprocess.TimeoutExpired):
         return False
@@ -84,7 +84,7 @@ def wake_agent(run_dir: str) -> bool:
 def ask(state_dir: str, run_dir: str, request: Request) -> str:
     """Put a request into the spool and wait until a running agent has taken it up.
 
-    Return "taken up", or why it is not taken up yet. Raise HostError where the spool cannot be written.
+    Return "taken up", or why the request is not taken up. Raise HostError if the spool cannot be written.
     """
     path = spool.put(state_dir, run_dir, request)
     if not wake_agent(run_dir):

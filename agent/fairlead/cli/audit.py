@@ -1,6 +1,6 @@
 """Show the audit trail of this node: who changed what about its service, when, why, and with which outcome.
 
-The trail also holds what the agent did.
+The trail also contains the agent's own actions.
   fairlead audit                 fairlead audit --since 7d                 fairlead audit --since 2026-11-21T18:00 --json
 """
 
@@ -51,7 +51,7 @@ def as_data(entry: AuditEntry) -> dict[str, Any]:
 
 
 def from_data(data: object) -> AuditEntry | None:
-    """Return the entry that another node's JSON holds; None for anything else."""
+    """Return the entry that the JSON of another node contains, or None for any other data."""
     try:
         return msgspec.convert(data, AuditEntry)
     except msgspec.ValidationError:
@@ -62,8 +62,10 @@ _RECORD = re.compile(r"#[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}:(\d+)")  # a
 
 
 def line(entry: AuditEntry) -> str:
-    """Return one entry as one line: when, who and from where, what, why, and the outcome with its detail where it says more
-    than "done"."""
+    """Return an entry as one line: the time, who gave the command and from where, the command, the reason, and the outcome.
+
+    The outcome "done" is left out.
+    """
     place = " from ".join(filter(None, (entry.tty.removeprefix("/dev/"), entry.client)))
     outcome = "" if entry.outcome == "done" else entry.outcome
     if entry.outcome == ASKED:

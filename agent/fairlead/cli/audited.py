@@ -1,4 +1,4 @@
-"""Finds out who gave a command, and writes its two lines into the audit trail: one before it begins, one with its outcome."""
+"""Finds out who gave a command. Writes two lines into the audit trail: one before the command begins, one with its outcome."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def audited(
 ) -> Iterator[AuditOutcome]:
     """Write two lines into the audit trail: one before the body runs, one with its outcome.
 
-    A trail that cannot be written stops nothing: one line on standard error says so.
+    If the trail cannot be written, the command goes on, and one line on standard error reports it.
     """
     trail = Trail(state_dir, run_dir)
     by = actor()
@@ -103,8 +103,8 @@ def _name(uid: int) -> str:
 
 
 def _client() -> str:
-    """Return the ssh client's address (ssh(1), SSH_CONNECTION). sudo removes it from the environment, but its parents still
-    have it."""
+    """Return the ssh client's address, or "" (ssh(1), SSH_CONNECTION). sudo removes the variable from the environment, but the
+    parent processes still have it."""
     pid = os.getpid()
     for _ in range(_ANCESTORS):
         with suppress(OSError), open(f"/proc/{pid}/environ", "rb") as f:

@@ -1,8 +1,8 @@
 """Show which CPUs, memory and NICs each of N tasks on this node should have: those nearest its GPU.
 
-Nothing is changed. Rank i keeps GPU i. Every task gets an equal number of whole cores of the allocation, so that the sum of
-the distances to the GPUs is least. Only sysfs is read, never NVML: inside a job, NVML's affinity is limited to the caller's
-cpuset.
+The command changes nothing. Rank i has GPU i. Every task gets an equal number of whole cores of the allocation, chosen so that
+the sum of the distances to the GPUs is smallest. The command reads only sysfs and never NVML, because NVML's affinity is limited
+to the caller's cpuset inside a job.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def _cpus(text: str) -> tuple[int, ...]:
 
 
 def _gpus(text: str) -> tuple[str, ...]:
-    """Return the GPUs that --gpus names. Indices may be ranges, as in SLURM_STEP_GPUS; PCI addresses may have any form of
-    NVML's."""
+    """Return the GPUs that --gpus names. Indices may be ranges, as in SLURM_STEP_GPUS. PCI addresses may have any form that NVML
+    writes."""
     from fairlead.host.pci import normal_address
 
     words: list[str] = []

@@ -1,11 +1,12 @@
-"""Judge this node, or a machine tree, once, by the policy that its agent has.
+"""Judge this node, or a machine tree, once, with the policy of the node's agent.
 
-Exit codes: 0 ok, 1 warn, 2 drain, 3 unknown. 2 says that the agent drains the node
-for what is found, once it has confirmed it. A finding of a check that only observes
-is marked and gives 1 at most, as in the agent's verdict. One reading cannot judge
-rates and trends; such findings say needs_history and change no exit code. What only
-the agent knows changes none either: a hold, an acknowledgement, the drain budgets
-(`fairlead status` shows those). Nothing is changed and slurmctld is not asked.
+Exit codes: 0 ok, 1 warn, 2 drain, 3 unknown. Exit code 2 means that the agent drains
+the node for these findings once it has confirmed them. A finding of a check in mode
+observe is marked and gives exit code 1 at most, as in the agent's verdict. One
+reading cannot judge rates and trends. Findings about them say needs_history and
+change no exit code. A hold, an acknowledgement and the drain budgets change no exit
+code either, because only the agent knows them (`fairlead status` shows them). The
+command changes nothing and does not ask slurmctld.
 """
 
 from __future__ import annotations
@@ -65,9 +66,10 @@ def run(args: argparse.Namespace) -> ExitCode:
 
 
 def _as_counted(document: Document, found: Sequence[Finding], decision: Decision) -> list[dict[str, Any]]:
-    """Return the findings as JSON has them; those that count most come first.
+    """Return the findings as the JSON output has them, the most serious first.
 
-    Each has the mode of its check, what it counts as in the agent's verdict, and why that is less than its level.
+    Each also has the mode of its check, the level that it counts as in the agent's verdict, and the reason if that level is lower
+    than its own.
     """
     from fairlead.judge import policies_of
     from fairlead.policy import identity
@@ -109,7 +111,7 @@ def _print_findings(findings: Sequence[dict[str, Any]]) -> None:
 
 
 def _hint(name: str, known: Collection[str]) -> str:
-    """Return what to do about a name that is no check."""
+    """Return the hint for a name after --only that is not the name of a check."""
     if f"setting.{name}" in known:
         return f"{name} is a setting: --only setting.{name} judges whether the node drifted from it"
     words = name.split(",")

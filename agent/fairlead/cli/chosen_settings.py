@@ -1,4 +1,4 @@
-"""Reads the settings that a command line chooses (`--only`, `--tags`), and says what a word means that names no setting."""
+"""Reads the settings that a command line chooses (`--only`, `--tags`). An error about an unknown word says what to write."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ROLES = ("node", "reboot", "slurm_hooks")  # playbooks/roles
 
 
 def chosen(option: str, words: str) -> tuple[str, ...]:
-    """Return the settings that a list of names and groups chooses, () for an empty list. Raise UsageError for any other word."""
+    """Return the settings that a list of names and groups chooses, or () for an empty list. Raise UsageError for other words."""
     if not words:
         return ()
     every, groups = settings.load(), settings.groups()

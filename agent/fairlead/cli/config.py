@@ -1,9 +1,9 @@
 """Check and show documents and sites.
 
 check FILE          list every mistake of a document or a site, and each class's nodes
-show [FILE]         show every value; --changed: what differs from the defaults; --site FILE --node NAME: of a node of this site
+show [FILE]         show every value; --changed: only values that differ from the defaults; --site FILE --node NAME: of this node
 schema              print the JSON Schema of a node's document
-profiles            list the hardware profiles that fairlead brings along
+profiles            list the hardware profiles that are part of fairlead
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fairlead.cli.value_text import value_text
 from fairlead.errors import ExitCode, InputMissing, UsageError
 from fairlead.model.nodelist import fold
 
-PEEK_BYTES = 4096  # read from a file whose name does not say what it is
+PEEK_BYTES = 4096  # how much to read of a file whose name does not tell its kind
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +58,7 @@ def _check(args: argparse.Namespace) -> ExitCode:
 
 
 def _is_site(path: str) -> bool:
-    """Say whether a file is a site's, by its name or else by its first bytes. Raise InputMissing where it cannot be read."""
+    """Return whether a file is a site, by its name or else by its first bytes. Raise InputMissing if it cannot be read."""
     if path.endswith((".toml", ".json")):
         return path.endswith(".toml")
     try:

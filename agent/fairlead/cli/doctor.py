@@ -1,6 +1,6 @@
 """Review a site's Slurm configuration and this installation: warn and explain, change nothing.
 
---diff prints the lines of slurm.conf that are missing or wrong as a patch. What else has to be done goes to standard error.
+--diff prints a patch for the lines of slurm.conf that are missing or wrong. Other things to do are printed on standard error.
 Exit codes: 0 nothing wrong, 1 a warning, 2 something wrong.
 """
 
@@ -78,8 +78,8 @@ def _version(root: str) -> tuple[int, int] | None:
 
 
 def _safe(root: str, path: str, *, executable: bool) -> Iterator[Remark]:
-    """Yield a remark unless a file is root's and not writable by others, and so is every folder above it. Root runs what is in
-    it."""
+    """Yield a remark if a file is missing or, with ``executable``, not executable. Yield a remark for the file and each folder
+    above it that others than root can write, because root runs or reads the file."""
     full = os.path.join(root, path.lstrip("/"))
     try:
         st = os.stat(full)
@@ -126,7 +126,7 @@ def _installation(root: str, document_path: str, conf: slurm_conf.SlurmConf) -> 
 
 
 def _in_nodelist(name: str, nodelist: str) -> bool:
-    """Say whether a NodeName expression names a node. Compares prefix and number, so that a node needs no library for it."""
+    """Return whether a nodelist of a NodeName line contains a node. Compares prefix and number, so that no library is needed."""
     for part in re.findall(r"[^,\[]+(?:\[[^\]]*\])?[^,]*", nodelist):
         match = re.fullmatch(r"([^\[]*)\[([^\]]*)\](.*)", part)
         if not match:

@@ -1,4 +1,4 @@
-"""Prints what `fairlead config show` shows: values as site.toml writes them, which of them are no defaults, and their origins."""
+"""Makes the text of `fairlead config show`: values as site.toml writes them, those that differ from the defaults, and origins."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def dotted(path: Path) -> str:
 def changed(document: Document, origins: Mapping[str, str]) -> Values:
     """Return what differs from the defaults. ``origins``: the origin of each key.
 
-    A declared setting differs because it is declared. If it has only defaults, the keys that somebody gave are returned, or
-    else ``managed``.
+    A declared setting always differs, because it is declared. If all its values are defaults, the keys that the declaration
+    names are returned, or else ``managed``.
     """
     default, _ = config.resolve_layers(document.node, [])
     usual = flat(config.to_data(default))
@@ -66,7 +66,7 @@ def changed(document: Document, origins: Mapping[str, str]) -> Values:
 
 
 def _defaults(setting: str) -> dict[str, Any]:
-    """Return the values of a setting that is declared without any key; {} where a key is required."""
+    """Return the values of a setting that is declared without any key, or {} if the setting requires a key."""
     try:
         made: dict[str, Any] = msgspec.to_builtins(settings.load()[setting].want())
     except TypeError:
@@ -75,8 +75,10 @@ def _defaults(setting: str) -> dict[str, Any]:
 
 
 def origins_of(document: Document) -> dict[str, str]:
-    """Return the origins of the values of a document that was resolved elsewhere: its profile where it has the same value,
-    else the document."""
+    """Return the origin of each value of a document that was resolved elsewhere.
+
+    The origin is the document's profile if the profile has the same value, else the document.
+    """
     from fairlead.config.site import profile_layer
 
     values = flat(config.to_data(document))
@@ -95,7 +97,7 @@ def origins_of(document: Document) -> dict[str, str]:
 
 
 def origin(path: Path, document: Document, origins: Mapping[str, str]) -> str:
-    """Return where a value comes from; "" for a key that every document has. A declared setting may set parameters of checks."""
+    """Return where a value comes from, or "" for a key that every document has. A declared setting may set checks' parameters."""
     if path[0] in _HEAD:
         return ""
     for name, want in document.settings.items():

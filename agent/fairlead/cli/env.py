@@ -4,7 +4,8 @@
   fairlead env explain --job ID    the same for a job's tasks on this node (your own job, or as root)
   fairlead env list                every variable that may be set, what only a site decides, and what is never set
 
-In a job, FAIRLEAD_PROFILE=off|minimal|PRESET and FAIRLEAD_SKIP=NAME,... control it; --comment=fairlead:off turns it off.
+In a job, FAIRLEAD_PROFILE=off|minimal|PRESET and FAIRLEAD_SKIP=NAME,... control what the task prolog sets. With the job option
+--comment=fairlead:off it sets nothing.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def _list(as_json: bool) -> ExitCode:
 
 
 def _known() -> tuple[VariableRow, ...]:
-    """Return every row that this node's document has, with its reason; the fixed rows where the document cannot be read."""
+    """Return a row for each variable, as this node's document decides. If the document cannot be read, use the defaults."""
     from fairlead import config
 
     try:
@@ -100,7 +101,7 @@ def _text(path: str) -> str:
 
 
 def _variables(environment: dict[str, str]) -> dict[str, object]:
-    """Return what is known of one environment, compared with what is published on this node."""
+    """Return the variables of one environment, compared with the rules that are published on this node."""
     wanted = profile = environment.get("FAIRLEAD_PROFILE") or "full"
     table = TABLE
     if profile not in ("full", "minimal", "off"):

@@ -1,5 +1,5 @@
-"""Prints what `fairlead explain xid` and `explain sxid` say of a code: meaning, action, reason, what others do, the site's
-choice."""
+"""Makes the answer of `fairlead explain xid` and `fairlead explain sxid`: the meaning, the action and the reason of a code, what
+other health systems do, and the site's own choice."""
 
 from __future__ import annotations
 
@@ -117,7 +117,10 @@ def _sxid(code: int) -> dict[str, Any]:
 
 
 def _site(key: str, document: str) -> dict[str, str] | None:
-    """Return the site's own choice in a document; None where it makes none. The words are those of ``checks.xid``."""
+    """Return the site's own service and action for a code, read from a document, or None if the document has none.
+
+    ``key``: the code as the parameters of ``checks.xid`` write it.
+    """
     if not document and not os.path.exists(DOCUMENT):
         return None
     from fairlead.config import load_document

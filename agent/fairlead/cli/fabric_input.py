@@ -55,7 +55,7 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 
 def wanted_nodes(args: argparse.Namespace) -> frozenset[str]:
-    """Return the nodes that must be in the file, by --nodes and --slurm-conf; an empty set where neither is given."""
+    """Return the nodes that must be in the file, from --nodes and --slurm-conf. Return an empty set without these options."""
     found = expanded(args.nodes, "--nodes") if args.nodes else frozenset()
     if args.slurm_conf:
         read = slurm_conf.parse(args.slurm_conf, lambda path: text_if_there(path, FILE_BYTES))
@@ -68,7 +68,7 @@ def wanted_nodes(args: argparse.Namespace) -> frozenset[str]:
 
 
 def expanded(text: str, where: str) -> frozenset[str]:
-    """Return the nodes of a nodelist, which a command line or a file holds. ``where`` names it. Raise DataError."""
+    """Return the nodes of a nodelist. Raise DataError if it is malformed. ``where``: the option or file that contains it."""
     try:
         return frozenset(expand(text))
     except ValueError as e:
@@ -166,8 +166,10 @@ def _cliques(paths: list[str]) -> Iterator[tuple[str, frozenset[nvlink_domains.C
 
 
 def _rename(path: str) -> dict[str, str]:
-    """Return the new names that a file gives. A line has two words as in a shell, the old name and the node. ``#`` begins a
-    comment."""
+    """Return a table from old name to node name, read from a file.
+
+    Each line has two words, quoted as in a shell: the old name and the node. ``#`` begins a comment.
+    """
     found = {}
     for number, line in enumerate(_text(path).splitlines(), 1):
         try:

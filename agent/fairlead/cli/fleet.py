@@ -1,8 +1,8 @@
 """Show all nodes in one table: Slurm's state and jobs, each agent's verdict and its age, drift, versions, and who drained what.
 
-Slurm is asked by one sinfo and one squeue. Each agent's status is read from /run/fairlead over ssh, from all nodes at once and
-within --timeout. A node that does not answer in that time is unreachable, and is never shown as ok. Nodes with equal values are
-one row; --json has each of them. Run it where Slurm's commands work and root's ssh reaches the nodes.
+The command asks Slurm with one sinfo and one squeue. It reads each agent's status from /run/fairlead over ssh, on all nodes at
+once and within --timeout. A node that does not answer in that time is unreachable, and is never shown as ok. Nodes with equal
+values share one row. --json has each node. Run the command where Slurm's commands work and root can reach the nodes by ssh.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def text(poll: FleetPoll, *, each: bool) -> str:
 
     head, rows = table(poll.folds(each=each), time.time())
     drawn = columns(rows, head).splitlines()
-    if head[1] == "VERDICT":  # coloured after the layout, since the signs of a colour would count as width
+    if head[1] == "VERDICT":  # coloured after the layout, because colour codes would count as width
         at = drawn[0].index("VERDICT")
         for i, (_, word, *_) in enumerate(rows, 1):
             drawn[i] = drawn[i][:at] + state_word(word) + drawn[i][at + len(word) :]

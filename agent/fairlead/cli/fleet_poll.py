@@ -18,9 +18,9 @@ from fairlead.provision.ssh import SSH_ARGS, shared_connections
 from fairlead.slurm.listing import Listed, listed
 from fairlead.slurm.scontrol import Scontrol
 
-AGENTS_SECONDS = 30.0  # a watch asks the agents at most once in so long
-#: The time for all agents together, and for each of them: a new connection takes the admin host 0.07 s of CPU time
-#: (docs/how-to/fleet.md).
+AGENTS_SECONDS = 30.0  # with --watch, the agents are asked at most once in this time
+#: The deadline for all agents' answers is ALL_SECONDS plus EACH_SECONDS for each node, because a new ssh connection takes the
+#: admin host 0.07 s of CPU time (docs/how-to/fleet.md).
 ALL_SECONDS, EACH_SECONDS = 10.0, 0.1
 
 
@@ -32,7 +32,7 @@ class FleetPoll(Struct, frozen=True, kw_only=True):
     seconds: float
 
     def folds(self, *, each: bool = False) -> tuple[RosterFold, ...]:
-        """Return equal rows together; with ``each``, every row by itself."""
+        """Return the rows with equal rows folded into one. With ``each``, return every row by itself."""
         return tuple(f for r in self.rows for f in fold((r,))) if each else fold(self.rows)
 
     def data(self) -> dict[str, Any]:
@@ -41,8 +41,12 @@ class FleetPoll(Struct, frozen=True, kw_only=True):
 
 
 class FleetPoller:
-    """Polls one selection of nodes. ``agents``: ask the agents too, with ``program`` as ssh. ``seconds``: the longest time for
-    that; None sets it by the number of nodes. ``on_answer``: called with how many have answered, see SshAccounts."""
+    """Polls one selection of nodes.
+
+    ``agents``: ask the agents too, with ``program`` as ssh. ``seconds``: the deadline for the agents' answers, or None for a
+    deadline by the number of nodes. ``on_answer``: a function that is called with the number of nodes that have answered and the
+    number of all nodes (see SshAccounts).
+    """
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Makes the table of `fairlead fleet` from the roster, and the lines by which a watch reports changes."""
+"""Makes the table of `fairlead fleet`, and the lines with which `fairlead fleet --watch` reports changes."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def summary(rows: Sequence[RosterRow], seconds: float) -> str:
 
 
 def lines(folds: Iterable[RosterFold]) -> list[str]:
-    """Return one plain line for each fold: ``gpu[001-412]: ok, up``."""
+    """Return a plain line for each fold (nodes with equal rows), such as ``gpu[001-412]: ok, up``."""
     return [f"{f.nodes}: {_said(f.rows[0], f.why)}" for f in folds]
 
 
 def changes(before: Sequence[RosterRow], after: Sequence[RosterRow], at: float) -> list[str]:
-    """Return a line with the time of day for each kind of change between two polls, with the nodes folded."""
+    """Return a line for each kind of change between two polls, with the time of day and the nodelist of the changed nodes."""
     earlier = {r.node: _said(r, r.why) for r in before}
     found: dict[str, list[str]] = {}
     for row in after:

@@ -1,4 +1,4 @@
-"""Runs `fairlead fleet --watch`: a live table on a terminal, elsewhere a line for each change."""
+"""Runs `fairlead fleet --watch`. On a terminal it shows a live table. Elsewhere it prints a line for each change."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from fairlead.provision.terminal_frame import Screen, drawable
 if TYPE_CHECKING:
     from rich.console import Group
 
-#: Columns that a narrow terminal leaves out, in this order, until WHY has so many characters.
+#: The columns that are left out on a narrow terminal, in this order, until the column WHY has WHY_LEAST characters.
 GIVEN_UP, WHY_LEAST = ("SLURMD", "AGENT", "DRIVER", "PROFILE", "SWEPT", "SINCE"), 30
 STYLES = {"ok": "green", "warn": "yellow", "drain": "red", "unknown": "magenta", "stale": "magenta"}
 
 
 def watch(poller: FleetPoller, every: float, *, each: bool, as_json: bool) -> ExitCode:
-    """Poll until interrupted. Where slurmctld does not answer, print an error and poll again."""
+    """Poll until Ctrl-C. If slurmctld does not answer, show an error and poll again."""
     try:
         if as_json:
             _again(poller, every, _json, _print_error)
@@ -104,7 +104,7 @@ def _live(poller: FleetPoller, every: float, *, each: bool) -> None:
 
 
 def frame(last: Sequence[FleetPoll], failed: str, width: int, height: int, *, each: bool) -> Group:
-    """Return what is drawn: at most ``height`` lines, none of which wraps."""
+    """Return what to draw: at most ``height`` lines, each cut at ``width``."""
     from rich.console import Group
     from rich.text import Text
 
@@ -134,8 +134,10 @@ def frame(last: Sequence[FleetPoll], failed: str, width: int, height: int, *, ea
 
 
 def narrowed(head: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> tuple[list[str], list[list[str]]]:
-    """Return head and rows without the least important columns: as many are left out as the width and the beginning of WHY
-    need."""
+    """Return the head and the rows without the least important columns.
+
+    Columns are left out until the rest, with WHY_LEAST characters of WHY, fits into ``width``.
+    """
     kept = list(range(len(head)))
 
     def taken() -> int:

@@ -29,12 +29,12 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
 
     def help_of(self, action: argparse.Action) -> str:
-        """Return the help of one option, with its default in place of ``%(default)s``. Return "" where it has none."""
+        """Return the help of one option, with its default in place of ``%(default)s``. Return "" if the option has no help."""
         return self._expand_help(action) if action.help else ""
 
 
 def is_example(line: str) -> bool:
-    """Say whether a line of a description stays a line of its own, as an example or a table row does."""
+    """Return whether a line of a description stays a line of its own, because it is an example or a table row."""
     return line.startswith(" ") or _TWO_COLUMNS.fullmatch(line) is not None
 
 

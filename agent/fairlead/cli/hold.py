@@ -1,7 +1,7 @@
-"""Keep the agent from changing this node's Slurm state: it neither drains nor resumes the node while the hold is there.
+"""Keep the agent from changing this node's Slurm state. While the hold lasts, the agent neither drains nor resumes the node.
 
-Put a node on hold before you work on it, so that the agent cannot write between your commands. The command returns when
-nothing that the agent had begun can be written any more.
+Put a node on hold before you work on it, so that the agent does not write to slurmctld between your commands. The command
+returns after the agent has finished any write that it had begun.
   fairlead hold --reason "replacing riser 2" --until 4h     fairlead hold --show     fairlead hold --release
 """
 

@@ -8,9 +8,9 @@ from fairlead.errors import DataError, InputMissing
 
 
 def text_of(path: str, bytes_max: int) -> str:
-    """Return a file's text; ``-`` reads standard input. Bytes that are not UTF-8 are replaced.
+    """Return a file's text. The path ``-`` means standard input. Bytes that are not UTF-8 are replaced.
 
-    Raise InputMissing where it cannot be read, DataError where it is larger than ``bytes_max``.
+    Raise InputMissing if the file cannot be read, and DataError if it is larger than ``bytes_max``.
     """
     try:
         if path == "-":
@@ -28,9 +28,9 @@ def text_of(path: str, bytes_max: int) -> str:
 
 
 def text_if_there(path: str, bytes_max: int) -> str | None:
-    """Return a text file's text, None where there is no such file. Bytes that are not UTF-8 are replaced.
+    """Return a text file's text, or None if there is no such file. Bytes that are not UTF-8 are replaced.
 
-    Raise InputMissing where it cannot be read, DataError where it is not text or larger than ``bytes_max``.
+    Raise InputMissing if the file cannot be read, and DataError if it is not text or larger than ``bytes_max``.
     """
     try:
         with open(path, "rb") as file:

@@ -1,9 +1,10 @@
 """Find harmful and useless settings in job scripts and files of NCCL settings.
 
-A file called nccl.conf or .nccl.conf is read as NCCL reads it, every other file as a
-script. Exit codes: 0 clean (or only remarks), 1 warnings, 2 errors, 65 a file is not a
-script (empty, a program, UTF-16), 66 a file cannot be read.
-`# fairlead: allow RULE` on a line or the line before it allows what that rule forbids.
+A file called nccl.conf or .nccl.conf is read as NCCL reads it. Every other file is read
+as a script. Exit codes: 0 clean (or only remarks), 1 warnings, 2 errors, 65 a file is
+not a script (empty, a program, UTF-16), 66 a file cannot be read.
+The comment `# fairlead: allow RULE`, on a command's line or the line before it, switches
+RULE off for this command.
 """
 
 from __future__ import annotations
@@ -64,9 +65,9 @@ def run(args: argparse.Namespace) -> ExitCode:
 
 
 def _script(path: str) -> str:
-    """Return a file's text. Raise DataError where it is not a script, InputMissing where it cannot be read.
+    """Return a file's text. Raise DataError if the file is not a script, and InputMissing if it cannot be read.
 
-    Bytes that are not UTF-8 are replaced: a comment in another encoding does no harm.
+    Bytes that are not UTF-8 are replaced, because a comment in another encoding does no harm.
     """
     name = "standard input" if path == "-" else path
     if os.path.isdir(path):

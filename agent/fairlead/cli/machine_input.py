@@ -64,7 +64,7 @@ def read_source(source: str, args: argparse.Namespace) -> SlurmNode:
 
 
 def _memory(node: Node) -> int | None:
-    """Return what slurmd takes for RealMemory, in MiB: all of MemTotal."""
+    """Return the RealMemory that slurmd reports, in MiB. It is the whole MemTotal. Return None if MemTotal cannot be read."""
     text = node.text("/proc/meminfo")
     match = _TOTAL.search(text) if isinstance(text, str) else None
     return int(match[1]) // 1024 if match else None

@@ -1,16 +1,17 @@
-"""Maintain nodes in batches, with Slurm's knowledge: drain, wait for the jobs, apply, reboot, verify, resume.
+"""Maintain nodes in batches: drain them in Slurm, wait for their jobs, apply, reboot, verify, resume.
 
-Each node is drained with a reason of fairlead's. No job is cancelled: the run waits until the node's jobs have ended. Then the
-node is made what the site declares and, with --reboot, rebooted. It is verified (it is the same machine, slurmd has registered,
-the agent's verdict is good, `fairlead apply` has nothing to do) and resumed. A node that anybody else has drained is not
-touched. A node that fails stays drained, with a reason that says why. Without --reboot, the report names what waits for one.
-Every step is written to a journal first. --resume goes on with a run that was killed, and --abort brings each of its nodes into
-a state that can be left alone.
+Each node is drained with a reason of fairlead. No job is cancelled, because the run waits until the node's jobs have ended. Then
+the node is made what the site declares and, with --reboot, rebooted. Before the node is resumed, it is verified: it is the same
+machine, slurmd has registered, the agent's verdict is good, and `fairlead apply` has nothing to do. A node that anybody else has
+drained is not touched. A node that fails stays drained, with a reason that says why. Without --reboot, the report names the
+changes that wait for a reboot. Each step is written to a journal before it is made. --resume continues a run that was killed.
+--abort ends a run: it lifts the drain of nodes that still wait, and verifies the nodes in progress.
 
-Run it where Slurm's commands work and root's ssh reaches the nodes. Ctrl-C begins no other node and finishes those in progress;
-a second Ctrl-C leaves at once. Exit codes: 0 all nodes are done and in service; 69 a node failed, or the journal cannot be
-written; 75 a node was not done, is not in service or waits for a reboot, or slurmctld does not answer; 65 the journal is lost
-or damaged; 64, 66, 78 nothing was touched; 130 left by a second Ctrl-C.
+Run the command where Slurm's commands work and root can reach the nodes by ssh. After Ctrl-C, the run begins no other node and
+finishes the nodes in progress. After a second Ctrl-C, the command ends at once.
+Exit codes: 0 all nodes are done and in service; 69 a node failed, or the journal cannot be written; 75 a node was not done, is
+not in service or waits for a reboot, or slurmctld does not answer; 65 the journal is lost or damaged; 64, 66, 78 nothing was
+touched; 130 a second Ctrl-C ended the command.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ if TYPE_CHECKING:
 
 SITE = "/etc/fairlead/site.toml"
 JOURNAL = "/var/lib/fairlead/maintain.db"
-#:What --resume may change in a run, and what only a new run takes: the option and its name on the command line.
+#: CHANGES: the options that a new run and --resume accept. NEW_ONLY: the options that only a new run accepts. Both have the name
+#: of the parsed argument and the option on the command line.
 CHANGES = {
     "batch": "--batch",
     "max_failed": "--max-failed",
@@ -132,7 +134,7 @@ def run(args: argparse.Namespace) -> ExitCode:
         if args.show is not None:
             return _show(args, args.show)
         return _go_on(args, args.resume if args.abort is None else args.abort) if old else _new(args)
-    except DataError:  # the journal is lost or damaged, so name the drains that it hides first
+    except DataError:  # the journal is lost or damaged, so first print the drained nodes that it no longer names
         name_drained_nodes(args)
         raise
 
@@ -152,7 +154,7 @@ def _new(args: argparse.Namespace) -> ExitCode:
     journal = journal_of(args)
     who = f"{getpass.getuser()}@{socket.gethostname()}"
     for one in returned_drains(journal, controller, listing):
-        if one.work.slurm not in {w.slurm for w in prepared.works}:  # this run takes those nodes up
+        if one.work.slurm not in {w.slurm for w in prepared.works}:  # the new run takes over the drains of its own nodes
             say(one.line)
     if not args.take_over:
         name_unknown_drains(journal, listing, args.journal)
@@ -169,7 +171,7 @@ def _asked(args: argparse.Namespace) -> MaintenanceRequest:
 
 
 def _limits(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the limits of the command line, by their names in MaintenanceRequest."""
+    """Return the limits that the command line sets. The keys are field names of MaintenanceRequest."""
     found: dict[str, Any] = {}
     if args.batch:
         found["batch"] = args.batch
@@ -191,7 +193,7 @@ def _go_on(args: argparse.Namespace, name: str) -> ExitCode:
     from fairlead.provision.maintain.maintenance_plan import replanned
 
     changed = _limits(args)
-    journal_of(args, write=False).close()  # raises where there is no journal
+    journal_of(args, write=False).close()  # raises InputMissing if there is no journal
     journal = Journal(args.journal)
     try:
         found = journal.run(name)
@@ -212,7 +214,10 @@ def _go_on(args: argparse.Namespace, name: str) -> ExitCode:
 
 
 def _lifted_again(args: argparse.Namespace, journal: Journal, name: str) -> bool:
-    """Lift drains that slurmctld has restored of a run that has ended; "" means any such run. Return whether there were any."""
+    """Lift the drains of an ended run that slurmctld has restored. Return whether there were any.
+
+    ``name``: the run, or "" for all ended runs.
+    """
     from fairlead.provision.maintain.returned_drains import lift, returned_drains
 
     controller = controller_of(args)
@@ -230,7 +235,7 @@ def _lifted_again(args: argparse.Namespace, journal: Journal, name: str) -> bool
 
 
 def _drive(args: argparse.Namespace, journal: Journal, found: MaintenanceRun) -> ExitCode:
-    """Drive a run to its end, report, and return the exit code."""
+    """Carry out a run until it ends or is interrupted, print the report, and return the exit code."""
     from fairlead.provision.inventory import fold, targets
     from fairlead.provision.maintain.maintenance_display import display, summary
     from fairlead.provision.maintain.maintenance_loop import Maintenance
@@ -258,8 +263,8 @@ def _drive(args: argparse.Namespace, journal: Journal, found: MaintenanceRun) ->
             with _stopping(maintenance):
                 ended = maintenance.drive()
         except KeyboardInterrupt:
-            pass  # a person asked for it
-        except (HostError, DataError) as e:  # the journal failed; nothing was done that it does not hold
+            pass  # a person pressed Ctrl-C again
+        except (HostError, DataError) as e:  # the journal failed, but it has every step that was made
             raise type(e)(f"{e}; {summary(maintenance.works)}", hint=e.hint) from None
     if maintenance.leave_asked:
         _leave(found.id)
@@ -274,7 +279,7 @@ def _drive(args: argparse.Namespace, journal: Journal, found: MaintenanceRun) ->
 
 
 def _leave(run: str) -> None:
-    """End at once, whatever a thread still waits for. Unlike a kill, say first how to go on."""
+    """End this process at once, even if a thread still waits. First print how to continue the run."""
     say(f"the run is unfinished; go on with --resume {run}, or --abort {run}")
     sys.stdout.flush()
     sys.stderr.flush()
@@ -283,10 +288,11 @@ def _leave(run: str) -> None:
 
 @contextmanager
 def _stopping(maintenance: Maintenance) -> Iterator[None]:
-    """Handle SIGINT and SIGTERM while the body runs. The first begins nothing new; the second leaves the run as the journal
-    has it.
+    """Handle SIGINT and SIGTERM while the body runs.
 
-    The loop acts on both, because a handler may interrupt a write to the terminal. A third signal leaves at once.
+    After the first signal, the run begins nothing new. After the second signal, the run stops, and its state is in the journal.
+    For these two signals, the handler only sets flags and the maintenance loop acts, because a handler may interrupt a write to
+    the terminal. A third signal does not wait for the loop.
     """
 
     def stop(number: int, frame: object) -> None:

@@ -1,4 +1,5 @@
-"""Compares slurmctld with the maintenance journal: where a run's nodes are now, and which drains the journal does not know."""
+"""Compares slurmctld with the maintenance journal. Reports the present state of a run's nodes, and drains that the journal does
+not know."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def controller_of(args: argparse.Namespace) -> Controller:
 
 
 def journal_of(args: argparse.Namespace, *, write: bool = True) -> Journal:
-    """Return the journal. Where there is none, first name the nodes that a maintenance run has left drained."""
+    """Return the journal. If there is none, print the nodes that a maintenance run has left drained, and raise InputMissing."""
     from fairlead.provision.maintain.maintenance_journal import Journal
 
     try:
@@ -41,14 +42,17 @@ def journal_of(args: argparse.Namespace, *, write: bool = True) -> Journal:
 
 
 def name_drained_nodes(args: argparse.Namespace) -> None:
-    """Name all nodes that a maintenance run has drained, when no journal says which run has them."""
+    """Print all nodes that a maintenance run has drained. Used if there is no journal that names the run."""
     listing = listed(controller_of(args), "it is not known whether a maintenance run has drained nodes")
     if listing is not None:
         name_unknown_drains(None, listing, args.journal)
 
 
 def listed(controller: Controller, unknown: str, *, tries: int = 1) -> Listing | None:
-    """Return all nodes as slurmctld has them. Where it does not answer, say ``unknown`` and return None."""
+    """Return the state of all nodes in slurmctld. If slurmctld does not answer, print ``unknown`` and return None.
+
+    ``unknown``: the text that says what is not known without slurmctld's answer.
+    """
     for tries_left in range(tries - 1, -1, -1):
         try:
             return controller.listing()
@@ -61,7 +65,7 @@ def listed(controller: Controller, unknown: str, *, tries: int = 1) -> Listing |
 
 
 def name_unknown_drains(journal: Journal | None, listing: Listing, path: str) -> None:
-    """Name the nodes that are drained by a maintenance run which this journal does not know, and say what to do."""
+    """Print the nodes that are drained by a maintenance run which this journal does not know, and what to do about them."""
     from fairlead.provision.inventory import fold
     from fairlead.provision.maintain.returned_drains import unknown_drains
 

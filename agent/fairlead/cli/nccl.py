@@ -3,9 +3,9 @@
 fairlead nccl parse FILE     read an output of all_reduce_perf or another *_perf, as text or as JSON (-J); - for standard input
 fairlead nccl conf           show the file of this node, or of a machine tree (--root), with a reason for each line; write nothing
 
-Exit codes of parse: 0 every run is complete and right, 1 they are right but the data was never checked, 2 a run has a wrong
-value, failed, or is incomplete. Speed is not judged here. Exit codes of conf: 0, or 78 where a problem of the node keeps the
-file as it is.
+Exit codes of parse: 0 every run is complete and right, 1 every run is complete but the data of a run was never checked, 2 a run
+has a wrong value, failed, or is incomplete. The command does not judge speed. Exit codes of conf: 0 the file is shown, 78 a
+problem on the node prevents a new file.
 """
 
 from __future__ import annotations

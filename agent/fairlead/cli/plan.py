@@ -1,10 +1,10 @@
 """Show what `fairlead provision` would change on each node and why, and which nodes need a reboot or a drain for it.
 
-The nodes are asked over ssh by a check run, which changes nothing. Nodes with the same plan are one paragraph. With --root,
-machine trees (`fairlead snapshot`) are planned for instead, without any node. The plan then follows the site's declaration of
-the tree's node, --document, --profile, or the document in the tree.
-Exit codes: 0 whatever would change (with --exit-code 1 where something would change), 68 a node was not reached, 69 a setting
-cannot be made so on some node.
+The command asks the nodes over ssh in a check run, which changes nothing. Nodes with the same plan are shown together. With
+--root, the command plans for machine trees (`fairlead snapshot`) instead and asks no node. The declaration then comes from
+--document, --profile, the document in the tree, or the site.
+Exit codes: 0 all plans are made (with --exit-code: 1 if something would change), 68 a node was not reached, 69 a setting cannot
+be applied on some node.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> ExitCode:
 
 
 def _of_nodes(args: argparse.Namespace, only: tuple[str, ...]) -> tuple[list[NodePlan], tuple[str, ...]]:
-    """Return the plans, and the nodes that Slurm has and the site does not."""
+    """Return the plans, and the nodes that Slurm has and the site does not declare."""
     from fairlead.provision import planned_changes
     from fairlead.provision.provision_run import ProvisionOptions
     from fairlead.provision.provision_run import run as provision_run
@@ -110,7 +110,7 @@ def _of_tree(args: argparse.Namespace, source: str, only: tuple[str, ...]) -> No
 
 
 def _document(args: argparse.Namespace, path: str, node: str) -> tuple[Document, Mapping[str, str]]:
-    """Return what the node should be, and the origin of each value where a site says it."""
+    """Return the document to plan for, and the origin of each value. The origins are empty unless a site declares the node."""
     if args.document:
         return config.load_document(args.document), {}
     if args.profile:

@@ -1,11 +1,11 @@
 """Make nodes what the site declares, over ssh: install fairlead there, hand over each node's document, and apply it.
 
-A node that lacks nothing costs one round trip, and a second run changes nothing. Results are grouped by equal outcome. A node
-that is not reached stops no other node, and is named at the end. --tags limits which settings are applied now; fairlead itself
-and the whole document are always brought up to date.
+A node that needs no change costs one round trip, and a second run changes nothing. Nodes with equal outcome are reported
+together. A node that is not reached does not stop the other nodes, and is named at the end. --tags limits which settings are
+applied now. fairlead itself and the whole document are always brought up to date.
 Exit codes: 0 all nodes are as declared (with --exit-code 1 where something was changed, or would be); 68 a node was not
 reached; 69 a node failed; 75 a setting waits for an idle or drained node or for a reboot; 1 a node has no hardware for a
-setting, and all else is as declared; 64, 66, 78 nothing was touched.
+setting, and all other settings are as declared; 64, 66, 78 no node was touched.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def choose_nodes(parser: argparse.ArgumentParser) -> None:
 
 
 def slurm_client(args: argparse.Namespace) -> Scontrol | None:
-    """Return the Slurm client to ask for the nodes; None where the site alone names them."""
+    """Return the client that asks Slurm for the nodes, or None if only the site names them."""
     from fairlead.slurm.scontrol import Scontrol
 
     return Scontrol(conf=args.slurm_conf, bin_dir=args.bin_dir) if args.inventory == "slurm" else None
@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> ExitCode:
 
         if args.wheel or args.wheelhouse or args.packages:
             raise UsageError("--bundle brings its own --wheel, --wheelhouse and --packages")
-        args.wheelhouse, args.packages = open_bundle(args.bundle)  # its wheel of fairlead is the one that this installation packs
+        args.wheelhouse, args.packages = open_bundle(args.bundle)  # the bundle's wheel of fairlead equals the one packed here
     options = ProvisionOptions(
         nodelist=args.nodelist,
         check=args.check,

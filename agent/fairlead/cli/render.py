@@ -1,7 +1,8 @@
 """Write what a playbook of your own needs to use fairlead's roles: the bundle for the nodes, an inventory, and the roles.
 
-Run it before `ansible-playbook` (docs/how-to/ansible.md): it writes the site's declaration as it is now. The Ansible that uses
-it need not have fairlead installed. It makes the same checks as `fairlead provision` and asks no node.
+Run this command before `ansible-playbook` (docs/how-to/ansible.md), because it writes the site's declaration as it is now. The
+Ansible installation that uses the output does not need fairlead. The command makes the same checks as `fairlead provision`. It
+asks no node.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Say what would have been drained, when and why: judge recorded kernel logs with the checks and the policy.
+"""Say when and why a node would have been drained: judge recorded kernel logs with the checks and the policy.
 
 fairlead replay LOG...                    with this node's document, or the defaults
 fairlead replay LOG... --policy new.toml  with another policy
-fairlead replay LOG... --policy new.toml --against old.toml   also show what differs between the two
+fairlead replay LOG... --policy new.toml --against old.toml   also show what differs between the two policies
 
 LOG is one node's kernel log (dmesg, journalctl -k, journalctl -o json, syslog, /dev/kmsg; - for standard input) or an
 agent's history file (/var/lib/fairlead/history.sqlite). A policy is a node's document, or a TOML or JSON file with
-its [policy] and [checks] tables. The log gives the time; nothing is asked or changed.
+its [policy] and [checks] tables. The time is that of the log. The command asks no node and changes nothing.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _decoded(raw: bytes, path: str) -> dict[str, Any]:
 
 
 class _Progress:
-    """Shows progress on standard error, once it takes long and standard error is a terminal."""
+    """Shows progress on standard error if the replay takes long and standard error is a terminal."""
 
     def __init__(self) -> None:
         self._due = time.monotonic() + PATIENCE_SECONDS

@@ -1,7 +1,8 @@
 """Resume this node if its drain is fairlead's own, set by the agent or by hand with `fairlead drain`.
 
-A drain by anybody else is left alone. --adopt takes over a drain of fairlead's form that this node's ledger does not
-know (a new disk, another machine under the name); look at the node first. Active findings count as acknowledged.
+A drain by anybody else is left alone. --adopt takes over a drain whose reason has fairlead's form, but which this node's ledger
+does not know, for example because the node has a new disk. Look at the node before you use --adopt. The resume acknowledges the
+findings that are active.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def run(args: argparse.Namespace) -> ExitCode:
 
 
 def _take_back(run_dir: str) -> None:
-    """Remove a verdict that says drain. An agent that is down would never withdraw it, and the prolog follows it."""
+    """Remove a verdict that says drain, because the prolog follows it and an agent that is down would never withdraw it."""
     verdict = read_verdict(run_dir)
     if isinstance(verdict, Verdict) and verdict.state is State.DRAIN:
         with suppress(OSError):

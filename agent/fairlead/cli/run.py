@@ -1,14 +1,14 @@
-"""Run a command as one rank of a task, on this rank's part of the task's CPUs: those nearest its GPU.
+"""Run a command as one rank of a task, on those of the task's CPUs that are nearest the rank's GPU.
 
 For launchers that start several ranks inside one Slurm task:
 
     torchrun --no-python --nproc-per-node 8 fairlead run -- python train.py
     mpirun --bind-to none -n 8 fairlead run -- ./solver
 
-The rank is read from LOCAL_RANK and similar variables. Its CPUs are some of those that the task has, and memory is preferred on
-the GPU's NUMA node. A choice that is already made stays: fewer CPUs (taskset, mpirun's own binding), a memory policy,
-FAIRLEAD_PROFILE=off, CPUS or MEMORY in FAIRLEAD_SKIP. In any doubt the command runs unchanged; --verbose says why. The command
-replaces the fairlead process, so exit status and signals are its own.
+The rank is read from LOCAL_RANK and similar variables. The rank's CPUs are a part of the task's CPUs, and memory is preferred on
+the GPU's NUMA node. fairlead changes no choice that was made before: fewer CPUs (by taskset or mpirun's own binding), a memory
+policy, FAIRLEAD_PROFILE=off, CPUS or MEMORY in FAIRLEAD_SKIP. In any doubt, the command runs without a binding, and --verbose
+says why. The command replaces the fairlead process, so exit status and signals are those of the command.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> ExitCode:
         _bind(result, dict(os.environ), args.gpus_per_rank, apply=not telling)
     except Doubt as e:
         result["notes"].append(str(e))
-    except Exception as e:  # whatever it is, it is not the command's fault
+    except Exception as e:  # no error of the binding may stop the command
         result["notes"].append(f"{type(e).__name__}: {e}")
     if args.json:
         import json
@@ -95,8 +95,7 @@ def _bind(result: dict[str, Any], env: dict[str, str], per_rank: int | None, *, 
 
 
 def _switched_off(env: dict[str, str]) -> None:
-    """Raise Doubt where the node's admin has turned fairlead off, or the job's comment, as the prolog recorded it, turns it
-    off."""
+    """Raise Doubt if the node's admin or the job's comment has turned fairlead off. The prolog has recorded the comment."""
     if os.path.exists("/etc/fairlead/disabled"):
         raise Doubt("/etc/fairlead/disabled exists")
     job = env.get("SLURM_JOB_ID", "")

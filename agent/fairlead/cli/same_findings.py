@@ -1,7 +1,6 @@
-"""Folds findings of one node that say the same, so that several devices or several checks with the same words are printed
-once.
+"""Folds findings of one node that have the same words, so that these words are printed once for several devices or checks.
 
-Only what is printed is folded. Findings are tables as ``model.finding.as_data`` makes them, and as status.json has them.
+Only the printed text is folded. A finding is here a table as ``model.finding.as_data`` makes it, and as status.json has it.
 """
 
 from __future__ import annotations
@@ -13,35 +12,35 @@ from typing import Any
 from msgspec import Struct
 
 Table = Mapping[str, Any]
-NAMES_SHOWN = 4  # how many checks that say the same are named
+NAMES_SHOWN = 4  # the largest number of check names in one folded finding
 _SAID = ("level", "summary", "evidence", "action")
 
 
 class SameFindings(Struct, frozen=True, kw_only=True):
-    """Holds findings that say the same. first: one of them. checks: the checks that say so. devices: their devices, without
-    those that the summary names itself."""
+    """Holds findings with the same words. first: the first of these findings. checks: the names of their checks. devices: their
+    devices, without devices that the summary already names."""
 
     first: Table
     checks: tuple[str, ...]
     devices: tuple[str, ...]
 
     def subject(self) -> str:
-        """Return the checks that say it, and the device where there is exactly one."""
+        """Return the names of the checks, and the device if there is exactly one."""
         more = f" and {len(self.checks) - NAMES_SHOWN} more" if len(self.checks) > NAMES_SHOWN else ""
         device = f" {self.devices[0]}" if len(self.devices) == 1 else ""
         return ", ".join(self.checks[:NAMES_SHOWN]) + more + device
 
     def words(self) -> str:
-        """Return what the findings say, with the number of devices where there are several."""
+        """Return the summary of the findings, with the number of devices if there are several."""
         several = f" ({self.devices[0]} and {len(self.devices) - 1} more)" if len(self.devices) > 1 else ""
         return f"{self.first['summary']}{several}"
 
 
 def folded(findings: Iterable[Table], also: Iterable[str] = ()) -> list[SameFindings]:
-    """Fold findings, in the order in which each was first said.
+    """Return the folded findings, in the order in which their words first occur.
 
-    Level, summary, evidence, action and the keys ``also`` must be equal. Two checks are folded only where neither names a
-    device.
+    Findings are folded if level, summary, evidence, action and the keys ``also`` are equal. Findings of different checks are
+    folded only if none of them has a device.
     """
     keys = (*_SAID, *also)
     groups: dict[tuple[str, ...], list[Table]] = {}

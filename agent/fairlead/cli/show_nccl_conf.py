@@ -1,4 +1,7 @@
-"""Runs `fairlead nccl conf`: shows what /etc/nccl.conf should say on a machine, by its document or by profiles. Never writes."""
+"""Runs `fairlead nccl conf`, which shows what /etc/nccl.conf should contain on a machine, by its document or by profiles.
+
+The command never writes the file.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ def conf(args: argparse.Namespace) -> ExitCode:
 
 
 def _old(name: str) -> None:
-    """Say which values of a fabric profile nobody has reviewed for a year. Platforms change."""
+    """Print which values of a fabric profile nobody has reviewed for a year, because platforms change."""
     from datetime import date, timedelta
 
     fabric = config.load_fabric(name)
@@ -61,7 +64,10 @@ def _old(name: str) -> None:
 
 
 def _want(args: argparse.Namespace) -> nccl.NcclWant:
-    """Return the NCCL setting of the named profiles, else of the document, else with its defaults."""
+    """Return the NCCL setting of the profiles that --profile names, or without --profile that of the document.
+
+    If neither has an NCCL setting, return the defaults.
+    """
     if args.profile:
         fabrics = [name for name in args.profile if name in config.fabric_names() or name.endswith(".toml")]
         hardware = [name for name in args.profile if name not in fabrics]

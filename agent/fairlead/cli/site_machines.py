@@ -2,7 +2,7 @@
 class.
 
 The nodes of a class are equal, so the tree of one of them describes them all. A node that has a tree of its own is described
-by that tree. MIG is as the site declares it, however the GPUs of a tree are divided today.
+by that tree. The MIG instances are those that the site declares, even if the GPUs of a tree are divided in another way.
 """
 
 from __future__ import annotations
@@ -48,8 +48,10 @@ def read(args: argparse.Namespace, site: Site) -> list[SlurmNode]:
 def _sources(
     args: argparse.Namespace, by_class: Mapping[str, tuple[str, ...]]
 ) -> tuple[dict[str, SlurmNode], dict[str, SlurmNode]]:
-    """Return the machines of the command line by node, and by class. A tree without a name belongs to the node that it was
-    taken on."""
+    """Return two tables of the machines on the command line: by node, and by class.
+
+    A tree without a name belongs to the node that it was taken on.
+    """
     known = {node for nodes in by_class.values() for node in nodes}
     own: dict[str, SlurmNode] = {}
     of_class: dict[str, SlurmNode] = {}
@@ -66,8 +68,8 @@ def _sources(
 
 
 def _one_of(name: str, machines: list[SlurmNode]) -> SlurmNode | None:
-    """Return the machine that describes the nodes of a class without a tree. Raise DataError where the trees of the class
-    differ."""
+    """Return the machine that describes those nodes of a class that have no tree of their own. Raise DataError if the trees of
+    the class differ."""
     lines = {node_line(replace(m, memory_mib=None), ["n"]) for m in machines}
     if len(lines) > 1:
         words = f"class {name}: the trees of {fold(m.name for m in machines)} differ, and other nodes of it have none"
@@ -76,7 +78,7 @@ def _one_of(name: str, machines: list[SlurmNode]) -> SlurmNode | None:
 
 
 def _as_declared(site: Site, machine: SlurmNode, node: str, by_class: Mapping[str, tuple[str, ...]]) -> SlurmNode:
-    """Return the machine with the GPU instances that the site declares. Raise ConfigError, DataError where the two disagree."""
+    """Return the machine with the GPU instances that the site declares. Raise ConfigError, DataError if the tree disagrees."""
     from fairlead.config.site import layers_of
 
     layers, profile = layers_of(site, node, [name for name, nodes in by_class.items() if node in nodes])

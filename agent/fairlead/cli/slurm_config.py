@@ -6,10 +6,11 @@ topology            topology.conf or topology.yaml, from the fabric or from NVLi
 partitions          the PartitionName lines of slurm.conf, from --site
 all [SOURCE...]     nodes, gres and partitions of --site in one run: nodes.conf, gres.conf, partitions.conf
 
-A SOURCE is a machine tree, NAME=TREE, or a node's /run/fairlead/topology (gres only). Without a SOURCE, this node is described.
-With --site FILE every node of every class is described by one tree for each class (CLASS=TREE, or a tree of one of its nodes)
-and by the MIG geometry that the site declares. The text is printed; --write writes it to its file instead, whole or not at all,
-and only when it changed. A file that would name fewer nodes than the running one (or than --nodes) is refused.
+A SOURCE is a machine tree, NAME=TREE, or a node's /run/fairlead/topology (gres only). Without a SOURCE, the command describes
+this node. With --site FILE, it describes every node of every class. It then needs one tree for each class (CLASS=TREE, or a tree
+of one of the class's nodes) and uses the MIG geometry that the site declares. The text is printed. --write FILE writes the text
+to FILE instead, whole or not at all, and only if it changed. The command refuses to make a file that names fewer nodes than the
+present file (or than --nodes).
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ _SLURM_CONF = re.compile(r"^\s*(ClusterName|SlurmctldHost|ControlMachine)\s*=", 
 
 
 _TYPE = re.compile(r"[A-Za-z0-9_.]+")
-#: The files of `all`, in its folder.
+#: The names of the files that `all` makes in the folder.
 FILES = {"nodes": "nodes.conf", "gres": "gres.conf", "partitions": "partitions.conf"}
 
 
 class Made(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds what a part makes: the file's text, its data, the nodes in it, and notes for the user."""
+    """Holds what gres, nodes, topology or partitions has made: the text, its data, the nodes in it, and notes for the user."""
 
     text: str
     data: Any
@@ -58,7 +59,8 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MadeFile(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a part and the file that it is for. path: "" where it is only shown. diff: against the running file."""
+    """Holds a made text and what happens to its file. path: the file, or "" if the text is only printed. diff: the difference
+    from the present file."""
 
     what: str
     path: str
@@ -140,7 +142,7 @@ def run(args: argparse.Namespace) -> ExitCode:
 
 
 def _each_file(args: argparse.Namespace) -> dict[str, MadeFile]:
-    """Make each file of a site. Write none of them before all are made."""
+    """Make each file of a site. Write no file before the text of every file is made."""
     folder = args.write or args.diff
     if folder and not os.path.isdir(folder):
         raise InputMissing(f"{folder}: no such folder", hint=f"make it first: {', '.join(FILES.values())} go there")
@@ -157,7 +159,7 @@ def _each_file(args: argparse.Namespace) -> dict[str, MadeFile]:
 
 
 def _make(args: argparse.Namespace) -> MadeFile:
-    """Make one file, and write it where that is asked for. Raise DataError where nodes or GPUs would be lost."""
+    """Make one file, and write it with --write. Raise DataError if the new file would lose nodes or GPUs."""
     path = args.write or args.diff
     before = text_if_there(path, fabric_input.FILE_BYTES) if path else None
     if before and _SLURM_CONF.search(before):
@@ -278,8 +280,10 @@ def _named(what: str, text: str, path: str) -> frozenset[str]:
 def _losses(
     args: argparse.Namespace, made: Made, wanted: frozenset[str], running: frozenset[str], before: str | None
 ) -> tuple[str, ...]:
-    """Return a note on nodes that may go. Raise DataError where nodes, or GPUs of a node, would be lost that nobody said may
-    go."""
+    """Return a note on the nodes that the new file no longer names.
+
+    Raise DataError if the new file would lose nodes, or GPUs of a node, and no option allows the loss.
+    """
     allowed = fabric_input.expanded(args.without, "--without") if args.without else frozenset()
     lost = (wanted or running) - made.nodes - allowed
     if lost:

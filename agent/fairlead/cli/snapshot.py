@@ -1,7 +1,7 @@
 """Write this machine, or a tree, as a machine tree: sys/ proc/ dev/ nvml.json README.md.
 
-A tree is a bug report and a test: `fairlead check --root TREE` judges it anywhere. --redact replaces serial numbers,
-UUIDs and hardware addresses.
+A machine tree serves as a bug report and as a test, because `fairlead check --root TREE` judges it on any machine. --redact
+replaces serial numbers, UUIDs and hardware addresses.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Show the agent's verdict on this node: state, age, and the findings behind it. Reads only /run/fairlead and asks nobody.
+"""Show the agent's verdict on this node: its state, its age, and its findings. The command reads only /run/fairlead.
 
-Exit codes are those of `check`; an expired or missing verdict is unknown (3).
+Exit codes are those of `fairlead check`. A missing verdict is unknown (3), and so is an expired one, unless it says drain.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def read_verdict(run_dir: str) -> Verdict | str:
 
 
 def read_status(run_dir: str) -> dict[str, Any]:
-    """Return what the agent publishes about itself, where each known key has its known type; {} where it cannot be read."""
+    """Return the status.json that the agent publishes. Return {} if it cannot be read, or if a known key has a wrong type."""
     from fairlead.provision.agent_status import Status
 
     try:
@@ -59,7 +59,7 @@ def boottime() -> float:
 
 
 def summary(run_dir: str) -> dict[str, Any]:
-    """Return verdict and status as one table. ``state`` is what a reader may rely on now."""
+    """Return verdict and status as one table. ``state`` is the state that a reader may rely on now."""
     verdict = read_verdict(run_dir)
     status = read_status(run_dir)
     if isinstance(verdict, str):

@@ -1,10 +1,10 @@
-"""Makes what commands print safe for a terminal: printable characters, line ends and tabs, and nothing else.
+"""Makes the output of commands safe for a terminal. Only printable characters, line ends, tabs and fairlead's colours pass.
 
-Texts of nodes, users and Slurm are made printable where they are read. This module is the second barrier. Whatever a command
-prints, and wherever its text came from, it moves no cursor, sets no title and reverses no line.
+Texts of nodes, users and Slurm are made printable where they are read. This module is the second barrier. No output of a command
+moves the cursor, sets the terminal's title or reverses the direction of a line, wherever its text came from.
 
-This module also deals with output that cannot be written. A full disk or a closed standard output does not end a command in the
-middle of its work: the command goes on, and says at its end what was lost. A broken pipe does end it.
+This module also deals with output that cannot be written. If the disk is full or standard output is closed, the command still
+finishes its work, and reports at its end that output was lost. A broken pipe ends the command.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ from typing import Any, TextIO, cast
 
 from fairlead.model.plain_text import shown
 
-_COLOUR = re.compile("(\x1b\\[(?:1;3[0-7]|0)m)")  # as cli/output.py writes it
+_COLOUR = re.compile("(\x1b\\[(?:1;3[0-7]|0)m)")  # the colour codes that cli/output.py writes
 
 
 class _Printable:
-    """Passes on only what is printable. ``beneath``: the stream it writes to (provision/terminal_frame.py), None where the
-    command was started without this stream. ``trouble``: why output was lost, or None."""
+    """A text stream that passes on only printable characters.
+
+    ``beneath``: the stream to write to (provision/terminal_frame.py uses it too), or None if the command was started without
+    this stream. ``trouble``: the error by which output was lost, or None.
+    """
 
     def __init__(self, beneath: TextIO | None) -> None:
         self.closed_from_the_start = beneath is None
@@ -54,8 +57,7 @@ class _Printable:
             self._lost(e)
 
     def _lost(self, error: OSError) -> None:
-        """Remember why output was lost. Send what is still in the buffer to /dev/null, so that Python does not try again at
-        its end."""
+        """Remember why output was lost. Send the rest of the buffer to /dev/null, so that Python does not write it at exit."""
         self.trouble = self.trouble or error
         with suppress(OSError, ValueError):
             null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
@@ -79,7 +81,7 @@ def _plain(text: str) -> str:
 
 @contextmanager
 def printable() -> Iterator[None]:
-    """Make standard output and standard error such streams while the body runs."""
+    """Let standard output and standard error pass only printable characters while the body runs."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (cast("TextIO", _Printable(stream)) for stream in before)
     try:
@@ -89,13 +91,13 @@ def printable() -> Iterator[None]:
 
 
 def output_trouble() -> OSError | None:
-    """Flush standard output. Return why some of it was lost, or None. Raise BrokenPipeError where the reader has gone."""
+    """Flush standard output. Return the error by which output was lost, or None. Raise BrokenPipeError if the reader has gone."""
     sys.stdout.flush()
     return getattr(sys.stdout, "trouble", None)
 
 
 def open_standard_streams() -> None:
-    """Open /dev/null for standard input, output or error where this process was started without it.
+    """Open /dev/null for each of standard input, output and error that this process was started without.
 
     Otherwise the next file that a command opens gets the number of that stream, and a child process would write into it.
     """

@@ -1,4 +1,4 @@
-"""Reads times as people write them: 90s, 30m, 2h, 7d, or 2026-11-21 and 2026-11-21T18:30 in this machine's zone."""
+"""Reads times as people write them: 90s, 30m, 2h, 7d, or 2026-11-21 and 2026-11-21T18:30 in this machine's time zone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FORMS = "a time (2026-11-21T18:30) or a span (90s, 30m, 2h, 7d)"
 
 
 def span(text: str, option: str) -> float:
-    """Return the seconds of a span (90s, 30m, 2h, 7d). Raise UsageError."""
+    """Return a span (90s, 30m, 2h, 7d) in seconds. Raise UsageError for any other text."""
     match = _SPAN.fullmatch(text.strip())
     if not match or int(match[1]) == 0:
         raise UsageError(f"{option} {text!r}: not a span such as 90s, 30m, 2h, 7d")
@@ -22,7 +22,10 @@ def span(text: str, option: str) -> float:
 
 
 def parse_time(text: str, option: str, *, ahead: bool = False) -> float:
-    """Return ``text`` as Unix time. A span counts from now: back, or forward with ``ahead``. Raise UsageError."""
+    """Return ``text`` as Unix time. A span is counted back from now, or forward from now with ``ahead``.
+
+    Raise UsageError for any other text and, with ``ahead``, for a time in the past.
+    """
     match = _SPAN.fullmatch(text.strip())
     if match:
         seconds = int(match[1]) * _SECONDS[match[2]]
@@ -37,9 +40,10 @@ def parse_time(text: str, option: str, *, ahead: bool = False) -> float:
 
 
 def window(text: str, option: str) -> tuple[float, float]:
-    """Return begin and end of ``END`` or ``BEGIN/END`` in Unix time. The begin is 0 where there is none.
+    """Return the begin and the end of a time window in Unix time. ``text`` is ``END`` or ``BEGIN/END``.
 
-    An END that is a span counts from the begin. Raise UsageError.
+    Without BEGIN, the begin is 0. An END that is a span is counted from the begin, or from now without BEGIN. Raise UsageError
+    for any other text, for an END in the past, and for an END before the begin.
     """
     first, slash, last = text.partition("/")
     if not slash:
@@ -52,5 +56,5 @@ def window(text: str, option: str) -> tuple[float, float]:
 
 
 def local(unix: float) -> str:
-    """Return a time as ``2026-11-21 18:30:05`` in this machine's zone."""
+    """Return a time as ``2026-11-21 18:30:05`` in this machine's time zone."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix))

@@ -1,6 +1,7 @@
 """Show GPUs, NICs, NUMA nodes and the paths between them, in NCCL's words and in nvidia-smi's, with an audit of the layout.
 
-Reads sysfs, and NVML for NVLink where it is there. NVML's affinity is never read, because it is limited to the caller's cpuset.
+The command reads sysfs and, for NVLink, NVML if this machine has it. It never reads NVML's affinity, because that is limited to
+the caller's cpuset.
 """
 
 from __future__ import annotations

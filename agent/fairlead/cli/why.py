@@ -1,7 +1,7 @@
 """Say why a node is in its state: what Slurm says, what to do next, the findings with their evidence, who did what.
 
-Without NODE it is about this node. With NODE, Slurm is asked from here, and the node's agent over ssh (--site says how to reach
-it).
+Without NODE, the answer is about this node. With NODE, this command asks Slurm from here, and the node's agent over ssh. --site
+names the file that says how ssh reaches the node.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fairlead.model.plain_text import one_line, printable
 
 SITE = "/etc/fairlead/site.toml"
 SSH_SECONDS = 15
-AUDIT_SHOWN = 50  # in JSON, unless the whole history is asked for
+AUDIT_SHOWN = 50  # audit entries in the JSON output without --history
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +47,7 @@ def _local(args: argparse.Namespace) -> tuple[dict[str, Any], list[Any]]:
 
 
 def _remote(args: argparse.Namespace) -> tuple[dict[str, Any], list[Any]]:
-    """Return the agent's status and audit trail, read over ssh. An unreachable node is a part of the answer, not an error."""
+    """Return the agent's status and audit trail, read over ssh. If that fails, the status is a table with only the key error."""
     from fairlead.provision.agent_status import account_of
     from fairlead.provision.node_answer import SAID
     from fairlead.provision.ssh import SSH_ARGS, ask
@@ -109,5 +109,5 @@ def run(args: argparse.Namespace) -> ExitCode:
     else:
         print(name)
         lines = why_text(name, agent, slurm, audit, shown=100000 if args.history else SHOWN)
-        print("\n".join(f"  {printable(line)}" for line in lines))  # another node may have written it
+        print("\n".join(f"  {printable(line)}" for line in lines))  # another node may have written the line
     return ExitCode.OK

@@ -1,6 +1,6 @@
 """Makes the lines of `fairlead why`: the node's state, who owns the drain, the next step, the evidence and the history.
 
-Somebody who has not seen the node before reads them at night, so what to do comes before the reasons.
+The reader may never have seen the node before, so the next step comes before the reasons.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ SHOWN = 12
 _IN_THE_TRAIL = ("drained", "not drained by us", "acknowledged", "acknowledgement undone", "closed as repaired")
 OURS, MANUAL, ORPHAN, UNASKED, FOREIGN, DOWN, FREE = "ours", "manual", "orphan", "unasked", "foreign", "down", "free"
 GONE = "gone"
-#:What a person types for NVIDIA's actions (model.finding.Action). `nvidia-smi --gpu-reset`: nvidia-smi(1), needs an idle
-#: GPU; `scontrol reboot`: scontrol(1).
+#: What a person has to do for each of NVIDIA's actions (model.finding.Action).
+#: Sources: nvidia-smi(1) for `nvidia-smi --gpu-reset`, which needs an idle GPU; scontrol(1) for `scontrol reboot`.
 _DO = {
     "restart_app": "the job has to be started again; the node is fine",
     "reset_gpu": "when no job is on the GPU: `nvidia-smi --gpu-reset -i {device}`, or reboot the node",
@@ -38,7 +38,7 @@ _DO = {
     "follow_cause": "follow the cause: the other finding of {device}",
     "provision": "run `fairlead provision` for this node: a setting is not what its document says",
 }
-#:What a person does when a drain limit delays a drain (docs/explanation/many-nodes-at-once.md).
+#: What a person has to do when a drain limit delays a drain (docs/explanation/many-nodes-at-once.md), by kind of drain limit.
 LIMITS = {
     "budget": "repair and resume nodes that are out, or raise the budget (policy.budget_*)",
     "common_cause": "if the drains have one cause, remove it and resume the nodes;"
@@ -48,11 +48,12 @@ LIMITS = {
 
 
 def owner(slurm: Table | None, status: Table | None) -> str:
-    """Return who owns the node's state in Slurm; "" when neither Slurm nor the agent says.
+    """Return who has caused the node's state in Slurm, or "" if neither Slurm nor the agent tells it.
 
-    OURS: the agent's drain. MANUAL: `fairlead drain`. ORPHAN: a drain of our form that the agent does not know. UNASKED: a
-    drain of our form, and the agent said nothing. FOREIGN: somebody else's drain. DOWN: not drained, but down. GONE: not
-    drained, although the agent's last reading showed its own drain. FREE: not drained.
+    OURS: the agent has drained the node. MANUAL: `fairlead drain` has drained it. ORPHAN: the drain's reason has fairlead's form,
+    but the agent does not know the drain. UNASKED: the reason has fairlead's form, and the agent's status is missing. FOREIGN:
+    somebody else has drained the node. DOWN: the node is not drained, but down. GONE: the node is not drained, although the
+    agent's last reading showed its own drain. FREE: the node is not drained.
     """
     if not slurm or "error" in slurm:
         last = parse(((status or {}).get("drain") or {}).get("reason", ""))
@@ -74,8 +75,12 @@ def owner(slurm: Table | None, status: Table | None) -> str:
 
 
 def why_text(node: str, agent: Table, slurm: Table | None, audit: Sequence[object] = (), *, shown: int = SHOWN) -> list[str]:
-    """Return the lines. ``agent``: as `fairlead status --json`; ``slurm``: states, reason, reason_user, reason_unix, or error;
-    ``audit``: entries of the audit trail as JSON data; ``shown``: how many events of the past at most."""
+    """Return the lines about a node.
+
+    ``agent``: the data of `fairlead status --json`. ``slurm``: a table with states, reason, reason_user and reason_unix, or with
+    error, or None if slurmctld was not asked. ``audit``: entries of the audit trail as JSON data. ``shown``: the largest number
+    of past events to show.
+    """
     status: Table = agent.get("status") or {}
     whose = owner(slurm, status)
     return [
@@ -259,7 +264,7 @@ def _findings(status: Table) -> Iterator[str]:
 
 
 def _rule(f: Table) -> Iterator[str]:
-    """Say by which rule a finding drains or does not, and what to do. ``_findings`` has added the keys held and known."""
+    """Yield the rule by which a finding drains the node or not, and what to do. ``_findings`` adds the keys held and known."""
     mode = {"enforce": "may drain", "observe": "reported only, does not drain"}.get(f.get("mode", ""), "")
     yield f"  rule:     level {f.get('level', '?')}, mode {f.get('mode', '?')}" + (f": {mode}" if mode else "")
     if f["held"] and f["held"] != "acknowledged":
@@ -273,7 +278,7 @@ def _rule(f: Table) -> Iterator[str]:
 
 
 def _entry(finding: Table) -> XidEntry | None:
-    """Return the catalogue's row of the Xid that a finding names."""
+    """Return the catalogue's row of the Xid that a finding names, or None if the finding names none."""
     match = re.match(r"Xid (\d+)", finding.get("summary", ""))
     if finding.get("check") != "xid" or not match:
         return None
@@ -283,20 +288,20 @@ def _entry(finding: Table) -> XidEntry | None:
 
 
 def _meaning(finding: Table) -> Iterator[str]:
-    """Say what the catalogue says about an Xid that a finding names."""
+    """Yield the catalogue's explanation of the Xid that a finding names."""
     if entry := _entry(finding):
         yield f"  meaning:  {entry.name}: {entry.why} (`fairlead explain xid {entry.code}`)"
 
 
 def _whose_word(finding: Table) -> str:
-    """Return whose word the action is: NVIDIA's, where it has published this action for the code. "" for any other source."""
+    """Return "NVIDIA's word; " if NVIDIA has published this action for the Xid, else ""."""
     entry = _entry(finding)
     published = entry is not None and entry.source.startswith("NVIDIA") and entry.action.value == finding["action"]
     return "NVIDIA's word; " if published else ""
 
 
 def _device(finding: Table, status: Table) -> Iterator[str]:
-    """Say the GPU's serial, and how often it was drained before."""
+    """Yield the serial number of the finding's GPU, and how often this GPU has had the node drained before."""
     device = finding.get("device")
     serial = next((g.get("serial", "") for g in status.get("gpus", []) if g.get("pci") == device), "")
     if not device or not serial:
@@ -332,7 +337,7 @@ def _troubles(status: Table) -> Iterator[str]:
 
 
 def _past(status: Table, audit: Sequence[object], shown: int) -> Iterator[str]:
-    """Say what people and the agent did, and how the verdict changed, in the order of time."""
+    """Yield what people and the agent did, and how the verdict changed, in order of time."""
     entries = [e for e in map(from_data, audit) if e is not None]
     past = [(e.unix, line(e)) for e in entries]
     for event in status.get("history", []):

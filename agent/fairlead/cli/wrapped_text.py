@@ -1,6 +1,6 @@
 """Lays out text for a terminal of 80 columns: paragraphs, lists, and fields with a name before each.
 
-A word that is longer than a line stays whole, so that a path or an address can be copied, unless ``breaking`` says otherwise.
+A word that is longer than a line stays whole, so that a path or an address can be copied. With ``breaking``, the word is broken.
 """
 
 from __future__ import annotations

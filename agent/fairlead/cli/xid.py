@@ -5,13 +5,14 @@ fairlead xid decode FILE     read a saved dmesg, journal (also -o json), syslog,
                              - reads standard input as it comes:
                              journalctl -k -f | fairlead xid decode - --json
 
-A code means what it meant for the driver that wrote the log: --driver names it, or
-the log does where the driver loads. With --json a line of Xid 144 to 150 that fits
-NVIDIA's table has one more key, nvlink: unit, layout, part, error_status, reason,
-severity, look, effect. Process names are shown as the log has them, without signs
-that control a terminal, because this is the reader's own log. In the text of dmesg
-and journalctl, a line break in a file's name begins a line that cannot be told from
-the kernel's own; /dev/kmsg and journalctl -o json keep the two apart.
+The meaning of a code depends on the driver that wrote the log. --driver gives the
+driver's version. Without --driver, the version is read from the log, where the driver
+loads. With --json, a record of Xid 144 to 150 that matches NVIDIA's table has one more
+key, nvlink, with unit, layout, part, error_status, reason, severity, look and effect.
+Process names are shown as they are in the log, but without characters that control a
+terminal. A file name in the log may contain a line break. In the text of dmesg and
+journalctl, the rest of the name then looks like a line of the kernel. The formats of
+/dev/kmsg and journalctl -o json do not have this problem.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from fairlead.xid.versions import parse_version
 
 LINE_MAX = 8192  # bytes; the longest record that /dev/kmsg gives (kernel/printk/printk.c, CONSOLE_EXT_LOG_MAX)
 ENDLESS_BYTES = 256 << 20  # a longer line is refused
-# A line without any of these is of no interest. This test is cheap and comes first.
+# A line that does not match is of no interest. This test is cheap, so it comes first.
 _WORTH = re.compile(
     rb'NVRM|nvidia-nvswitch|detected NVSwitch |fallen off the bus|Linux version |-- (?:Boot|Reboot) |"MESSAGE" ?: ?\['
 )
@@ -78,7 +79,7 @@ def _open(path: str) -> BinaryIO:
 
 
 def _print_all(source: BinaryIO, name: str, driver: str, *, as_json: bool) -> ExitCode:
-    """Print each record as it is read. Raise DataError at the end where printing nothing would claim more than is known."""
+    """Print each record as it is read. Raise DataError at the end if lines were not understood or the file is no kernel log."""
     live = not _is_regular(source)
     found = 0
     log = _LogFile(source, name)
@@ -96,22 +97,23 @@ def _print_all(source: BinaryIO, name: str, driver: str, *, as_json: bool) -> Ex
 def _is_regular(source: BinaryIO) -> bool:
     try:
         return stat.S_ISREG(os.fstat(source.fileno()).st_mode)
-    except OSError:  # no descriptor: a program gave us its own stream
+    except OSError:  # the stream has no file descriptor, because a program made it
         return False
 
 
 class _LogFile:
-    """Reads a log once: yields its messages, and says at the end whether it was a kernel log that could be read."""
+    """Reads a log once. ``texts`` yields its messages. ``end`` raises an error if the log could not be read as a kernel log."""
 
     def __init__(self, source: BinaryIO, name: str) -> None:
         self._source, self._name = source, name
         self._lines = 0
-        self._of_a_kernel = False  # a line of it began as the lines of a kernel log do
+        self._of_a_kernel = False  # whether a line began as a line of a kernel log begins
         self._binary = False
-        self._hidden = self._first_hidden = 0  # how many lines have an error behind an unknown prefix, and which is the first
+        # how many lines have an error behind an unknown prefix, and the number of the first such line
+        self._hidden = self._first_hidden = 0
 
     def texts(self) -> Iterator[str]:
-        """Yield the kernel's message of each line; "" for a line that is of no interest."""
+        """Yield the kernel's message of each line, or "" for a line that is of no interest."""
         messages = Messages()
         while line := _read_line(self._source, self._name):
             self._lines += 1
@@ -145,8 +147,10 @@ class _LogFile:
 
 
 def _read_line(source: BinaryIO, name: str) -> bytes:
-    """Return one line, or its first LINE_MAX bytes; b"" at the end. Raise DataError for a line that does not end, as in
-    /dev/zero."""
+    """Return the next line, cut after LINE_MAX bytes. Return b"" at the end of the log.
+
+    Raise DataError for a line that does not end, as in /dev/zero.
+    """
     first = rest = _read_part(source, name)
     left = ENDLESS_BYTES
     while len(rest) == LINE_MAX and not rest.endswith(b"\n"):
@@ -162,7 +166,7 @@ def _read_part(source: BinaryIO, name: str) -> bytes:
         try:
             return source.readline(LINE_MAX)
         except OSError as e:
-            # EPIPE: the ring buffer of /dev/kmsg has overrun the reader, which goes on with what is left
+            # EPIPE: the kernel has overwritten records of /dev/kmsg before they were read; the next read returns the oldest left
             if e.errno != errno.EPIPE:
                 raise HostError(f"{name}: {e.strerror or e}") from None
             print(f"{name}: records were lost to a ring buffer overrun", file=sys.stderr)

@@ -1,6 +1,6 @@
 """Makes the lines of `fairlead xid decode` for a person: what each record is, what it means and what to do, in named fields.
 
-A record that says the same as an earlier one of its device names the earlier line instead of repeating it.
+If a record repeats an earlier record of the same device, the number of the earlier line is printed in place of the fields.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _STAYS = {
 
 
 class RecordLines:
-    """Makes the lines of one record after another."""
+    """Makes the printed lines of each record in turn, and remembers earlier records."""
 
     def __init__(self) -> None:
         self._first: dict[tuple[object, ...], Decoded] = {}

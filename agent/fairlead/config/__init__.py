@@ -1,7 +1,7 @@
 """Defines the schema of a node's document and of a site. The schema of a document is composed of what the checks, the settings
 and the policy declare.
 
-A node needs only the document's part. What belongs to a site is imported when a caller asks for it.
+A node needs only the modules for documents. The modules for sites are imported when a caller uses one of their names.
 """
 
 from __future__ import annotations

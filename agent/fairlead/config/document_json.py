@@ -49,6 +49,6 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def short(text: str, limit: int = _ERROR_MAX_CHARACTERS) -> str:
-    """Return a file's own words for a message: printable characters, and at most ``limit`` of them."""
+    """Return a text of the file for an error message: only printable characters, and at most ``limit`` of them."""
     plain = shown(text[: limit + 1], "?")
     return plain if len(plain) <= limit else f"{plain[:limit]}..."

@@ -1,8 +1,8 @@
 """Reads fairlead.lock, which lies beside the site's declaration. For each declared driver it lists the exact packages with
 hashes.
 
-`fairlead lock` writes the file (provision.lock). This module reads it, compares it with the declaration, and lays it over a
-node's document. A declared driver that the lock does not have, or has with other values, is refused before any node is
+`fairlead lock` writes the file (provision.driver_lock). This module reads the file, compares it with the declaration, and lays it
+over a node's document. A declared driver that the lock does not have, or has with other values, is refused before any node is
 changed.
 """
 
@@ -23,12 +23,12 @@ from fairlead.settings.driver import DriverWant
 
 NAME = "fairlead.lock"
 SCHEMA = 1
-# These declared values must be those of the set. An empty version or branch allows any.
+# These declared values must equal those of the locked set. An empty version or branch allows any.
 DECLARED = ("branch", "version", "module", "install")
 
 
 class LockedSet(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Holds one set: what was declared when it was resolved, and the version and packages that this gave."""
+    """Holds one set: the declared values that it was resolved from, and the version and the packages that were found."""
 
     version: str
     branch: str
@@ -73,8 +73,8 @@ def load_lock(path: str) -> Lock:
 
 
 def declared(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> DriverWant | None:
-    """Return the driver that the layers declare; a later layer wins. Return None where they declare no driver, or one that is
-    not managed. Raises ConfigError where a layer declares the packages."""
+    """Return the driver that the layers declare. A later layer wins. Return None if the layers declare no driver, or a driver
+    that is not managed. Raises ConfigError if a layer declares the packages."""
     table: dict[str, Any] = {}
     for origin, layer in layers:
         settings = layer.get("settings", {})

@@ -53,8 +53,8 @@ def _check(fabric: Fabric, where: str) -> None:
 
 
 def fabric_layer(fabric: Fabric) -> dict[str, Any]:
-    """Return the profile as a layer of the document. Its variables are where the setting ``nccl`` and the job environment read
-    them. Raises ConfigError for a key that is declared twice."""
+    """Return the profile as a layer of the document. The layer has the variables at the keys that the setting ``nccl`` and the
+    job environment read. Raises ConfigError for a key that is declared twice."""
     layer: dict[str, Any] = {}
     for value in fabric.values:
         table = layer

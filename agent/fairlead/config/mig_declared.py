@@ -8,7 +8,7 @@ from typing import Any
 from fairlead.errors import ConfigError
 from fairlead.model.mig_geometry import A100_40, A100_80, GPUS, H100_80, refusal
 
-#: The GPUs of each hardware profile that fairlead contains; () for GPUs without MIG.
+#: The GPUs of each hardware profile that fairlead contains, or () if its GPUs have no MIG.
 GPUS_OF_PROFILE: dict[str, tuple[str, ...]] = {
     "hgx-a100": (A100_40, A100_80),
     "hgx-h100": (H100_80, "H100 94GB", "H100 96GB"),
@@ -17,7 +17,7 @@ GPUS_OF_PROFILE: dict[str, tuple[str, ...]] = {
 
 
 def geometries(layer: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield each declared geometry of a layer with its key. The schema reports values of another type."""
+    """Yield each declared geometry of a layer with its key. Values of a wrong type are left out; the schema reports them."""
     settings = layer.get("settings")
     table = settings.get("mig") if isinstance(settings, Mapping) else None
     if not isinstance(table, Mapping):

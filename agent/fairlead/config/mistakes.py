@@ -101,7 +101,7 @@ def together_mistakes(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> list[C
 
 
 def file_mistakes(path: str) -> list[ConfigError]:
-    """Return every mistake of a document's file, [] where it has none. Raise InputMissing for a file that cannot be read."""
+    """Return every mistake of a document's file, or [] if it has none. Raise InputMissing for a file that cannot be read."""
     try:
         load_document(path)
     except ConfigError as first:
@@ -110,7 +110,7 @@ def file_mistakes(path: str) -> list[ConfigError]:
 
 
 def _all_of_file(path: str) -> list[ConfigError]:
-    """Return the mistakes of a file that contains a table, [] for any other file."""
+    """Return the mistakes of a file that contains a table, or [] for any other file."""
     try:
         with open(path, "rb") as f:
             raw = document_json.decode(f.read(document_json.MAX_BYTES + 1), path)

@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 from fairlead.errors import ConfigError
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
-#: The words of the partition's line that fairlead writes itself.
+#: The keys of a PartitionName line that fairlead writes itself.
 _OURS = {"partitionname", "nodes"}
 Key = Annotated[str, Meta(pattern=r"^[A-Za-z]{1,40}\Z")]
 Value = Annotated[str, Meta(pattern=r"""^[^\s"'#\\]{1,400}\Z""")] | bool | int

@@ -1,4 +1,4 @@
-"""Finds the keys of a schema by dotted path, and the key that was probably meant by an unknown one.
+"""Finds the keys of a schema by dotted path. For an unknown key, it finds the key that was probably meant.
 
 This module is imported only where a mistake was found. A node that reads a document without mistakes does not need it.
 """
@@ -28,7 +28,7 @@ def bare(schema: Any) -> Any:
 
 
 def is_table(schema: Any) -> bool:
-    """Say whether the type is a table with keys of its own."""
+    """Return whether the type is a table with keys of its own."""
     return isinstance(schema, type) and issubclass(schema, Struct)
 
 
@@ -38,7 +38,7 @@ def fields(schema: Any) -> dict[str, Any]:
 
 
 def at(schema: Any, path: str) -> Any:
-    """Return the type at a dotted path as msgspec writes it (``a.b[0].c``, ``a[...]``); None where there is none."""
+    """Return the type at a dotted path, or None if the schema has no such path. msgspec writes paths ``a.b[0].c``, ``a[...]``."""
     for step in path.replace("[", ".[").split("."):
         schema = bare(schema)
         if not step:
@@ -53,7 +53,7 @@ def at(schema: Any, path: str) -> Any:
 
 
 def words(schema: Any) -> tuple[str, ...]:
-    """Return the words that a value of this type can be, () where the type is not a list of words."""
+    """Return the words that a value of this type can be, or () if the type does not list words."""
     if get_origin(schema) is Literal:
         return tuple(str(word) for word in get_args(schema))
     if isinstance(schema, type) and issubclass(schema, enum.Enum):
@@ -62,14 +62,14 @@ def words(schema: Any) -> tuple[str, ...]:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the known word that is most similar to this word, "" where none is similar."""
+    """Return the known word that is most similar to this word, or "" if no known word is similar."""
     plain = {name.lower().replace("-", "_"): name for name in known}
     found = difflib.get_close_matches(word[:100].lower().replace("-", "_"), plain, n=1, cutoff=ALIKE)
     return plain[found[0]] if found else ""
 
 
 def elsewhere(word: str, schema: Any) -> str:
-    """Return the only path below the schema's sections that ends with this word, "" where no path or several paths do."""
+    """Return the only path below the schema's sections that ends with this word, or "" if no path or several paths do."""
     found = [path for path in _paths(schema) if path.rpartition(".")[2] == word and "." in path]
     return found[0] if len(found) == 1 else ""
 
@@ -82,7 +82,7 @@ def _paths(schema: Any, prefix: str = "") -> Iterator[str]:
 
 
 def meant(word: str, known: Iterable[str], schema: Any = None) -> str:
-    """Return the question that a hint begins with, such as "did you mean `agent`?"; "" where no known word is similar."""
+    """Return the question that a hint begins with, such as "did you mean `agent`?". Return "" if no known word is similar."""
     like = nearest(word, known)
     if like:
         return f"did you mean `{like}`?"

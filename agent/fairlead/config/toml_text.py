@@ -77,8 +77,10 @@ def toml_tables(text: str, where: str) -> tuple[dict[str, Any] | None, list[Conf
 
 
 def _failing_line(words: str, lines: list[str]) -> tuple[str, int, re.Match[str] | None]:
-    """Return tomllib's message, the number of the line, and the line's key and value. The last is None where the text cannot
-    be read without the line."""
+    """Return tomllib's message, the number of the line, and a match of the line's key and value.
+
+    The match is None if the rest of the text cannot be read without the line.
+    """
     at = _WHERE.search(words)
     number, column = (int(at[1]), int(at[2])) if at else (0, 0)
     # For a text in single quotes that is not closed, tomllib does not report the line.

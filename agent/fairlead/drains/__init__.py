@@ -1,1 +1,1 @@
-"""Drains and resumes a node in Slurm by one protocol and keeps its ledger: for the agent, the command line and maintenance."""
+"""Contains the protocol by which the agent, the command line and maintenance drain and resume a node, and the node's ledger."""

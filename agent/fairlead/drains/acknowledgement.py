@@ -1,9 +1,9 @@
-"""Names the evidence that a person acknowledges by a resume: what was known before our last reading of the drain, nothing
-newer.
+"""Names the evidence that a person acknowledges by a resume. It is the evidence that fairlead knew before its last reading of
+the drain.
 
-Every decision brings these names. Each reading that shows our drain puts the names that were known before it into the ledger.
-A resume acknowledges the list in the ledger, also after a restart of the agent. Evidence that came after that reading drains
-again.
+Every decision provides these names. Each reading that shows fairlead's drain saves in the ledger the names that were known
+before that reading. A resume acknowledges the names in the ledger, also after a restart of the agent. Evidence that came after
+that reading drains the node again.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from fairlead.policy.policy_state import ACKNOWLEDGED_MAX, identity
 
 
 class KnownEvidence(Struct, frozen=True, kw_only=True):
-    """Holds the names of the evidence that is known now. ``names``: all of it. ``drains``: the evidence that would drain and
-    that nobody has acknowledged."""
+    """Holds the names of the evidence that is known now. ``names``: the names of all evidence. ``drains``: the names of the
+    evidence that would drain the node and that nobody has acknowledged."""
 
     names: tuple[str, ...] = ()
     drains: frozenset[str] = frozenset()

@@ -1,5 +1,5 @@
-"""Says whether the agent may write to Slurm. It may not while a person holds the node (`fairlead hold`) or has disabled
-fairlead."""
+"""Decides whether the agent may write to Slurm. The agent may not during an admin hold (`fairlead hold`), or while fairlead is
+disabled on the node."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ DISABLED = "/etc/fairlead/disabled"
 
 
 def read_hold(state_dir: str, run_dir: str) -> dict[str, str] | None:
-    """Return the content of this node's admin hold (`fairlead hold`), or None when there is none. A hold that cannot be read
-    counts as one. `fairlead hold` writes it into ``run_dir`` when the disk of ``state_dir`` takes no writes."""
+    """Return the content of this node's admin hold (`fairlead hold`), or None if there is none. A file that cannot be read counts
+    as a hold. `fairlead hold` writes the file into ``run_dir`` if the disk of ``state_dir`` cannot be written."""
     return _hold(os.path.join(state_dir, "hold")) or _hold(os.path.join(run_dir, "hold"))
 
 
 class AdminHold:
     """Reads the admin hold through a disk that may not answer. While the disk is silent, the last known hold is still valid.
 
-    ``every_seconds``: the file is read at most that often. 0 reads it each time, as everything that writes to Slurm does.
+    ``every_seconds``: the file is read again after this time. With 0 it is read at each call, and every writer to Slurm uses 0.
     """
 
     def __init__(self, disk: Storage, every_seconds: float = 0.0) -> None:
@@ -59,7 +59,7 @@ def _hold(path: str) -> dict[str, str] | None:
 
 
 def barred(hold: AdminHold, state_dir: str, run_dir: str, disabled: str) -> str:
-    """Say why the agent may write nothing to Slurm: a person's hold, or the file ``disabled``; "" when it may."""
+    """Return why the agent may not write to Slurm, or "" if it may: there is an admin hold, or the file ``disabled`` exists."""
     if os.path.lexists(disabled):
         return "fairlead is disabled on this node"
     return "held by an admin" if hold.read(state_dir, run_dir) is not None else ""

@@ -1,7 +1,8 @@
-"""Asks the limits that look across nodes (``policy.drain_limits``) whether one node may be drained, or may stay drained.
+"""Decides by the drain limits, which are rules over several nodes (``policy.drain_limits``), whether this node may be drained or
+may stay drained.
 
-It remembers slurmctld's topology, which is read once, and since when an order has been waiting for room. Only one thread may
-use it. Other threads read nothing but ``topology`` and ``crowd``.
+``ClusterLimits`` remembers slurmctld's topology, which is read once, and since when a limit has delayed an order. Only one
+thread may use it. Other threads may read only ``topology`` and ``crowd``.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ Topology = Callable[[], tuple[NodeGroup, ...]]
 
 
 class ClusterLimits:
-    """Holds what these limits need to know. ``topology``: one line for the status. ``due``: when to read the topology next
-    (CLOCK_MONOTONIC seconds; inf: never).
+    """Holds the input of the drain limits. ``topology``: one line on the topology for the status. ``due``: when to read the
+    topology next (CLOCK_MONOTONIC seconds), or inf for never.
 
-    read_topology: asks slurmctld for its topology (one RPC). None: there are no limits per switch or block.
+    read_topology: asks slurmctld for its topology (one RPC). If it is None, there are no limits per switch or block.
     """
 
     def __init__(
@@ -43,15 +44,15 @@ class ClusterLimits:
         self._clock = clock
         self._failures = 0
         self._groups: tuple[Group, ...] = ()
-        # by check and job: when the order first waited, and when last
+        # by check and job of an order: when the order was first delayed, and when it was last delayed
         self._waiting: dict[tuple[str, int | None], tuple[float, float]] = {}
-        self._certain = ""  # this is the token of a drain whose device is certainly gone
-        self.crowd = CROWD_UNKNOWN  # so many agents may have a drained node and ask slurmctld as this one does
-        self._contested = ""  # this is the token of a drain that has waited for others to undo theirs
+        self._certain = ""  # the token of a drain whose device is certainly gone
+        self.crowd = CROWD_UNKNOWN  # how many agents may have a drained node and ask slurmctld about it, as this agent does
+        self._contested = ""  # the token of a drain that has waited for other nodes to undo their drains
 
     def refresh(self) -> None:
-        """Read the topology (one RPC). When it cannot be read, there are no limits per switch or block; the log and the status
-        say so, and a later call tries again."""
+        """Read the topology (one RPC). If it cannot be read, there are no limits per switch or block. The log and the status then
+        report that, and a later call tries again."""
         if self._read_topology is None:
             return
         try:
@@ -70,7 +71,7 @@ class ClusterLimits:
         self.topology = kinds if self._groups else "none: slurmctld knows no switch and no block"
 
     def take_over(self, before: ClusterLimits) -> None:
-        """Take over from ``before``, after the document was loaded again, since when orders have waited for room."""
+        """Copy from ``before`` since when orders have been delayed. This is called after the document was loaded again."""
         self._waiting, self._certain, self._contested = before._waiting, before._certain, before._contested
         self.crowd = before.crowd
 
@@ -83,7 +84,7 @@ class ClusterLimits:
         return hold
 
     def why_not_keep(self, me: str, token: Token, listed: Sequence[NodeState]) -> DrainLimit | None:
-        """Return the limit that forbids our drain to stay, or None when it may stay."""
+        """Return the limit because of which fairlead's drain may not stay, or None if the drain may stay."""
         fault = self._fault(token)
         waited = self._contested == token.token
         hold = drain_limits.overshoot(self._poll(me, listed), fault, self.rules, waited=waited)
@@ -101,14 +102,15 @@ class ClusterLimits:
         return DrainCause(check=token.check, job=job, certain=token.token == self._certain, waited=waited)
 
     def _note(self, fault: DrainCause, hold: DrainLimit | None) -> None:
-        """Remember since when the common cause or a suspect job has kept this order waiting."""
+        """Remember since when the common cause or a suspect job has delayed this order."""
         now = self._clock()
         self._waiting = {order: times for order, times in self._waiting.items() if now - times[1] < FORGET_SECONDS}
         if fault.waited or (hold is not None and hold.kind.suspicion):
             self._waiting[fault.check, fault.job] = (now - fault.waited, now)
 
     def _poll(self, me: str, listed: Sequence[NodeState]) -> NodeList:
-        self.crowd = max(sum(n.drained for n in listed), len(listed) // 10)  # the next list of all nodes may come much later
+        # at least a tenth of the nodes, because more nodes may be drained until all nodes are listed again
+        self.crowd = max(sum(n.drained for n in listed), len(listed) // 10)
         return NodeList(me=me, nodes=tuple(_seen(n) for n in listed), groups=self._groups)
 
 

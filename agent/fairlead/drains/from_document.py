@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 def drain_protocol(
     document: Document, ledger: Ledger, *, barred: Callable[[], str] = lambda: "", boot_id: str = ""
 ) -> DrainProtocol:
-    """Return the drain protocol of the document's node, over the adapter that the document names. ``barred``, ``boot_id``: see
-    ``NodeDrainState``."""
+    """Return the drain protocol of the document's node, with the Slurm adapter that the document names. ``barred``, ``boot_id``:
+    see ``NodeDrainState``."""
     options, name = document.slurm, document.slurm_node
     hidden = Leftovers(options.conf, name)
     client = slurm_client(options)
@@ -55,7 +55,7 @@ def _stranger(mine: NodeState) -> str:
 
 
 def slurm_client(options: SlurmOptions) -> Scontrol | Pyslurm:
-    """Return the adapter that the document names, or scontrol where pyslurm does not fit this node's Slurm."""
+    """Return the Slurm adapter that the document names, or scontrol if pyslurm does not fit this node's Slurm."""
     if options.adapter == "pyslurm":
         from fairlead.slurm.pyslurm_adapter import Pyslurm
 

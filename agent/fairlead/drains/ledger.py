@@ -1,8 +1,9 @@
-"""Keeps the ledger on persistent storage: what fairlead has done to its node in Slurm, saved before it is done.
+"""Stores the ledger on disk: what fairlead has written about its node to slurmctld. Every write is saved there before it is sent.
 
-A ledger has at most one entry, because a node has one drain. After an agent was killed, the next one finds here what the first
-was about to write, and with which text. A running agent finds here what it has sent without an answer. slurmctld may still
-carry that out late, after other writes.
+"Our drain" is a drain that fairlead has set on this node. The ledger has at most one entry, because a node has at most one
+drain. If an agent was killed, the next agent finds in the ledger what the killed agent was about to write, and with which
+reason. A running agent finds in the ledger which requests were not answered. slurmctld may still carry out such a request late,
+after other writes.
 """
 
 from __future__ import annotations
@@ -30,18 +31,20 @@ from fairlead.policy.ownership import MANUAL, Token
 FILE = "ledger.json"
 
 
-LATE_SECONDS = 120.0  # slurmctld may carry out a client's request after the client gave up; longer than any site's MessageTimeout
+# slurmctld may carry out a request up to this time after the client gave up. It is longer than any site's MessageTimeout.
+LATE_SECONDS = 120.0
 LATE_MAX = 8
 LOCK_SECONDS = 90.0  # longer than any protocol takes when slurmctld answers each call just before its deadline
 LOCK_POLL_SECONDS = 0.01
 
 
 class Phase(StrEnum):
-    """Says how far a drain has come.
+    """Names how far a drain has come.
 
     draining: the drain may or may not have been written, or the write may still arrive. drained: a reading has shown our
-    drain. resuming: the same as draining, for the resume. undoing: the agent resumes because the drain went past a limit.
-    taken: a person has written a reason in place of ours; when they lift that drain, it is an acknowledgement too.
+    drain. resuming: the resume may or may not have been written, or the write may still arrive. undoing: the agent lifts our
+    drain because it exceeds a drain limit. taken: a person has replaced our reason. When a person lifts that drain, this is an
+    acknowledgement too.
     """
 
     DRAINING = "draining"
@@ -52,10 +55,10 @@ class Phase(StrEnum):
 
 
 class RebootState(StrEnum):
-    """Says what is known of a reboot of the drained node.
+    """Names what is known about a reboot of the drained node.
 
-    none: slurmctld has said nothing of a reboot. asked: slurmctld will reboot the node, or waits for its reboot. over: the
-    reason has the mark of a reboot, and the drain has outlasted that reboot.
+    none: slurmctld has reported no reboot. asked: slurmctld will reboot the node, or waits for the node's reboot. over: the
+    reason has slurmctld's mark of a reboot, and the drain is still set after that reboot.
     """
 
     NONE = ""
@@ -64,17 +67,18 @@ class RebootState(StrEnum):
 
 
 class LedgerEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Describes one drain. ``since``: Unix seconds at which the drain was intended. ``machine``: the machine that intended it.
+    """Describes one drain. ``since``: when fairlead decided to drain (Unix seconds). ``machine``: the machine that decided it.
+    ``late``: earlier texts of ours whose write may still arrive.
 
     Four fields are times in Unix seconds. sent: when a drain with the text of ``token`` was last about to be written, or 0
-    once it was read back. unanswered: the same for a drain with a text of ``late``. lifting: when a resume was last about to
-    be written, or 0 once it was read back. written: when slurmctld wrote the drain that is on the node, by its own clock, or 0
-    when that is not known.
+    once that drain was read back. unanswered: when a drain with a text in ``late`` was last about to be written, or 0. lifting:
+    when a resume was last about to be written, or 0 once the resume was read back. written: when slurmctld wrote the drain that
+    is on the node, by slurmctld's clock, or 0 if that is not known.
 
-    These fields describe the last reading that showed the drain, ours or a person's in its place. seen: its time, by
-    slurmctld's clock or somewhat earlier. boot: this node's boot id. reboot: what slurmctld said of a reboot. known: the names
-    of the evidence that the agent knew before that reading (``policy.policy_state.identity``). A person who lifts the drain
-    acknowledges them.
+    Four fields describe the last reading that showed the drain, which is our drain or a person's drain in its place. seen: the
+    time of that reading by slurmctld's clock, or a little earlier. boot: this node's boot id. reboot: what slurmctld reported
+    about a reboot. known: the names of the evidence that the agent knew before that reading
+    (``policy.policy_state.identity``). A person who lifts the drain acknowledges this evidence.
 
     freed: a person has lifted the drain with `fairlead resume`. theirs: the reason of a person's drain that our resume has
     lifted by mistake, and that has to be written again.
@@ -99,7 +103,7 @@ class LedgerEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
 
     @property
     def ours(self) -> bool:
-        """Say whether the node is drained by us, as far as the ledger knows."""
+        """Return whether our drain is on the node, according to the ledger."""
         return self.phase in (Phase.DRAINED, Phase.RESUMING, Phase.UNDOING)
 
     @property
@@ -109,14 +113,14 @@ class LedgerEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
 
     @property
     def texts(self) -> tuple[Token, ...]:
-        """Return every text of ours that may be on the node, now or later."""
+        """Return every text of ours that is on the node or may still be written there."""
         return (self.token, *(t for t in self.late if t != self.token))
 
     def intend(self, token: Token, now: float) -> LedgerEntry:
         """Return the entry of a drain that is about to be written, with ``token`` as its text. ``now``: Unix seconds.
 
-        If the entry already intends a drain with the same words, that drain is written again with its old token. Every other
-        text that may still arrive stays known as ours.
+        If the entry is already for a drain with the same words, that drain is written again with its old token. Every other
+        text that may still arrive stays in ``late``, so that fairlead recognises it.
         """
         sent = max(self.sent, self.unanswered)
         if self.token not in self.late and self.token == replace(token, token=self.token.token):
@@ -126,17 +130,18 @@ class LedgerEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         return replace(self, phase=Phase.DRAINING, **changes, **_UNSEEN)
 
     def turned_to(self, token: Token) -> LedgerEntry:
-        """Return the entry where ``token``, one of ``late``, is on the node. The text that was sent last may still arrive."""
+        """Return the entry for the case that ``token``, which is one of ``late``, is on the node. The text that was sent last may
+        still arrive."""
         unanswered = max(self.sent, self.unanswered)
         return replace(self, token=token, late=self.texts[: LATE_MAX + 1], sent=0.0, unanswered=unanswered)
 
     def late_lift(self, now: float) -> bool:
-        """Say whether a resume of ours that was sent and not answered may still arrive. ``now``: Unix seconds."""
+        """Return whether a resume of ours that was not answered may still arrive at slurmctld. ``now``: Unix seconds."""
         return abs(now - self.lifting) < LATE_SECONDS
 
     def dropped(self, now: float) -> LedgerEntry | None:
-        """Return what the ledger keeps when the node is not drained by us any more: None, or an entry while a write of ours
-        may still arrive. ``now``: Unix seconds."""
+        """Return the entry to save when our drain is not on the node any more. While a write of ours may still arrive, return an
+        entry, else None. ``now``: Unix seconds."""
         sent = max(self.sent, self.unanswered)
         if abs(now - max(sent, self.lifting)) >= LATE_SECONDS:
             return None
@@ -144,7 +149,7 @@ class LedgerEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         return replace(self, **changes, **_UNSEEN, known=())
 
 
-#: These changes to an entry say that no reading has shown its drain yet.
+#: An entry with these values is one whose drain no reading has shown yet.
 _UNSEEN: dict[str, Any] = {"written": 0, "seen": 0, "boot": "", "reboot": RebootState.NONE, "freed": False, "theirs": ""}
 
 
@@ -154,19 +159,20 @@ class _File(Struct, frozen=True, kw_only=True):
     entry: LedgerEntry | None = None
 
 
-#: It is made once, at import: msgspec learns a type at its first use, and crashes when several threads do that at the same time.
+#: The decoder is made once, at import. msgspec analyses a type at its first use, and crashes if several threads do that at once.
 _DECODER = msgspec.json.Decoder(_File)
 
 
 class Ledger:
-    """Keeps the ledger of one node. When ``state_dir`` cannot be written, ``run_dir`` (tmpfs) keeps the ledger over a restart
-    of the agent, but not over a reboot. ``trouble`` then says so in one line.
+    """Reads and writes the ledger of one node.
 
-    An entry of another node name or of another machine (a cloned disk) is not ours and is not used.
+    If ``state_dir`` cannot be written, the ledger is written to ``run_dir`` (tmpfs). There it survives a restart of the agent,
+    but no reboot. ``trouble`` then describes the failure in one line. An entry of another node name or of another machine (on a
+    cloned disk) is not used.
     """
 
     def __init__(self, state_dir: str, run_dir: str, *, node: str, machine: str = "", disk: Storage | None = None) -> None:
-        self._disks = (disk or Direct(), Direct())  # run_dir is memory
+        self._disks = (disk or Direct(), Direct())  # run_dir is in memory, so it is accessed directly
         self.folders = (state_dir, run_dir)
         self.node = node
         self.machine = machine
@@ -177,10 +183,10 @@ class Ledger:
 
     @contextmanager
     def locked(self, seconds: float = LOCK_SECONDS) -> Iterator[None]:
-        """Keep other processes (the commands drain, resume, hold) out of the ledger inside the ``with`` block. There is no
-        lock where no file can be made.
+        """Lock the ledger against other processes (the commands drain, resume, hold) inside the ``with`` block. If the lock file
+        cannot be created, nothing is locked.
 
-        Raises SlurmUnavailable when another process has kept the lock for ``seconds``; somebody may have stopped it with
+        Raises SlurmUnavailable if another process has had the lock for ``seconds``. Somebody may have stopped that process with
         Ctrl-Z.
         """
         path = os.path.join(self.folders[1], "ledger.lock")
@@ -202,8 +208,8 @@ class Ledger:
             os.close(lock)
 
     def load(self) -> LedgerEntry | None:
-        """Return the entry that was saved last. A file that cannot be decoded is moved aside. Its drain then counts as an
-        orphan, and commands show it as one."""
+        """Return the entry that was saved last. A file that cannot be decoded is renamed to ``*.bad``. Its drain then counts as
+        an orphan, which is a drain with a reason of fairlead's form that is not in the ledger."""
         places = [(os.path.join(folder, FILE), disk) for folder, disk in zip(self.folders, self._disks, strict=True)]
         files = [file for path, disk in places if (file := self._read(path, disk)) is not None]
         newest = max(files, key=lambda f: f.sequence, default=None)
@@ -218,9 +224,9 @@ class Ledger:
         return entry
 
     def save(self, entry: LedgerEntry | None) -> None:
-        """Replace the entry; it is on the disk when this returns. When no file can be written, the entry is kept in memory and
-        ``trouble`` says so."""
-        # The time of day is above the number in a file on a disk that has not answered since the start.
+        """Replace the entry. When this returns, the entry is on the disk. If no file can be written, the entry is only in memory
+        and ``trouble`` describes the failure."""
+        # If a disk has not answered since the start, the sequence number in its file is not known. The Unix time is higher.
         self._sequence = max(self._sequence + 1, int(time.time()))
         self._memory = entry
         data = msgspec.json.encode(_File(sequence=self._sequence, entry=entry)) + b"\n"

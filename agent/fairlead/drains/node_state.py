@@ -1,5 +1,8 @@
-"""Knows this node's drain state in Slurm together with our ledger of it. It says who owns the drain, and which of our writes
-may still be in flight or have been lost."""
+"""Compares this node's drain state in Slurm with the ledger. It finds out who has drained the node, and which writes of
+fairlead may still arrive or were lost.
+
+"Our drain" is a drain that fairlead has set on this node.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +25,19 @@ from fairlead.policy.tracks import of_the_past
 from fairlead.slurm.client import NodeState, NodeTimes, SlurmClient
 
 SKEW_SECONDS = 5.0  # this node's clock and slurmctld's may differ by this much
-# an intent in the ledger may be this old when it is written; its time says how long the write may arrive late
+# An intent in the ledger may be at most this old when it is written to slurmctld, because its time limits how late the write may
+# arrive.
 SAVED_SECONDS = 30.0
-#: From 23.11 on `scontrol reconfigure` starts slurmctld again, and every slurmd in the same seconds.
+#: From Slurm 23.11 on, `scontrol reconfigure` restarts slurmctld, and every slurmd within these seconds after slurmctld.
 RECONFIGURE_SECONDS = (0.0, 5.0)
 RECONFIGURE_GAP_SECONDS = 150.0  # after a longer gap between readings, something else may have happened to slurmctld too
 
 
 class DrainLoss(NamedTuple):
-    """Says why a drain may have gone without a person's resume.
+    """Describes why a drain may have disappeared although no person resumed the node.
 
-    why: "" when only a person can have lifted it. known: the names of the evidence that counts as acknowledged all the same.
+    why: the cause, or "" if only a person can have lifted the drain. known: the names of the evidence that still counts as
+    acknowledged.
     """
 
     why: str = ""
@@ -42,13 +47,14 @@ class DrainLoss(NamedTuple):
 class NodeDrainState:
     """Holds what every step of the protocol needs to know of this node.
 
-    writer: reads the node and guards what is written to it. hidden: says what Slurm has hidden under our reason since a Unix
-    time. stranger: says why this machine is not that node. barred: says why nothing may be written now (an admin hold); it is
-    asked while the ledger's lock is taken. Each of these three returns one line, or "" for nothing.
+    writer: reads the node, and allows a write only after a fresh reading. hidden: returns what has failed on the node since a
+    Unix time and is not shown by Slurm because our drain is set. stranger: returns why this machine is not that node. barred:
+    returns why nothing may be written now, such as an admin hold. It is called while the ledger is locked. Each of these three
+    functions returns one line, or "" if there is nothing to report.
 
-    boot_id: of this node, "" when it is not known. reconfigured: says whether `scontrol reconfigure` has started the node's
-    slurmd again. known: the names of the evidence that is known now, or None when the caller knows of none; set it before each
-    protocol.
+    boot_id: this node's boot id, or "" if it is not known. reconfigured: returns whether `scontrol reconfigure` has restarted
+    the node's slurmd. known: the names of the evidence that is known now, or None to keep the names in the ledger. The caller
+    sets it before each protocol.
     """
 
     def __init__(
@@ -91,8 +97,8 @@ class NodeDrainState:
         return self.writer.client
 
     def foresee(self, mine: NodeState, *, lift: bool) -> str:
-        """Say in one line why a drain (``lift``: a resume) by hand would be refused now, or "" when nothing speaks against it.
-        This writes nothing."""
+        """Return in one line why a drain by a person would be refused now, or "" if it would not be. With ``lift``, do so for a
+        resume. This writes nothing."""
         entry = self.ledger.load()
         owner, entry = self.owner_and_entry(mine, entry) if entry else (self.classify_owner(mine, None), None)
         if owner in (Owner.FOREIGN, Owner.ORPHAN):
@@ -102,10 +108,10 @@ class NodeDrainState:
         return self.why_not_resume(mine, entry.since) if entry and mine.drained else "the node has no drain of fairlead's"
 
     def write(self, call: Callable[[], None], otherwise: LedgerEntry | None) -> None:
-        """Write to slurmctld with ``call``, unless the last reading or the saved intent is too old to write on. Then the
-        ledger is set to ``otherwise``, and this raises SlurmUnavailable, so that the caller tries again."""
+        """Write to slurmctld with ``call``. If the last reading or the saved intent is too old for that, save ``otherwise`` in
+        the ledger and raise SlurmUnavailable. The caller then tries again."""
         now = self.clock()
-        # the ledger's times are wall-clock times
+        # the times in the ledger are wall-clock times, so a step of that clock makes the saved intent unusable
         stepped = abs(self.wall() - self._saved_unix - (now - self._saved_at)) > STALE_SECONDS
         try:
             self.writer.require_fresh(also=now - self._saved_at <= SAVED_SECONDS and not stepped)
@@ -115,11 +121,11 @@ class NodeDrainState:
         call()
 
     def drain(self, reason: str, *, otherwise: LedgerEntry | None) -> None:
-        """Drain the node with this reason; ``otherwise``: see ``write``."""
+        """Drain the node with this reason. ``otherwise``: see ``write``."""
         self.write(partial(self.client.drain, self.node, reason), otherwise)
 
     def resume(self, *, otherwise: LedgerEntry | None) -> None:
-        """Lift the drain of the node; ``otherwise``: see ``write``."""
+        """Lift the drain of the node. ``otherwise``: see ``write``."""
         self.write(partial(self.client.resume, self.node), otherwise)
 
     def mark_confirmed(self, entry: LedgerEntry, mine: NodeState) -> LedgerEntry:
@@ -129,28 +135,32 @@ class NodeDrainState:
         return self.with_reading(replace(entry, phase=Phase.DRAINED, sent=0.0, written=written), mine)
 
     def with_reading(self, entry: LedgerEntry, mine: NodeState) -> LedgerEntry:
-        """Return the entry with what the last reading says of the drain on the node, ours or a person's in its place."""
-        # A reboot that is only requested waits for a job. If the node is still in the same boot, a person has resumed it instead.
+        """Return the entry with the data of the last reading. That reading shows our drain, or a person's drain in its place."""
+        # A reboot that is requested and not issued waits for a job. If the drain is then gone and the boot id is the same, a
+        # person has resumed the node.
         asked = rebooting(mine.states) and ("REBOOT_ISSUED" in mine.states or not self.boot_id)
         reboot = RebootState.ASKED if asked else RebootState.OVER if reboot_mark(mine.reason) else RebootState.NONE
         by_wall = int(self.writer.asked_unix - SKEW_SECONDS)
         if self._confirmed_since[0] != entry.token.token:
             self._confirmed_since = (entry.token.token, max(mine.reason_time, by_wall if entry.seen else 0), self.writer.asked)
         _, first, at = self._confirmed_since
-        # this is right even when somebody sets this node's clock
+        # ``seen`` is right even if somebody sets this node's clock
         seen = max(mine.reason_time, min(by_wall, first + int(self.writer.asked - at)))
         known = entry.known if self.known is None else self.known
         return replace(entry, seen=seen, boot=self.boot_id, reboot=reboot, known=known, freed=False)
 
     def mark_written(self, entry: LedgerEntry, mine: NodeState | None = None) -> LedgerEntry:
-        """Return the entry of a drain that was just written and that no reading has shown. The node now has somebody else's
-        reason, whose time is known (``mine``), or no reason."""
+        """Return the entry of a drain that was just written and that no reading has shown.
+
+        ``mine``: the last reading. If it shows a drain by somebody else, the entry gets the time of that drain. Otherwise it
+        gets a time shortly before now.
+        """
         at = max(1, mine.reason_time if mine is not None and mine.drained else int(self.wall() - SKEW_SECONDS))
         known = entry.known if self.known is None else self.known
         return replace(entry, phase=Phase.DRAINED, written=at, seen=at, boot=self.boot_id, known=known)
 
     def why_rebooted(self, entry: LedgerEntry, mine: NodeState) -> str:
-        """Say why a reboot, and not a person, may have lifted the drain that the entry names; "" when there is no such reason."""
+        """Return why a reboot may have lifted the drain of the entry, or "" if no reboot can have done that."""
         if entry.boot and self.boot_id and entry.boot != self.boot_id:
             return "the node has booted since the drain was last seen"
         if entry.reboot is RebootState.ASKED:
@@ -160,15 +170,15 @@ class NodeDrainState:
         return ""
 
     def why_lost(self, entry: LedgerEntry, mine: NodeState) -> DrainLoss:
-        """Return why slurmctld, and not a person, may have lost the drain that the entry names. This takes 2 to 4 RPCs.
+        """Return why slurmctld may have lost the drain of the entry although no person lifted it. This takes 2 to 4 RPCs.
 
         If slurmctld was already running when the drain was last seen, a person must have lifted it. If slurmctld started
         later, it may have started without its state, or with an old state, so the drain may be lost. The drain is not lost if
         slurmctld still knows something that was written after our drain and before the drain was last seen.
 
-        If slurmctld started together with this node's slurmd, somebody has reconfigured Slurm, which loses nothing. But what
-        happened before that is not known: a person may have lifted the drain. Then only the evidence of the past counts as
-        acknowledged.
+        If slurmctld started together with this node's slurmd, somebody has reconfigured Slurm, which loses nothing. But it is
+        not known what happened before that: a person may have lifted the drain. So only evidence about past events, which is a
+        kernel record, counts as acknowledged.
         """
         seen = entry.seen or entry.written or entry.since
         began = self.client.began()
@@ -188,24 +198,24 @@ class NodeDrainState:
         return DrainLoss("slurmctld has started again since the drain was last seen")
 
     def mark_resumed_by_person(self, entry: LedgerEntry) -> LedgerEntry:
-        """Return the entry of our drain after a person has lifted it through fairlead. That person knows all evidence that is
-        known now."""
+        """Return the entry of our drain after a person has lifted it through fairlead. That person acknowledges all evidence that
+        is known now."""
         known = tuple(dict.fromkeys((*entry.known, *(self.known or ()))))
         return replace(entry, phase=Phase.DRAINED, freed=True, known=known)
 
     def ledger_after(self, entry: LedgerEntry) -> LedgerEntry | None:
-        """Return what the ledger has to say once the node is not drained by us: None, or an entry while a write may still
-        arrive."""
+        """Return the entry to save when our drain is not on the node any more. While a write of ours may still arrive, return an
+        entry, else None."""
         return entry.dropped(self.writer.asked_unix)
 
     def result_without_entry(self, mine: NodeState, *, edited: bool = False) -> Result:
-        """Return the result for a node of which the ledger has no entry: it is free, or somebody else's. ``edited``: somebody
-        has changed the words of a drain that the ledger does know."""
+        """Return the result for a node without an entry in the ledger. Nobody has drained it, or somebody else has. ``edited``:
+        True if somebody has changed the words of a drain that is in the ledger."""
         owner = Owner.FOREIGN if edited else self.classify_owner(mine, None)
         return result(Outcome.FREE if owner is Owner.FREE else Outcome(owner.value), mine, who(mine))
 
     def why_not_resume(self, mine: NodeState, since: float) -> str:
-        """Say why a drain of Unix time ``since`` may not be lifted now, or "" when it may be."""
+        """Return why a drain that began at Unix time ``since`` may not be lifted now, or "" if it may be lifted."""
         if why := keep_off(mine.states):
             return why
         if "INVALID_REG" in mine.states:  # slurmctld refuses a resume in this state
@@ -217,17 +227,19 @@ class NodeDrainState:
         return self.hidden(since)
 
     def classify_owner(self, mine: NodeState, token: Token | None, *, prolog_refused: bool = False) -> Owner:
-        """Return who owns the node's state if ``token`` is our drain; see ``policy.ownership.classify``."""
+        """Return who owns the node's state if ``token`` is the text of our drain. See ``policy.ownership.classify``."""
         return classify(mine.states, mine.reason, mine.reason_user, token, self.rules, prolog_refused=prolog_refused)
 
     def owner_and_entry(self, mine: NodeState, entry: LedgerEntry, *, prolog_refused: bool = False) -> tuple[Owner, LedgerEntry]:
-        """Return who owns the node's state, and the entry with the text that is on the node when several texts may be there."""
+        """Return who owns the node's state, and the entry. If one of several texts of ours is on the node, the entry gets that
+        text as its ``token``."""
         texts = (entry.token, *entry.late)
         owner, token = owner_among(mine, texts, self.rules, prolog_refused=prolog_refused)
         if token is not None and token != entry.token:
             entry = entry.turned_to(token)
         if (owner is Owner.COVERED and not entry.ours) or (owner is Owner.OURS and entry.phase is Phase.TAKEN):
-            return Owner.FOREIGN, entry  # nobody knows whose words slurmctld, or a late write of ours, has replaced
+            # slurmctld, or a late write of ours, has replaced a reason, and it is not known who wrote that reason
+            return Owner.FOREIGN, entry
         return owner, entry
 
     def intend(self, before: LedgerEntry | None, check: str, summary: str, job: int | None) -> LedgerEntry:
@@ -241,7 +253,8 @@ class NodeDrainState:
         return self.new_entry(build("prolog", secrets.token_hex(6), "-"), Phase.DRAINING)
 
     def time_of_save(self) -> float:
-        """Return the Unix time for the ledger. An intent that is saved now has to be written soon or not at all."""
+        """Return the Unix time to save in the ledger. An intent that is saved now must be written to slurmctld within
+        ``SAVED_SECONDS``, or not at all."""
         self._saved_at, self._saved_unix = self.clock(), self.wall()
         return self._saved_unix
 

@@ -1,7 +1,7 @@
-"""Reads one node of a slurmctld, and refuses to write to it on a reading that is too old.
+"""Reads one node from slurmctld, and refuses to write to it if the last reading is too old.
 
-slurmctld has no compare-and-swap: a write overwrites whatever somebody did since the last reading. The age of that reading
-bounds the time in which this can happen. The agent, the command line and maintenance all read and write through this.
+slurmctld has no compare-and-swap: a write overwrites every change that somebody has made since the last reading. So the age of
+the last reading is limited. The agent, the command line and maintenance all read and write through this file.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ STALE_SECONDS = 2.0  # a reading may be this old when a write relies on it
 
 
 class NodeWriter:
-    """Holds one node and the last reading of it.
+    """Reads and writes one node, and remembers when the node was last read.
 
-    not_after: is called before each write with the seconds within which it may still be sent. from_request: the age of a
-    reading counts from its request, and not only from its answer. asked_unix, asked: Unix time, and the clock, just before the
-    last reading; the reading does not show what slurmctld did later. window_seconds: the time from before a reading to the end
-    of the write that followed it; in this time another person's change may have been overwritten.
+    not_after: is called before each write with the seconds within which the write may still be sent. from_request: True if the
+    age of a reading counts from its request, False if it counts from its answer. asked_unix, asked: Unix time and ``clock``
+    just before the last reading, which does not show what slurmctld did after that time. window_seconds: the time from before
+    a reading to the end of the write that followed. In this time a change by a person may have been overwritten.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class NodeWriter:
         return listed
 
     def find(self, listed: tuple[NodeState, ...]) -> NodeState:
-        """Return this node from a list of all nodes. Raises SlurmError when it is not in the list."""
+        """Return this node from a list of all nodes. Raises SlurmError if the list does not have it."""
         for node in listed:
             if node.name == self.node:
                 return node
@@ -72,24 +72,26 @@ class NodeWriter:
         return self.clock() - (self.asked if self.from_request else self._answered)
 
     def close_window(self) -> None:
-        """Set ``window_seconds``; call it when a write has just ended."""
+        """Set ``window_seconds``. The caller calls this when a write has just ended."""
         self.window_seconds = self.clock() - self.asked
 
     def fresh(self) -> bool:
-        """Say whether the last reading is young enough to write on."""
+        """Return whether the last reading is young enough for a write."""
         return self.age() <= STALE_SECONDS
 
     def require_fresh(self, *, also: bool = True) -> None:
-        """Raise SlurmUnavailable, so that the caller tries again, when the last reading is too old to write on or when
-        ``also``, the caller's own condition, is false. This happens when the process was stopped or the disk did not answer;
-        people act meanwhile."""
+        """Raise SlurmUnavailable if the last reading is too old for a write, or if the caller's own condition ``also`` is false.
+
+        The caller then tries again. A reading is too old if the process was stopped or the disk did not answer. Meanwhile people
+        may have changed the node.
+        """
         age = self.age()
         if age > STALE_SECONDS or not also:
             raise SlurmUnavailable(f"nothing was written: {age:.0f} s went by after the reading of {self.node}")
         self.not_after(STALE_SECONDS - age)
 
     def write(self, call: Callable[[], None]) -> None:
-        """Write with ``call`` if the last reading is fresh. Raises SlurmUnavailable, SlurmError."""
+        """Write with ``call`` if the last reading is fresh. Raises SlurmUnavailable or SlurmError."""
         self.require_fresh()
         call()
 
@@ -97,7 +99,7 @@ class NodeWriter:
 def owner_among(
     state: NodeState, texts: tuple[Token, ...], rules: Rules, *, prolog_refused: bool = False
 ) -> tuple[Owner, Token | None]:
-    """Return who owns the state of a node that may have any of ``texts`` as our reason, and which of them it has (None: none).
+    """Return who owns the state of a node whose reason may be any of ``texts``, and the text that is its reason, or None.
 
     prolog_refused: see ``policy.ownership.classify``.
     """

@@ -1,4 +1,4 @@
-"""Names the outcomes of the drain protocol, and takes its steps."""
+"""Defines the outcomes of the drain protocol, and runs its steps. "Our drain" is a drain that fairlead has set on this node."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from fairlead.policy.drain_limits import DrainLimit
 from fairlead.policy.ownership import in_maintenance, keep_off, strip_suffixes
 from fairlead.slurm.client import NodeState
 
-CONTEST_SECONDS = (1.5, 2.0)  # other nodes get this long to undo their drains, so an overshoot lasts at most 5 s
-# nodes that undid their drain ask again after this time: not all at once, and later when slurmctld is slow
+CONTEST_SECONDS = (1.5, 2.0)  # other nodes have this time to undo their drains, so a limit is exceeded for at most 5 s
+# A node that has undone its drain tries again after a random time in this range, or later if slurmctld is slow.
 UNDONE_SECONDS = (2.0, 8.0)
 
 
 class Outcome(StrEnum):
-    """Says how a protocol ended.
+    """Names how a protocol ended.
 
     drained, resumed: the write was done and read back. free: the node has no drain of ours. acknowledged: a person resumed our
-    drain. lost: our drain is gone, and perhaps no person resumed it: slurmctld has rebooted the node, or has started again
-    without the drain; ``Result.known`` counts as acknowledged all the same. foreign: somebody else drained the node. orphan:
-    the node has a drain of fairlead's form that no ledger knows.
+    drain. lost: our drain is gone, and perhaps no person resumed the node. slurmctld has rebooted the node, or has started
+    again without the drain. The evidence in ``Result.known`` still counts as acknowledged. foreign: somebody else drained the
+    node. orphan: the node has a drain with a reason of fairlead's form that is not in the ledger.
 
-    over_budget: a limit that looks across nodes (``Result.limit``) forbade the drain, or made us undo it at once. contested:
-    the node is drained, and other nodes past the same limit have to go first; reconcile again in ``CONTEST_SECONDS``. held:
-    this cannot be done now; ``detail`` says why.
+    over_budget: a drain limit (``Result.limit``) forbade the drain, or fairlead undid the drain at once because of the limit.
+    contested: the node is drained and a drain limit is exceeded, but other nodes have to undo their drains first. Reconcile
+    again after ``CONTEST_SECONDS``. held: the change cannot be made now, and ``Result.detail`` says why.
     """
 
     DRAINED = "drained"
@@ -44,11 +44,14 @@ class Outcome(StrEnum):
 
 
 class Result(Struct, frozen=True, kw_only=True):
-    """Says how a protocol ended, and with what. ``detail``: one line, a reason or what forbids the change. ``states``: the
-    node's states in the last reading. ``window_seconds``: the time from before the reading to the end of the write; only in
-    this time can another person's change be overwritten. ``limit``: the limit that forbade the drain. ``undone``: it did so
-    after the drain was written. ``marked``: the node has Slurm's own "Prolog error" for our prolog's refusal. ``known``: the
-    names of the evidence that is acknowledged."""
+    """Describes how a protocol ended.
+
+    detail: one line, which is a reason or says what forbids the change. states: the node's states in the last reading.
+    window_seconds: the time from before the reading to the end of the write. Only in this time can a change by a person be
+    overwritten. limit: the limit that forbade the drain. undone: True if the drain was already written and then undone. marked:
+    True if slurmctld has drained the node with "Prolog error" because fairlead's prolog refused a job. known: the names of the
+    evidence that is acknowledged.
+    """
 
     outcome: Outcome
     detail: str = ""
@@ -65,8 +68,8 @@ T = TypeVar("T")
 
 
 def finish(steps: Generator[str, None, T]) -> T:
-    """Take every step and return the result. Raises SlurmError as the client does; the ledger, or the journal, then says how
-    far the steps came."""
+    """Run every step and return the result. Raises the SlurmError of the client. The ledger or the journal then shows how far
+    the steps came."""
     while True:
         try:
             next(steps)
@@ -76,14 +79,15 @@ def finish(steps: Generator[str, None, T]) -> T:
 
 
 def in_the_way(check: str, mine: NodeState) -> str:
-    """Say why this check may not drain now, or "" when it may. In a maintenance reservation somebody may load the driver or
-    change settings, so drift and findings of the driver do not drain."""
+    """Return why this check may not drain the node now, or "" if it may. During a maintenance reservation somebody may load the
+    driver or change settings, so drift and findings of the driver do not drain."""
     yields = check in DRIVER_CHECKS or check.startswith(SETTING_PREFIX)
     return "a maintenance reservation is running" if yields and in_maintenance(mine.states) else ""
 
 
 def erased(mine: NodeState, ours: str) -> str:
-    """Return the reason that somebody wrote over ours between our reading and our write, if slurmctld still shows it, else ""."""
+    """Return the reason with which somebody replaced our reason between our reading and our write. Return "" if slurmctld does
+    not show such a reason."""
     text = strip_suffixes(mine.reason)
     return mine.reason if text and text != strip_suffixes(ours) and not keep_off(mine.states) else ""
 

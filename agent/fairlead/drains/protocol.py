@@ -1,12 +1,13 @@
-"""Drains and resumes a node so that no person's drain is lost and no drain of ours is forgotten.
+"""Drains and resumes a node so that no drain by a person is lost and no drain by fairlead is forgotten.
 
-slurmctld has no compare-and-swap: a second drain erases the first reason. So every change has the same steps: read, save the
-intent to disk, write, read back. Each protocol is a generator that yields the name of its next step *before* it takes it.
-``outcome.finish`` runs a protocol to its end, and the tests kill themselves between any two steps. What a killed agent left
-half done, the next start or attempt completes or undoes by the ledger and one reading.
+"Our drain" is a drain that fairlead has set on this node, and "our prolog" is fairlead's prolog. slurmctld has no
+compare-and-swap: a second drain erases the first reason. So every change has the same steps: save the intent to disk, read,
+write, read back. Each protocol is a generator that yields the name of its next step *before* that step. ``outcome.finish`` runs
+a protocol to its end, and tests end the process between any two steps. If an agent was killed, the next start or attempt
+completes or undoes the change with the ledger and one reading.
 
-RPCs: 5 for a drain (6 if it is undone), 5 for a resume (6 at most), 2 to reconcile, and 2 to 4 more when a confirmed drain is
-gone.
+A drain takes 5 RPCs, or 6 if it is undone. A resume takes 5 or 6 RPCs. Reconciling takes 2 RPCs. If a confirmed drain is gone, 2
+to 4 more RPCs follow.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from fairlead.slurm.client import NodeState
 
 
 class DrainProtocol:
-    """Drains, resumes and reconciles one node. ``state``: what is known of the node, with its ledger."""
+    """Drains, resumes and reconciles one node. ``state``: the node's drain state in Slurm, with its ledger."""
 
     def __init__(self, state: NodeDrainState) -> None:
         self.state = state
@@ -39,18 +40,18 @@ class DrainProtocol:
 
     @property
     def ledger(self) -> Ledger:
-        """Return the ledger of what we have done to the node in Slurm."""
+        """Return the ledger, in which fairlead saves what it writes about the node to slurmctld."""
         return self.state.ledger
 
     @property
     def limits(self) -> ClusterLimits:
-        """Return the limits that look across nodes."""
+        """Return the drain limits, which are rules over several nodes."""
         return self.state.limits
 
     def drain(
         self, check: str, summary: str, *, job: int | None = None, certain: bool = False, prolog_refused: bool = False
     ) -> Steps:
-        """Drain with a reason of ours, if nobody else has drained the node and the limits across nodes leave room."""
+        """Drain the node with a reason of fairlead's form, if nobody else has drained it and the drain limits leave room."""
         if why := self.state.barred():
             return Result(outcome=Outcome.BLOCKED, detail=why)
         entry = before = self.ledger.load()
@@ -97,13 +98,13 @@ class DrainProtocol:
         owner, entry = self.state.owner_and_entry(mine, entry)
         if owner is Owner.OURS:
             return replace((yield from self._on_still_drained(entry, mine, listed)), window_seconds=window)
-        if mine.drained:  # else no reading has shown our drain, so the person who lifted it has not seen its reason
+        if mine.drained:  # otherwise no reading has shown our drain, so the person who lifted it cannot have seen its reason
             entry = self.state.mark_written(entry, mine)
         return replace((yield from self._on_drain_missing(entry, owner, mine, again=False)), window_seconds=window)
 
     def _replace_agents_reason(self, summary: str) -> Steps:
-        """Put a person's reason in place of the agent's own. The node is drained already, and from now on it stays drained
-        until a person resumes it."""
+        """Replace the agent's reason by a person's reason. The node is drained already, and from now on it stays drained until a
+        person resumes it."""
         before = self.ledger.load()
         entry = self.state.mark_written(self.state.intend(before, MANUAL, summary, None))
         yield "save"
@@ -117,15 +118,18 @@ class DrainProtocol:
         return (yield from self._on_drain_missing(self.state.mark_written(entry, mine), owner, mine, again=False))
 
     def resume(self, *, by_hand: bool = False) -> Steps:
-        """Lift our own drain, and no other. ``by_hand``: a person does it. Then the ledger still names the drain, so that the
-        agent, running now or later, finds the drain lifted and takes that for an acknowledgement."""
+        """Lift our own drain, and no other drain.
+
+        ``by_hand``: True if a person resumes the node. The drain then stays in the ledger. The agent, when it runs, finds that
+        the drain was lifted, and counts this as an acknowledgement.
+        """
         if why := self.state.barred():
             return Result(outcome=Outcome.BLOCKED, detail=why)
         entry = self.ledger.load()
         if entry is not None and not by_hand and (entry.manual or entry.phase is Phase.DRAINING):
             return (yield from self.reconcile())  # the order is stale: a person has run `fairlead drain` since
         if entry is not None and entry.ours:
-            # This is saved before the reading, as a drain's intent is. When a person resumes, the ledger still says "drained".
+            # The intent is saved before the reading, as for a drain. If a person resumes, the phase in the ledger stays DRAINED.
             now = self.state.time_of_save()
             entry = replace(entry, phase=Phase.DRAINED) if by_hand else replace(entry, phase=Phase.RESUMING, lifting=now)
             yield "save"
@@ -138,9 +142,9 @@ class DrainProtocol:
         if owner not in (Owner.OURS, Owner.COVERED) or not mine.drained:
             if by_hand and owner is Owner.FREE and entry.phase is not Phase.DRAINING:
                 yield "save"
-                # Something has lifted the drain already, and a person wants it lifted.
+                # Something has lifted the drain already, and a person wants it lifted. The agent reads this in the ledger.
                 self.ledger.save(self.state.mark_resumed_by_person(entry))
-                return result(Outcome.ACKNOWLEDGED, mine, "resumed in Slurm")  # the agent also learns of it by this
+                return result(Outcome.ACKNOWLEDGED, mine, "resumed in Slurm")
             yield "save"
             return self._drop_entry(replace(entry, lifting=0.0), owner, mine)
         why = self.state.why_not_resume(mine, entry.since)
@@ -169,10 +173,10 @@ class DrainProtocol:
         return replace(result(Outcome.RESUMED, mine), window_seconds=window)
 
     def reconcile(self, *, prolog_refused: bool = False, lift: bool = False, since: float = 0.0) -> Steps:
-        """Compare slurmctld's state with our ledger, and complete or undo what a killed agent left half done.
+        """Compare slurmctld's state with the ledger, and complete or undo a change that a killed agent has begun.
 
-        prolog_refused: our prolog refused a job at Unix time ``since``, and "Prolog error" is Slurm's mark for that. lift:
-        jobs may run here, so lift that mark (5 RPCs).
+        prolog_refused: True if our prolog refused a job, at Unix time ``since``. slurmctld drains the node for that with the
+        reason "Prolog error". lift: True if jobs may run here, so that this drain "Prolog error" is lifted (5 RPCs).
         """
         entry = self.ledger.load()
         no_drain_known = entry is None or entry.phase is Phase.DRAINING
@@ -208,11 +212,12 @@ class DrainProtocol:
         return (yield from self._on_drain_missing(entry, owner, mine))
 
     def _why_mark_stays(self, mine: NodeState, since: float) -> str:
-        """Say why "Prolog error" may not be lifted now, or "" when it may be."""
+        """Return why the drain "Prolog error" may not be lifted now, or "" if it may be lifted."""
         return self.state.why_not_resume(mine, since) or self.state.barred() or self.state.stranger(mine)
 
     def _lift_prolog_mark(self, before: LedgerEntry | None, marked: NodeState) -> Steps:
-        """Lift "Prolog error", Slurm's mark for our prolog's refusal. ``before``: the ledger's entry until now."""
+        """Lift the drain "Prolog error" that slurmctld has set because our prolog refused a job. ``before``: the ledger's entry,
+        which is saved again after the resume."""
         write = partial(self.state.resume, otherwise=before)
         mine = yield from write_and_read_back(self.state.writer, write, self.state.writer.read)
         window = self.state.writer.window_seconds
@@ -225,16 +230,16 @@ class DrainProtocol:
         return replace(result(Outcome.RESUMED, mine, "the mark of our prolog's refusal was lifted"), window_seconds=window)
 
     def _put_back(self, entry: LedgerEntry, mine: NodeState) -> Steps:
-        """Drain the node again with a reason that somebody wrote over ours just before our resume lifted it. Slurm 24.11
-        without slurmdbd leaves that reason on the node, so we see it. If this fails, the next call of ``reconcile`` tries
-        again."""
+        """Drain the node again with a person's reason. That person had replaced our reason just before our resume lifted the
+        drain. Slurm 24.11 without slurmdbd leaves the person's reason on the node, so fairlead can read it. If this fails, the
+        next call of ``reconcile`` tries again."""
         yield "put back"
         self.state.drain(entry.theirs, otherwise=entry)
         self.ledger.save(replace(self.state.with_reading(entry, mine), theirs="", lifting=0.0))
         return result(Outcome.FOREIGN, mine, f"put back: {entry.theirs}")
 
     def adopt(self) -> Steps:
-        """Take over a drain of fairlead's form whose ledger was lost. The caller has asked a person first."""
+        """Take over a drain with a reason of fairlead's form that is not in the ledger. The caller has asked a person first."""
         yield "read"
         mine = self.state.writer.read()
         found = parse(mine.reason)
@@ -245,21 +250,23 @@ class DrainProtocol:
         return result(Outcome.DRAINED, mine, mine.reason)
 
     def adoptable(self, mine: NodeState) -> bool:
-        """Say whether a drain of fairlead's form may be taken over. A drain of maintenance may not: it belongs to the admin
-        host, and its node may be half changed. Nor may a drain of this ledger's whose words somebody has changed: it is now
-        theirs."""
+        """Return whether a drain with a reason of fairlead's form may be taken over.
+
+        A drain of maintenance may not: it belongs to the admin host, and its node may be half changed. A drain in this ledger
+        whose words somebody has changed may not be taken over either, because it now belongs to that person.
+        """
         if mine.reason.startswith(MAINTAIN) or self._edited(mine):
             return False
         return self.state.classify_owner(mine, None) is Owner.ORPHAN
 
     def _edited(self, mine: NodeState) -> bool:
-        """Say whether the reason has the token of a drain that the ledger knows, but other words."""
+        """Return whether the reason has the token of a drain in the ledger, but other words."""
         entry, found = self.ledger.load(), parse(mine.reason)
         known = entry.texts if entry is not None else ()
         return found is not None and found not in known and found.token in {token.token for token in known}
 
     def _on_still_drained(self, entry: LedgerEntry, mine: NodeState, listed: tuple[NodeState, ...]) -> Steps:
-        """Keep our drain, which a reading has just shown, or undo it when it is past a limit that looks across nodes."""
+        """Keep our drain, which a reading has just shown, or undo it if it exceeds a drain limit."""
         over: DrainLimit | None = None
         if listed and entry.phase in (Phase.DRAINING, Phase.UNDOING):
             over = self.state.limits.why_not_keep(self.node, entry.token, listed)
@@ -280,19 +287,20 @@ class DrainProtocol:
         return result(Outcome.DRAINED, mine, entry.token.text)
 
     def _on_drain_missing(self, entry: LedgerEntry, owner: Owner, mine: NodeState, *, again: bool = True) -> Steps:
-        """Find out who lifted the drain that the ledger names, and make the ledger say so.
+        """Find out who lifted the drain in the ledger, and record the result in the ledger.
 
-        That drain is ours, or one that we have just written, or a person's in place of ours; the last reading does not show
-        it. Nobody has acknowledged a drain that a reboot has lifted or that slurmctld has lost, so it is made again. A
-        person's drain is made again here (``again``), the agent's by its next order.
+        The last reading does not show that drain. It is our drain, a drain that we have just written, or a person's drain in
+        place of ours. If a reboot has lifted the drain or slurmctld has lost it, nobody has acknowledged the drain, so the node
+        is drained again. With ``again``, this method drains it again if a person had drained it through fairlead. A drain of
+        the agent is made again by the agent's next order.
         """
-        marked = owner is Owner.PROLOG_ERROR  # the mark is only on a node that is not drained, so ours had gone before
+        marked = owner is Owner.PROLOG_ERROR  # slurmctld sets it only on a node without a drain, so our drain was gone before
         owner = Owner.FREE if marked else owner
         if entry.theirs and owner is Owner.FREE and entry.late_lift(self.state.writer.asked_unix) and not keep_off(mine.states):
             return (yield from self._put_back(entry, mine))
         lost = DrainLoss()
         if entry.phase in (Phase.DRAINED, Phase.TAKEN) and not entry.freed and (mine.drained or not keep_off(mine.states)):
-            # a reason that replaced ours is a person's, and we do not write it again
+            # a reason that replaced our reason belongs to a person, and fairlead does not write it again
             again = again and entry.manual and entry.phase is Phase.DRAINED
             lost = yield from self._why_not_by_a_person(entry, mine)
             if lost.why and again and (why := self.state.barred()):
@@ -308,7 +316,7 @@ class DrainProtocol:
         return replace(self._drop_entry(entry, owner, mine), marked=marked)
 
     def _why_not_by_a_person(self, entry: LedgerEntry, mine: NodeState) -> Generator[str, None, DrainLoss]:
-        """Return why the drain may have gone without a person's resume."""
+        """Return why the drain may have disappeared although no person resumed the node."""
         if entry.phase is Phase.TAKEN and mine.drained and mine.reason_time == entry.written:
             return DrainLoss()  # the node still has the same reason of a person
         if why := self.state.why_rebooted(entry, mine):
@@ -317,8 +325,8 @@ class DrainProtocol:
         return self.state.why_lost(entry, mine)
 
     def _drop_entry(self, entry: LedgerEntry, owner: Owner, mine: NodeState) -> Result:
-        """Drop the ledger's entry, as the node is not drained by us any more. The result says who has drained it instead, if
-        anybody."""
+        """Remove the entry from the ledger, because our drain is not on the node any more. The result says who else has drained
+        the node, if somebody has."""
         confirmed = entry.phase in (Phase.DRAINED, Phase.TAKEN)
         why = keep_off(mine.states) if not mine.drained and (confirmed or entry.phase is Phase.RESUMING) else ""
         if why and (owner in (Owner.FREE, Owner.OURS) or why.startswith("power")):
@@ -331,8 +339,8 @@ class DrainProtocol:
             taken = entry.phase is not Phase.DRAINING and owner is not Owner.PROLOG_ERROR
             theirs = replace(self.state.with_reading(entry, mine), phase=Phase.TAKEN, written=mine.reason_time)
             if strip_suffixes(mine.reason) == PROLOG_ERROR:
-                # Slurm has set this after the resume, and it may be our own prolog's, which the agent itself lifts: so nobody
-                # acknowledges what has come meanwhile.
+                # slurmctld has set this reason after the resume. If our own prolog caused it, the agent lifts it. That lift must
+                # not acknowledge evidence that is newer than our drain, so the known evidence stays that of the entry.
                 theirs = replace(theirs, known=entry.known)
             self.ledger.save(theirs if taken else self.state.ledger_after(entry))
             return result(Outcome.FOREIGN, mine, who(mine))

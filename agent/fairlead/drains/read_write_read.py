@@ -1,9 +1,10 @@
-"""Takes the steps of one change to a node in Slurm: read, decide, write on that reading, read back.
+"""Makes one change to a node in Slurm in fixed steps: read, decide, write while the reading is fresh, read back.
 
-slurmctld has no compare-and-swap, so this order is the same for every program. The programs differ in the rule that decides,
-and in where they save the intent before the first step: ``protocol`` has a ledger on the node, maintenance has a journal on
-the admin host. Each function is a generator that yields the name of its next step *before* it takes it. ``outcome.finish``
-runs it to its end.
+slurmctld has no compare-and-swap, so every program uses this order. The programs differ in the rule that decides, and in where
+they save the intent before the first step. ``protocol`` saves it in the ledger on the node. Maintenance saves it in the journal
+on the admin host.
+Each function is a generator that yields the name of its next step *before* that step. ``outcome.finish`` runs the generator to
+its end.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ T = TypeVar("T")
 
 
 class WriteDecision(NamedTuple, Generic[T]):
-    """Says whether a reading allows the write. ``otherwise``: the result of the change when nothing is written."""
+    """Holds whether a reading allows the write. ``otherwise``: the result of the change if nothing is written."""
 
     write: bool
     otherwise: T
@@ -31,9 +32,9 @@ class WriteDecision(NamedTuple, Generic[T]):
 class NodeChange(Generic[T]):
     """Describes one change to a node by the rule of the program that makes it.
 
-    decide: judges the reading. write: sends the change; it gets the reading that has allowed it. judge: reads the node again
-    and returns the result of the change. refused: returns the result when slurmctld has answered the write with an error.
-    None: the error is raised.
+    decide: judges the reading. write: sends the change, and its argument is the reading that has allowed the change. judge:
+    reads the node again and returns the result of the change. refused: returns the result if slurmctld has answered the write
+    with an error. If it is None, the error is raised.
     """
 
     decide: Callable[[NodeState], WriteDecision[T]]
@@ -43,10 +44,10 @@ class NodeChange(Generic[T]):
 
 
 def change_node(writer: NodeWriter, change: NodeChange[T]) -> Generator[str, None, T]:
-    """Change a node by the rule of ``change`` and return the result. Nothing is written on a reading that has become too old;
-    the caller then tries again.
+    """Change a node by the rule of ``change`` and return the result. If the reading has become too old, nothing is written, and
+    the caller tries again.
 
-    Raises SlurmUnavailable, SlurmError.
+    Raises SlurmUnavailable or SlurmError.
     """
     yield "read"
     state = writer.read()
@@ -60,8 +61,9 @@ def change_node(writer: NodeWriter, change: NodeChange[T]) -> Generator[str, Non
 def write_and_read_back(
     writer: NodeWriter, write: Callable[[], None], read: Callable[[], T], refused: Callable[[SlurmError], T] | None = None
 ) -> Generator[str, None, T]:
-    """Call ``write``, which must require a fresh reading, then ``read``, and return what ``read`` returns. ``refused``: see
-    ``NodeChange``. The writer's ``window_seconds`` then say in which time another person's change may have been overwritten."""
+    """Call ``write``, then call ``read`` and return its result. ``write`` must require a fresh reading. ``refused``: see
+    ``NodeChange``. This sets the writer's ``window_seconds``, the time in which a change by a person may have been
+    overwritten."""
     yield "write"
     try:
         write()

@@ -1,8 +1,8 @@
-"""Counts the Xids and SXids of one boot by device and code, in bounded room.
+"""Counts the Xids and SXids of one boot by device and code, with limited memory.
 
-A line counts once for each record of the kernel log, also where hundreds of them are one fault. A GPU that has fallen off the bus
-without an Xid counts under ``bus_lost``. Whatever the log says, at most ``DEVICES_MAX`` addresses and ``CODES_MAX`` codes of each
-are told apart; what comes past that counts under ``other``.
+Each record of the kernel log counts, even if hundreds of records belong to one fault. A GPU that has fallen off the bus without
+an Xid counts under ``bus_lost``. At most ``DEVICES_MAX`` addresses, and at most ``CODES_MAX`` codes of each address, are counted
+separately. Further addresses and codes count under ``other``.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ DEVICES_MAX = 64
 CODES_MAX = 40
 OTHER = "other"
 BUS_LOST = "bus_lost"
-_PARTS_KEPT = 24  # records: the parts of messages whose end may be in the next reading
+_PARTS_KEPT = 24  # how many parts of messages are kept, because the message may end in the next reading
 
-Code = tuple[str, str, str]  # xid or sxid, the PCI address ("" where the line has none), the code
+Code = tuple[str, str, str]  # xid or sxid, the PCI address ("" if the record has none), the code
 
 
 class XidCounts:
-    """``counts``: how many records, by kind, address and code."""
+    """Holds the counts of one boot. ``counts``: the number of records by kind, address and code."""
 
     def __init__(self) -> None:
         self.counts: dict[Code, int] = {}
@@ -39,8 +39,11 @@ class XidCounts:
         return bool(lines)
 
     def merge(self, counts: Mapping[Code, int]) -> None:
-        """Go on from what an earlier run of the agent has counted in this boot. Where this run has counted too, it has read the
-        log again from its oldest record, because it did not know how far the earlier one had come: the higher number counts."""
+        """Take in the counts of an earlier run of the agent in this boot.
+
+        If this run has counted too, it has read the log again from its oldest record, because it did not know how far the earlier
+        run had read. So the higher of the two numbers is used.
+        """
         for code, number in counts.items():
             self._count(code, max(0, number - self.counts.get(code, 0)))
 

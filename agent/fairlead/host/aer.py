@@ -26,7 +26,7 @@ Counts = AerCounts | Missing | None
 
 
 def counts(root: Root, address: str) -> Counts:
-    """Return the counters of one function, or None where the kernel keeps none of them."""
+    """Return the AER counters of one PCI function, or None if the kernel has none of these files for the function."""
     values = [_total(root, f"{DEVICES}/{address}/{file}", word) for file, word in FILES.items()]
     if all(v is None for v in values):
         return None
@@ -48,7 +48,7 @@ def _total(root: Root, path: str, word: str) -> int | Missing | None:
 
 
 def of_gpus(root: Root, gpus: Iterable[PciDevice]) -> dict[str, tuple[Counts, Counts]]:
-    """Return by GPU address the counters of the GPU, and those of the port above it."""
+    """Return the AER counters of each GPU and of the PCIe port above the GPU, by the GPU's PCI address."""
     found = {}
     for gpu in gpus:
         port = gpu.path[-2] if len(gpu.path) > 1 and "." in gpu.path[-2] else ""
@@ -57,5 +57,5 @@ def of_gpus(root: Root, gpus: Iterable[PciDevice]) -> dict[str, tuple[Counts, Co
 
 
 def on_gpus(gpus: tuple[Gpu, ...], known: Mapping[str, tuple[Counts, Counts]]) -> tuple[Gpu, ...]:
-    """Return the GPUs with their counters."""
+    """Return ``gpus`` with the AER counters that ``of_gpus`` has read."""
     return tuple(replace(g, aer=known[g.pci][0], port_aer=known[g.pci][1]) if g.pci in known else g for g in gpus)

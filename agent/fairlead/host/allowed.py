@@ -1,5 +1,5 @@
 """Reads which CPUs this process may use: /proc/self/status, Cpus_allowed_list (proc(5)). In a machine tree these are the CPUs
-of the process that recorded it."""
+of the process that recorded the tree."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Makes everything that may wait for a disk run in a thread of its own, so that no caller waits longer than a bound.
+"""Runs each access to a disk in a separate thread, so that no caller waits for the disk longer than a time limit.
 
 A disk that does not answer (a dead path to a SAN, a frozen file system, NFS without its server) puts its callers into
 uninterruptible sleep: state D, which no signal and no watchdog ends. With this module only the thread sleeps, and the agent
-goes on. The caller gets an OSError (ETIMEDOUT) after WAIT_SECONDS. Later callers get it at once, until the disk has answered.
+goes on. The caller gets an OSError (ETIMEDOUT) after WAIT_SECONDS. Later callers get this error at once, until the disk has
+answered.
 """
 
 from __future__ import annotations
@@ -16,22 +17,22 @@ from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 WAIT_SECONDS = 1.0
-START_SECONDS = 5.0  # the bound for the first reading when an agent starts
+START_SECONDS = 5.0  # the time limit of the first access when an agent starts
 SILENT = "the disk does not answer"
 
 
 class Storage(Protocol):
-    """Runs an act on a disk. ``do()`` returns what ``act`` returns and raises what it raises, or OSError when the act takes
-    too long.
+    """Calls functions that access a disk. ``do()`` returns the result of ``act``, or raises its exception.
 
-    An act that takes too long is not undone: it ends when the disk answers, and its result goes to ``late``.
+    If ``act`` takes longer than ``wait_seconds``, ``do()`` raises OSError. ``act`` then goes on until the disk answers, and
+    ``late`` is called with its result.
     """
 
     def do(self, act: Callable[[], T], late: Callable[[T], object] | None = None, wait_seconds: float = ...) -> T: ...
 
 
 class Direct:
-    """Runs an act without a thread and without a bound: for commands, and for files that cannot hang."""
+    """Calls ``act`` in the caller's thread, without a time limit. It is for commands, and for files that cannot hang."""
 
     def do(self, act: Callable[[], T], late: Callable[[T], object] | None = None, wait_seconds: float = 0.0) -> T:
         """Return what ``act`` returns."""
@@ -52,8 +53,10 @@ class _Job:
 
 
 class Disk:
-    """Runs one act at a time in its thread. ``answered``: CLOCK_BOOTTIME seconds when the last act came back. Only one thread
-    may call it: the loop has a Disk of its own, and so has the courier."""
+    """Calls one function (``act``) at a time in its own thread. Each Disk may be used by one thread only.
+
+    ``answered``: the time when the last ``act`` ended (CLOCK_BOOTTIME seconds).
+    """
 
     def __init__(self, name: str = "disk") -> None:
         self.name = name
@@ -65,7 +68,7 @@ class Disk:
 
     @property
     def silent_seconds(self) -> float:
-        """Return for how many seconds an act has been late, or 0.0 while none is late."""
+        """Return how many seconds ago the ``act`` began that the disk has not answered in time, or 0.0 if there is none."""
         late = self._late
         return _now() - late.asked if late is not None else 0.0
 

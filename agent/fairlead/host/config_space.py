@@ -1,7 +1,7 @@
-"""Finds the PCI Express and ACS capabilities in PCI configuration space, and reads what they say.
+"""Finds the PCI Express and ACS capabilities in PCI configuration space, and reads their registers.
 
-Layout: include/uapi/linux/pci_regs.h (PCI_CAPABILITY_LIST, PCI_EXP_FLAGS, PCI_EXT_CAP_ID_ACS). The walk ends for any content:
-a capability list may loop, point anywhere, or end early for a reader without privilege.
+Layout: include/uapi/linux/pci_regs.h (PCI_CAPABILITY_LIST, PCI_EXP_FLAGS, PCI_EXT_CAP_ID_ACS). The walk through a
+capability list always ends, although the list may loop, point anywhere, or end early for a reader without privilege.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from fairlead.model.facts import Missing, unreadable
 
-Read = Callable[[int, int], bytes]  # takes offset and length; returns fewer bytes where the space ends
+Read = Callable[[int, int], bytes]  # arguments: offset, length; at the end of the space it returns fewer bytes
 
 STATUS = 0x06
 STATUS_CAP_LIST = 0x10
@@ -27,8 +27,8 @@ _EXT_CAPS_MAX = 480  # (4096 - 256) / 8
 
 
 class Capabilities(Struct, frozen=True, kw_only=True):
-    """Holds what a walk has found. ``acs_offset``: None when the device has no ACS capability, Missing when that could not be
-    read."""
+    """Holds what a walk has found. ``role``: the port type of a PCIe port, or "". ``acs_offset``: None when the device has no
+    ACS capability, Missing when the capabilities could not be read."""
 
     role: str = ""
     acs_offset: int | Missing | None = None
@@ -36,7 +36,7 @@ class Capabilities(Struct, frozen=True, kw_only=True):
 
 
 def walk(read: Read) -> Capabilities:
-    """Walk both capability lists and return what was found. No content makes this raise."""
+    """Walk both capability lists and return what was found. Never raises, whatever the content is."""
     header = read(0, 64)
     if len(header) < 64:
         return Capabilities(acs_offset=unreadable(f"config space gives {len(header)} bytes"))

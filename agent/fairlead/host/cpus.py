@@ -1,7 +1,7 @@
 """Reads CPUs and NUMA nodes from /sys/devices/system (Documentation/ABI/stable/sysfs-devices-{system-cpu,node}).
 
-It takes the numbering and the presence of every file as the machine has them. CPUs may be offline, numbers may have holes,
-NUMA nodes may be sparse, or without CPUs (GPU memory) or memory. Old kernels write masks instead of lists.
+It assumes little about the machine: files may be absent, CPUs may be offline, and the numbers of CPUs and NUMA nodes may have
+gaps. A NUMA node may have no CPUs (GPU memory) or no memory. Old kernels write masks instead of lists.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def numa_nodes(root: Root) -> tuple[NumaNode, ...]:
 
 
 def cpus(root: Root, nodes: tuple[NumaNode, ...]) -> tuple[Cpu, ...]:
-    """Return every CPU that has a folder, by number. An offline CPU has no topology, and is its own only sibling."""
+    """Return every CPU that has a folder, by number. An offline CPU has no topology, so its only sibling is itself."""
     home = {cpu: node.id for node in nodes for cpu in node.cpus}
     online = _set(root, f"{_CPU}/online", f"{_CPU}/online_map")
     siblings_of: dict[int, tuple[int, ...]] = {}
@@ -108,7 +108,7 @@ def _first_set(root: Root, *paths: str) -> tuple[int, ...]:
 
 
 def _set(root: Root, *paths: str) -> tuple[int, ...] | None:
-    """Return the CPUs of the first of ``paths`` that can be read. The name says whether it holds a list or a mask."""
+    """Return the CPUs in the first of ``paths`` that can be read, or None. The file's name tells a mask from a list."""
     for path in paths:
         text = root.read_line(path)
         if isinstance(text, str):

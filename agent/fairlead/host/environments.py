@@ -1,6 +1,6 @@
 """Reads the environments of a job's tasks on this machine, as they were when each program started: /proc/PID/environ, proc(5).
 
-A user may read the environments of own processes, and root may read all. Only processes of the requested job are returned.
+A user may read the environments of his own processes, and root may read all. Only processes of the requested job are returned.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Task(Struct, frozen=True, kw_only=True):
 
 
 def of_job(job: str, proc: str = "/proc") -> tuple[Task, ...]:
-    """Return the tasks of a job, each by the first of its processes, or () when there is none that may be read."""
+    """Return the tasks of a job, or () if none can be read. Each task is read from its process with the lowest process id."""
     found: dict[tuple[str, str], Task] = {}
     for pid in sorted(int(name) for name in os.listdir(proc) if name.isdecimal()):
         environment = _environment(f"{proc}/{pid}/environ")

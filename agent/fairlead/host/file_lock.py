@@ -12,15 +12,15 @@ def locked_within(
 ) -> bool:
     """Take the exclusive lock of an open file. Return False when another process still has it after ``seconds``.
 
-    take: ``fcntl.flock``, or ``fcntl.lockf`` when the other program locks so (apt, dpkg). Raises OSError for a file that
-    cannot be locked at all.
+    take: ``fcntl.flock``, or ``fcntl.lockf`` if the other program uses that kind of lock (apt, dpkg). Raises OSError for a
+    file that cannot be locked at all.
     """
     end = time.monotonic() + seconds
     while True:
         try:
             take(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
-        except (BlockingIOError, PermissionError):  # fcntl(2) fails with EAGAIN or EACCES, by system
+        except (BlockingIOError, PermissionError):  # if the file is locked, fcntl(2) fails with EAGAIN or EACCES
             if time.monotonic() > end:
                 return False
         time.sleep(poll_seconds)

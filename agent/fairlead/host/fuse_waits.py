@@ -1,21 +1,22 @@
-"""Says which sleeping tasks wait for a FUSE server: that is, for a process and not for a disk, a network or a driver.
+"""Finds the sleeping tasks that wait for a FUSE server. Such a task waits for a process, not for a disk, network or driver.
 
-When the server of a user's FUSE file system does not answer, the user's own processes go into state D. They stay there until
-SIGKILL, and even after it if the server has already read the request (fs/fuse/dev.c). That is no fault of the node. The kernel
-says where a task sleeps: /proc/PID/wchan has one function, /proc/PID/stack all of them (proc(5)). The stack is needed since a
-read waits for a page.
+When the server of a user's FUSE file system does not answer, the user's own processes go into state D. They stay in it until
+SIGKILL, and even after SIGKILL if the server has already read the request (fs/fuse/dev.c). This is no fault of the node.
+
+The kernel shows in which functions a task sleeps: /proc/PID/wchan has one function, /proc/PID/stack has all (proc(5)). wchan
+is not enough: when a task reads a file, wchan only shows that the task waits for a page.
 
 A task waits for FUSE when all three of these are true:
 
-- one of these functions belongs to FUSE;
-- none of them serves /dev/fuse or reads from a disk;
+- one of the functions that the task sleeps in belongs to FUSE;
+- none of these functions serves /dev/fuse or reads from a disk;
 - the mount table of the task has a FUSE mount. (virtiofs runs through the same functions, but the host of a virtual machine
-  serves it, and it is no FUSE mount in that table.)
+  serves it, and the mount table does not show it as a FUSE mount.)
 
-When neither file can be read, no task counts as waiting for FUSE, so this never hides a hang.
+If neither wchan nor stack can be read, no task counts as waiting for FUSE, so every hang is still reported.
 
-A read of /proc/PID/stack waits for a task that executes a program (before Linux 5.10 for as long as that takes). So a separate
-process reads it (``probe``), and the answer is there at the next sweep.
+A read of /proc/PID/stack may have to wait while the task PID calls execve(2) (before Linux 5.10 until execve ends). So a separate
+process reads the file (``probe``), and the next sweep uses the answer.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from fairlead.host.root import Root
 from fairlead.host.task_files import waits_in
 from fairlead.model.hung_tasks import is_of_fuse_itself, waits_for_server
 
-Sleep = tuple[str, str, int]  # one wait: the folder of the task, its start, its context switches
-_TASKS_MAX = 1024  # one question asks for at most so many tasks
+Sleep = tuple[str, str, int]  # one wait: the task's folder in /proc, its start time, its number of context switches
+_TASKS_MAX = 1024  # one probe reads the stacks of at most this many tasks
 _ABANDONED_SECONDS = 10.0
 _FUNCTION = r"(__)?(fuse_[a-z0-9_]+|request_wait_answer)"
 _STACK = ("sh", "-c", 'grep -sHE "$@"; :', "sh", rf"\] {_FUNCTION}[.+]", "--")
 
 
 class FuseWaits:
-    """Remembers which waits are known to be for FUSE, and asks about the others."""
+    """Remembers which waits are for a FUSE server, and lets a probe read the stacks of the other tasks."""
 
     def __init__(self, root: Root) -> None:
         self._root = root
@@ -47,8 +48,10 @@ class FuseWaits:
         self._question: Question | None = None
 
     def among(self, sleeps: Iterable[Sleep]) -> frozenset[Sleep]:
-        """Return which of ``sleeps`` are known to wait for FUSE, and ask about those of which nothing is known. ``sleeps``:
-        the longest first."""
+        """Return those of ``sleeps`` that are known to wait for FUSE, and start a probe for the unknown ones.
+
+        ``sleeps``: the waits, the longest first.
+        """
         now = tuple(sleeps)
         self._take()
         self._known = {s: self._known[s] for s in now if s in self._known}

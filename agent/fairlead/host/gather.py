@@ -1,4 +1,4 @@
-"""Reads a machine or a tree once, as a Node. What cannot be read raises nothing: it is Missing in the Node."""
+"""Reads a machine or a machine tree, and returns a Node. A value that cannot be read is Missing in the Node."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _UNREAD = unreadable("not read")
 SLOW_SECONDS = 14.0  # just under the default sweep interval of 15 s, so that every sweep is thorough
 CPU_SECONDS = 600.0
 _NVIDIA, _AMD = 0x10DE, 0x1002
-_GLOB_MAX = 8  # more files than that (one per CPU or IOMMU group) are read in thorough sweeps only
+_GLOB_MAX = 8  # a glob with more matches (one file per CPU or IOMMU group) is read in thorough sweeps only
 
 
 class Gatherer:
     """Reads the same machine again and again. A thorough sweep comes every ``slow_seconds``; 0 makes every sweep thorough.
 
-    Between thorough sweeps it reads only what changes from one second to the next. Of ``reads`` these are the files in
-    ``quick_reads`` (by default all).
+    Between thorough sweeps it reads only what changes from one second to the next. Of the files in ``reads`` it then reads
+    those that are also in ``quick_reads`` (by default all).
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Gatherer:
         self._virtual: bool | Missing | None = None
         self._name = kernel.node_name(root)
         self._module: str | Missing = ""
-        self._boot_id: str | Missing = _UNREAD  # it stays the same as long as this process lives
+        self._boot_id: str | Missing = _UNREAD  # read only once, because it cannot change while this process lives
         self._texts: dict[str, str | Missing | None] = {}
         self._globs: dict[str, tuple[str, ...]] = {}
         self._stamps: dict[str, tuple[int, ...] | None] = {}
@@ -73,7 +73,7 @@ class Gatherer:
         self._devices: tuple[PciDevice, ...] = ()
         self._most = 0  # the largest number of devices that were on the bus at once
         self._there: tuple[tuple[str, bool], ...] = ()  # the GPUs that the driver listed when the bus was last read
-        # NVML's last answer, and the same with AER counters and owners
+        # the GPUs of NVML's last answer, and these GPUs with AER counters and owners
         self._gpus_said: tuple[tuple[Gpu, ...], tuple[Gpu, ...]] = (), ()
         self._owners = Owners(root)
         self._software = Software()
@@ -83,15 +83,15 @@ class Gatherer:
         self._next_thorough = 0.0
 
     def is_due(self, within_seconds: float) -> bool:
-        """Say whether a sweep within that time will be thorough."""
+        """Return whether a sweep in the next ``within_seconds`` will be thorough."""
         return time.monotonic() + within_seconds >= self._next_thorough
 
     def gather(self, nvml: Mapping[str, Any] | Missing | None, *, closely: bool = True, stuck: StuckCall | None = None) -> Node:
         """Return the node as it is now.
 
         ``nvml``: NVML's answers in nvml.json form, or Missing with the reason why there are none, or None when NVML was not
-        asked. ``closely``: all of these answers are of this sweep. If it is False, some are older, and the sweep is not
-        thorough unless ``read_thoroughly`` asked for that.
+        asked. ``closely``: all of these answers were read in this sweep. If False, some answers are older, and the sweep is
+        not thorough unless ``read_thoroughly`` was called. ``stuck``: an NVML call that has not returned.
         """
         now = time.monotonic()
         thorough = now >= self._next_thorough and (closely or not self._next_thorough)
@@ -150,8 +150,8 @@ class Gatherer:
         return self._load_sums.add(whole, now)
 
     def _read_cpus(self, now: float) -> None:
-        """Read some thousand files that change only when CPUs or memory go online or offline: after such a change, and once in
-        a while."""
+        """Read the CPUs and NUMA nodes when CPUs or memory went online or offline, and every CPU_SECONDS. These are some
+        thousand files."""
         signature = cpus.signature(self._root)
         if signature != self._cpu_signature or now >= self._next_cpus:
             self._cpu_signature = signature
@@ -171,8 +171,9 @@ class Gatherer:
                     self._read(path, before, thorough)
 
     def _read(self, path: str, before: Mapping[str, str | Missing | None], thorough: bool) -> None:
-        """Read one file of ``reads``. /proc and /sys are read each time. A file on a disk is read again when it was written,
-        or when it could not be read. A path that is no file (``/@...``) is read in thorough sweeps."""
+        """Read one file of ``reads``. /proc and /sys are read each time. A file on a disk is read again
+        only if it was written meanwhile, or if it could not be read the last time. A path ``/@...`` is not a file, and
+        is read in thorough sweeps."""
         if path.startswith("/@"):
             if not thorough and path in before:
                 return
@@ -200,8 +201,8 @@ def gather(
     """Return the node as one thorough sweep reads it.
 
     reads: the files for ``Node.texts``; each match of a glob gets its own key. unsupported: dotted fields of Gpu that the
-    hardware profile excuses. wanted: what to ask the host for; None: nothing about the host is read. stuck: an NVML call that
-    has not come back.
+    hardware profile lists as unsupported. wanted: which facts of the host to read, or None to read none of them. stuck: an
+    NVML call that has not returned.
     """
     return Gatherer(root, reads=reads, unsupported=unsupported, wanted=wanted, slow_seconds=0).gather(nvml, stuck=stuck)
 
@@ -212,10 +213,11 @@ def nvidia_gpus(devices: Iterable[PciDevice]) -> tuple[PciDevice, ...]:
 
 
 def name_the_lost(gpus: tuple[Gpu, ...], devices: tuple[PciDevice, ...]) -> tuple[Gpu, ...]:
-    """Give a GPU that was lost before NVML named its address the one address on the bus that no other GPU has."""
+    """Return the GPUs. GPUs without an address (lost before NVML reported it) get the free GPU addresses of the bus, if there are
+    as many free addresses as GPUs without an address."""
     nameless = [g for g in gpus if not g.pci]
     free = [d.address for d in nvidia_gpus(devices) if all(g.pci != d.address for g in gpus)]
     if not nameless or len(nameless) != len(free):
         return gpus
-    pick: Callable[[], str] = iter(free).__next__  # NVML's order is that of the bus
+    pick: Callable[[], str] = iter(free).__next__  # NVML lists the GPUs in the order of the bus
     return tuple(g if g.pci else replace(g, pci=pick()) for g in gpus)

@@ -21,14 +21,14 @@ from fairlead.model.facts import (
     unreadable,
 )
 
-Parts = Mapping[str, Any]  # a GPU's part of nvml.json, or some of it
+Parts = Mapping[str, Any]  # one GPU's part of nvml.json, or some keys of it
 LINK_ERRORS = tuple(name for name in NvLink.__struct_fields__ if name not in ("link", "active", "remote", "version"))
 
 
 class Converter:
     """Converts one snapshot after another.
 
-    Most parts of a GPU are the same as a second ago: such a part is not converted again, nor is a GPU without any change.
+    Most parts of a GPU are the same as a second ago. A part or a GPU that has not changed is not converted again.
     """
 
     def __init__(self, unsupported: Sequence[str] = ()) -> None:
@@ -37,14 +37,14 @@ class Converter:
         self._before: dict[int, tuple[Mapping[str, Any], Gpu]] = {}
 
     def gpus(self, raw: Mapping[str, Any] | Missing | None) -> tuple[Gpu, ...] | Missing:
-        """Return all GPUs that NVML lists, lost ones included; Missing where the list cannot be read."""
+        """Return all GPUs that NVML lists, lost GPUs included, or Missing if the list cannot be read."""
         entries = _entries(raw)
         return entries if isinstance(entries, Missing) else tuple(self._gpu(e, i) for i, e in enumerate(entries))
 
     def _part(self, position: int, new: Parts | None, read: GpuReader, make: Callable[[GpuReader], Any], *parts: str) -> Any:
-        """Return what ``make`` converts these parts to, or its last result where they have not changed.
+        """Return what ``make`` converts these parts to, or its last result if the parts have not changed.
 
-        ``new``: the only keys of nvml.json that may differ from the last snapshot; None: any.
+        ``new``: only these keys of the GPU may differ from the last snapshot. If it is None, any key may differ.
         """
         last = self._parts.get((position, parts[0]))
         if last is not None and new is not None and _top_keys(parts).isdisjoint(new):
@@ -60,7 +60,7 @@ class Converter:
         before, gpu = self._before.get(position, (None, None))
         if gpu is not None and before == raw:
             return gpu
-        # what has not changed cannot say that the GPU was lost, because it did not say so before
+        # The GPU was not lost in the last snapshot, so only a changed value can be GPU_IS_LOST.
         alike = gpu is not None and not gpu.lost and before is not None and before.keys() == raw.keys()
         new = {k: v for k, v in raw.items() if before[k] is not v} if alike and before else None
         part = partial(self._part, position, new, GpuReader(raw, self._unsupported))
@@ -94,7 +94,7 @@ def _top_keys(parts: tuple[str, ...]) -> frozenset[str]:
 
 
 def _raw_part(raw: Mapping[str, Any], part: str) -> Any:
-    """Return a part of nvml.json, or one value of it ("clocks.sm_hertz"); the whole part where that is an error."""
+    """Return a part of nvml.json, or one value of the part ("clocks.sm_hertz"). If the part is an error, return the error."""
     head, _, key = part.partition(".")
     value = raw.get(head)
     return value.get(key) if key and isinstance(value, dict) and "error" not in value else value
@@ -133,7 +133,7 @@ def _busy(read: GpuReader) -> int | Missing:
 
 
 def _settled(position: int, read: GpuReader) -> dict[str, Any]:
-    """Return what changes only by a fault or by a person, not by the work that a GPU does."""
+    """Return the values that a GPU's work does not change. Only a fault or a person changes them."""
     index = read.number("index", "index")
     return {
         "pci": _address(read.text("pci", "pci")),
@@ -151,7 +151,7 @@ def _settled(position: int, read: GpuReader) -> dict[str, Any]:
 
 
 def gpus(raw: Mapping[str, Any] | Missing | None, unsupported: Sequence[str] = ()) -> tuple[Gpu, ...] | Missing:
-    """Return all GPUs of one snapshot. ``unsupported``: dotted fields of Gpu that the profile excuses."""
+    """Return all GPUs of one snapshot. ``unsupported``: dotted fields of Gpu that the profile lists as unsupported."""
     return Converter(unsupported).gpus(raw)
 
 
@@ -172,7 +172,7 @@ def _entries(raw: Mapping[str, Any] | Missing | None) -> list[Mapping[str, Any]]
 
 
 def driver(raw: Mapping[str, Any] | Missing | None, module_version: str | Missing) -> Driver:
-    """Return the driver's versions: ``module_version`` as the kernel reports it, the others as NVML does."""
+    """Return the driver's versions: ``module_version`` as the kernel reports it, the other versions as NVML reports them."""
     if raw is None:
         raw = unreadable("NVML was not asked")
     if isinstance(raw, Missing):
@@ -208,7 +208,7 @@ def _address(text: str | Missing) -> str:
 
 
 def _ecc(read: GpuReader) -> Ecc | Missing:
-    """Return the ECC modes and counters; Missing as a whole only when none can be read, all for the same reason."""
+    """Return the ECC modes and counters, or one Missing if none of them can be read and the reason is the same for all."""
     values: tuple[Any, ...] = (
         read.flag("ecc_mode.current", "ecc.mode_current"),
         read.flag("ecc_mode.pending", "ecc.mode_pending"),
@@ -303,7 +303,7 @@ def _nvlink(number: int, raw: Any, missing: Callable[[str, str | int], Missing])
 
 
 def _processes(read: GpuReader) -> tuple[GpuProcess, ...] | Missing:
-    """Return the compute processes; used_bytes is -1 where the driver does not know it (NVML_VALUE_NOT_AVAILABLE)."""
+    """Return the compute processes. ``used_bytes`` is -1 if the driver reports no value (NVML_VALUE_NOT_AVAILABLE)."""
     entries = read.items("processes", "processes")
     if isinstance(entries, Missing):
         return entries

@@ -14,7 +14,7 @@ PARTS = (
 
 
 def details(read: GpuReader) -> GpuDetails:
-    """Return the static facts of a GPU; a value that cannot be read is Missing in its place."""
+    """Return the static facts of a GPU. A value that cannot be read is Missing."""
     capability = read.items("compute_capability", "details.compute_major")
     major = capability if isinstance(capability, Missing) else capability[0] if capability else 0
     return GpuDetails(

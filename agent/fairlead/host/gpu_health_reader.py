@@ -10,7 +10,7 @@ CORRUPTED_INFOROM = 14
 
 
 def retired(read: GpuReader) -> RetiredPages | Missing:
-    """Return the retired page counts; Missing as a whole only when none can be read, all for the same reason."""
+    """Return the retired page counts, or one Missing if none of them can be read and the reason is the same for all."""
     single = read.number("retired_pages.single_bit", "retired.single_bit")
     double = read.number("retired_pages.double_bit", "retired.double_bit")
     pending = read.flag("retired_pages.pending", "retired.pending")
@@ -20,7 +20,7 @@ def retired(read: GpuReader) -> RetiredPages | Missing:
 
 
 def inforom_valid(read: GpuReader) -> bool | Missing:
-    """Return whether the infoROM is valid. nvmlDeviceValidateInforom answers by its return code: CORRUPTED_INFOROM means no."""
+    """Return whether the infoROM is valid. nvmlDeviceValidateInforom returns CORRUPTED_INFOROM if it is not valid."""
     value = read.raw.get("inforom_valid")
     if isinstance(value, dict) and value.get("error") == CORRUPTED_INFOROM:
         return False

@@ -1,4 +1,7 @@
-"""Reads ``GpuLoad`` from a GPU's part of nvml.json, and sums up over sweeps what its clocks did. Only the sums have a state."""
+"""Reads ``GpuLoad`` from a GPU's part of nvml.json, and adds up over sweeps for how long the GPU was busy or throttled.
+
+Only ``LoadSums`` has a state.
+"""
 
 from __future__ import annotations
 

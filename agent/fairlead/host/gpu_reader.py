@@ -32,8 +32,8 @@ def return_text(code: int) -> str:
 class GpuReader:
     """Reads typed values out of one GPU's part of nvml.json.
 
-    ``path`` is a dotted path in nvml.json. ``field`` is the dotted field of Gpu that the value is for: the profile excuses
-    fields.
+    ``path`` is a dotted path in nvml.json. ``field`` is the dotted field of Gpu that the value is for. The hardware profile
+    lists such fields in ``unsupported``.
     """
 
     __slots__ = ("_unsupported", "raw")
@@ -51,7 +51,7 @@ class GpuReader:
         return unreadable(why)
 
     def value(self, path: str, field: str) -> Any:
-        """Return what is at this path, or Missing."""
+        """Return the value at this path, or Missing."""
         value: Any = self.raw
         for key in path.split("."):
             if not isinstance(value, dict):

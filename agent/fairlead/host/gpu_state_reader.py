@@ -1,4 +1,4 @@
-"""Reads what one GPU is set to from its part of nvml.json. This conversion is pure."""
+"""Reads the settings of one GPU (clocks, power limits, MIG) from its part of nvml.json. This conversion is pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ PARTS = ("application_clocks", "clocks.memory_max_hertz", "power.minimum_limit_m
 
 
 def state(read: GpuReader) -> GpuState:
-    """Return the clocks, power limits and MIG instances that a GPU is set to. A value that cannot be read is Missing in its
-    place."""
+    """Return the clocks, power limits and MIG instances that a GPU is set to. A value that cannot be read is Missing."""
     return GpuState(
         application_sm_hertz=read.number("application_clocks.sm_hertz", "state.application_sm_hertz"),
         application_memory_hertz=read.number("application_clocks.memory_hertz", "state.application_memory_hertz"),

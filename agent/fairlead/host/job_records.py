@@ -1,9 +1,9 @@
-"""Reads the records that prolog and epilog keep in /run/fairlead/jobs: which jobs run here, have ended, or were refused.
+"""Reads the job records that prolog and epilog write to /run/fairlead/jobs: which jobs run here, have ended, or were refused.
 
-A record is one TAB line: ``1 STATE UID GPUS START END FLAGS .``, and with Slurm 26.05 ``SLUID .`` after that. While the first
-``.`` is missing, the record is still being written. GPUS are GRES indices (SLURM_JOB_GPUS). START and END are seconds of
-/proc/uptime. SLUID is the name of the job's control group in 26.05. This module uses the standard library only, because
-fairlead-scratch@.service reads records too, and starts often.
+A record is one line of fields separated by TAB: ``1 STATE UID GPUS START END FLAGS .``. With Slurm 26.05, ``SLUID .`` follows.
+While the first ``.`` is missing, the record is still being written. GPUS are GRES indices (SLURM_JOB_GPUS). START and END are
+seconds of /proc/uptime. SLUID is the name of the job's control group in 26.05. This module uses the standard library only,
+because fairlead-scratch@.service reads records too, and starts often.
 """
 
 from __future__ import annotations
@@ -19,11 +19,9 @@ SLUID_MAX = 32
 
 
 class Job(NamedTuple):
-    """Describes a job by its record, which names nobody. gpus: GRES indices. uid, start, end: None when the record does not
-    say it.
+    """Holds the job record of one job. gpus: GRES indices. uid, start, end: None if the record has no valid value.
 
-    started: START as it is written, which is part of the name of the job's folder on a local disk. sluid: "" before Slurm
-    26.05.
+    started: the text of START. It is part of the name of the job's folder on a local disk. sluid: "" before Slurm 26.05.
     """
 
     id: int
@@ -45,7 +43,7 @@ class Jobs(NamedTuple):
 
 
 def scan(folder: str) -> Jobs:
-    """Return all complete records. A folder that does not exist or cannot be read has none."""
+    """Return all complete records in the folder, or none if the folder does not exist or cannot be read."""
     found: dict[str, set[int]] = {"running": set(), "ended": set(), "refused": set()}
     known: list[Job] = []
     try:
@@ -64,7 +62,7 @@ def scan(folder: str) -> Jobs:
 
 
 def by_sluid(folder: str) -> dict[str, int]:
-    """Return job ids by the names that Slurm 26.05 gives to the jobs' control groups."""
+    """Return the job ids by SLUID, which is the name of a job's control group in Slurm 26.05."""
     return {job.sluid: job.id for job in scan(folder).known if job.sluid}
 
 
@@ -111,7 +109,7 @@ def _seconds(text: str) -> float | None:
 
 
 def gpu_list(text: str) -> frozenset[int]:
-    """Return the indices of a list such as "0,2-3". "-" and texts that are no such list give none."""
+    """Return the indices of a list such as "0,2-3". "-" and a text that is no such list give an empty set."""
     found: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.partition("-")
@@ -123,7 +121,7 @@ def gpu_list(text: str) -> frozenset[int]:
 
 
 def forget(folder: str, jobs: Iterable[int]) -> None:
-    """Remove the records of jobs that are over."""
+    """Remove the job records of these jobs, which have ended."""
     for job in jobs:
         try:
             os.unlink(os.path.join(folder, str(job)))

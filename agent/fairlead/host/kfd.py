@@ -17,7 +17,7 @@ _LINK_MB = 50_000  # one xGMI link of MI200 and MI300 has this bandwidth in each
 
 
 def links(root: Root) -> tuple[GpuLink, ...]:
-    """Return every xGMI connection between two GPUs once, by address, or () where there is no such driver."""
+    """Return every xGMI connection between two GPUs once, sorted by PCI address, or () if the driver is not loaded."""
     numbers = [n for n in root.names(NODES) if n.isascii() and n.isdigit() and len(n) < 5]
     addresses = {n: address for n in numbers if (address := _pci_address(_properties(root, f"{NODES}/{n}/properties")))}
     found: dict[tuple[str, str], int] = {}

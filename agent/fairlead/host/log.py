@@ -1,6 +1,7 @@
 """Writes one logfmt line per transition to stderr, with the ``<N>`` priority that journald understands (sd-daemon(3)).
 
-A reader that has stopped reading (journald on a disk that does not answer) delays nobody: lines are then lost and counted.
+If nobody reads the lines (journald waits for a disk that does not answer), the agent does not wait. Lines are then lost, and
+their number is logged later.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ def line(priority: int, event: str, **fields: object) -> None:
         sys.stderr.write(f"<{priority}>{' '.join(words)}\n")
         sys.stderr.flush()
     except OSError:
-        pass  # nobody reads the log any more, and that must not end the agent
+        pass  # nobody reads the log any more, which must not end the agent
 
 
 def _takes() -> bool:
-    """Say whether a write would not wait."""
+    """Return whether stderr can be written to without waiting."""
     try:
         return bool(select.select((), (sys.stderr,), (), 0)[1])
-    except (OSError, ValueError):  # stderr is no file, or select cannot ask it
+    except (OSError, ValueError):  # stderr is no file, or select cannot wait for it
         return True
 
 

@@ -1,7 +1,7 @@
 """Reads the parameters of an installed kernel module, loaded or not: ``modinfo -F parm NAME`` (modinfo(8)).
 
-Parameters without permission bits, as all NVreg_ ones, are not in sysfs: only the module file names them. The path
-``/@modinfo/NAME`` stands for that text, so that a machine tree can have it as a file of this name.
+Parameters without permission bits, such as all NVreg_ parameters, are not in sysfs. Only the module file lists them. Settings
+read the text of modinfo under the path ``/@modinfo/NAME``, and a machine tree can have a file of this name.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _known: dict[str, tuple[tuple[int, ...] | None, str | Missing | None]] = {}
 
 
 def text(root: Root, path: str) -> str | Missing | None:
-    """Return lines ``NAME:DESCRIPTION (TYPE)``, or None where no such module is installed. modinfo is asked again after depmod
-    has run."""
+    """Return lines ``NAME:DESCRIPTION (TYPE)``, or None if no such module is installed. modinfo runs again after depmod has
+    run."""
     if not root.is_live:
         return root.read_text(path)
     release = root.value("/proc/sys/kernel/osrelease")

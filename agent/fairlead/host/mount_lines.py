@@ -1,5 +1,5 @@
-"""Reads the lines of a mount table without the FUSE mounts of users (``mount_table`` says why). This module uses the standard
-library only, because the program that removes what jobs left reads them too."""
+"""Reads the lines of a mount table without the FUSE mounts of users (for the reason see ``mount_table``). This module uses the
+standard library only, because the program that removes the leftover files of jobs uses it too."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import os
 import re
 
 LINE_MAX_BYTES = 64 << 10  # two paths and a source of 4096 bytes each, with every byte escaped, are 48 KiB
-TABLE_MAX_BYTES = 128 << 20  # far above 1000 such lines, which is what fusermount allows (fuse.conf(5), mount_max)
+TABLE_MAX_BYTES = 128 << 20  # far more than 1000 such lines, the limit of fusermount (fuse.conf(5), mount_max)
 _USER_ID = re.compile(rb"(?:^|,)user_id=(\d{1,10})(?:,|$)")
-_USERS_FROM = 1000  # ids below are the system's accounts (UID_MIN in login.defs(5)): a service may mount for all
+_USERS_FROM = 1000  # lower ids are of system services (UID_MIN in login.defs(5)), which may mount for all users
 
 
 def read(fd: int) -> list[bytes] | None:
@@ -21,7 +21,7 @@ def read(fd: int) -> list[bytes] | None:
         if size > TABLE_MAX_BYTES:
             return None
         parts = (rest + data).split(b"\n")
-        rest = parts.pop()[: LINE_MAX_BYTES + 1]  # this much shows that the line is too long
+        rest = parts.pop()[: LINE_MAX_BYTES + 1]  # enough to find later that the line is too long
         kept += [line for line in parts if len(line) <= LINE_MAX_BYTES and not _is_a_users(line)]
     if rest and len(rest) <= LINE_MAX_BYTES and not _is_a_users(rest):
         kept.append(rest)
@@ -29,7 +29,7 @@ def read(fd: int) -> list[bytes] | None:
 
 
 def _is_a_users(line: bytes) -> bool:
-    """Say whether a line, of mountinfo or of /proc/mounts, is a FUSE mount that a user made."""
+    """Return whether a line of mountinfo or /proc/mounts describes a FUSE mount that a user made."""
     if b" fuse" not in line:
         return False
     _, separator, after = line.partition(b" - ")

@@ -1,10 +1,10 @@
 """Reads a mount table (/proc/PID/mountinfo, /proc/mounts) line by line, without the FUSE mounts of users.
 
-A user who has fusermount(1) may mount a file system on a folder of their own. The user chooses its path, its source
+A user who has fusermount(1) may mount a file system on a folder of his own. The user chooses its path, its source
 (``fsname=``) and the end of its type (``subtype=``), each up to some thousand characters. Such a mount says nothing about the
-machine, so its line is left out. It is known by its type and by ``user_id=``, which the kernel writes (fs/fuse/inode.c,
-fuse_show_options). A line that is too long is left out too, without any other line. The kernel escapes blanks and line feeds
-inside a field (fs/proc_namespace.c, mangle).
+machine, so its line is left out. fairlead recognises it by its type and by ``user_id=``, which the kernel writes
+(fs/fuse/inode.c, fuse_show_options). A line that is too long is left out too. The other lines remain. The kernel escapes
+blanks and line feeds inside a field (fs/proc_namespace.c, mangle).
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def lines(root: Root, path: str) -> list[bytes] | Missing | None:
 
 
 def text(root: Root, path: str) -> str | Missing | None:
-    """Return the same lines as one text."""
+    """Return the result of ``lines()`` as one text."""
     found = lines(root, path)
     return b"".join(line + b"\n" for line in found).decode("utf-8", "replace") if isinstance(found, list) else found
 
 
 def has_fuse(root: Root, path: str) -> bool:
-    """Say whether that table has any FUSE mount, a user's or not."""
+    """Return whether the mount table at ``path`` has any FUSE mount, made by a user or not."""
     try:
         fd = root.open(path)
     except OSError:

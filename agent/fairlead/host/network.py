@@ -11,13 +11,14 @@ from fairlead.model.facts import Gid, Missing, Nic, PciDevice, unreadable
 
 _RDMA = "/sys/class/infiniband"
 _NET = "/sys/class/net"
-_GIDS_MAX = 64  # a table may have 256 entries, and the first ones are used first
-_GIDS_EMPTY = 8  # so many free entries in a row end the search
+_GIDS_MAX = 64  # a table may have 256 entries, and the lowest free entry is used first
+_GIDS_EMPTY = 8  # the search ends after this many free entries in a row
 _TYPES = {"1": "Ethernet", "32": "InfiniBand"}  # include/uapi/linux/if_arp.h ARPHRD_*
 
 
 def nics(root: Root, pci: tuple[PciDevice, ...]) -> tuple[Nic, ...]:
-    """Return RDMA ports first, then interfaces on a bus and bonds. Bridges, tunnels and the like are no devices of the node."""
+    """Return the RDMA ports, then the interfaces that have a device, and the bonds. Bridges, tunnels and the like are left
+    out."""
     by_address = {d.address: d for d in pci}
     found = [nic for name in root.names(_RDMA) for nic in _rdma(root, name, by_address)]
     found += [nic for name in root.names(_NET) if (nic := _interface(root, name, by_address)) is not None]
@@ -55,7 +56,8 @@ def _port(root: Root, name: str, port: int, address: str, interfaces: tuple[str,
 
 
 def _own(root: Root, interfaces: tuple[str, ...], port: int) -> str:
-    """Return the port's interface, chosen by dev_port when the device's function has several interfaces; "" for none."""
+    """Return the interface of an RDMA port, or "" if there is none. If the PCI function has several interfaces, their dev_port
+    shows which one belongs to the port."""
     if len(interfaces) < 2:
         return "".join(interfaces)
     return next((i for i in interfaces if root.read_line(f"{_NET}/{i}/dev_port") == str(port - 1)), interfaces[0])
@@ -67,7 +69,7 @@ def _master(root: Root, interface: str) -> str:
 
 
 def _gids(root: Root, folder: str) -> tuple[Gid, ...] | Missing:
-    """Return the GIDs in use. The kernel answers EINVAL for the type of a free entry. EACCES, as in containers, is Missing."""
+    """Return the GIDs in use. The kernel returns EINVAL for the type of a free entry. EACCES (in containers) gives Missing."""
     found: list[Gid] = []
     empty = 0
     for index in range(_GIDS_MAX):
@@ -110,9 +112,9 @@ def _interface(root: Root, name: str, pci: dict[str, PciDevice]) -> Nic | None:
 
 
 def _address(root: Root, folder: str) -> str:
-    """Return the address of the PCI function behind a class device: the last one on its path (virtio devices are one level
-    below)."""
-    target = root.readlink(folder)  # on a PCI bus the link alone is enough: "../../devices/pci0000:15/..."
+    """Return the address of the PCI function that a class device belongs to: the last PCI address on the device's path. (A
+    virtio device is one level below its PCI function.)"""
+    target = root.readlink(folder)  # the link of a PCI device has the address: "../../devices/pci0000:15/..."
     if isinstance(target, str) and "/devices/pci" in target:
         return next((c for c in reversed(target.split("/")) if ADDRESS.fullmatch(c)), "")
     if not root.exists(f"{folder}/device"):
@@ -150,7 +152,8 @@ def _rate(value: str | Missing) -> float | Missing:
 
 
 def _megabits(value: str | Missing) -> float | Missing:
-    """Return the Gb/s of an interface's ``speed``, which is in Mb/s. -1 means unknown, and a link that is down answers EINVAL."""
+    """Return the Gb/s of an interface's ``speed``, which is in Mb/s. -1 means unknown. If the link is down, the read
+    fails with EINVAL."""
     if isinstance(value, Missing):
         return value
     if value.isascii() and value.isdigit() and len(value) < 10:

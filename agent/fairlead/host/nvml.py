@@ -1,11 +1,13 @@
-"""Runs the parent's side of the NVML worker: it asks for sweeps, never waits longer than the deadline, and never loads NVML.
+"""Controls the NVML worker, a child process that calls NVML.
+
+The parent requests sweeps from the worker. It never waits longer than the deadline, and never loads NVML itself.
 
 A call that hangs leaves the worker in a state that perhaps not even SIGKILL ends (D: the driver sleeps uninterruptibly). So a
-late worker is reported with the call that hangs, and a new worker is started only when the old one is gone.
+late worker is reported with the call that hangs, and a new worker is started only after the old one has ended.
 
 An answer that comes late is used like any other. So a worker that hangs is left alone for ``KILL_SECONDS``. Then it is killed,
-because the fault may be in that process; ``hurry()`` makes this happen sooner. To start a worker costs as much as fifty
-sweeps. So after two workers in a row have died, the next ones are started seldom (``BACKOFF_SECONDS``).
+because the fault may be in the worker process. After ``hurry()`` it is killed sooner. To start a worker costs as much as fifty
+sweeps. So after two workers in a row have died, a pause precedes each further start (``BACKOFF_SECONDS``).
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ from fairlead.model.facts import Missing, StuckCall, unreadable
 from fairlead.model.json_text import NOT_JSON
 
 KILL_SECONDS = 60.0  # nvmlInit without persistence mode initialises every GPU, and even that takes less time
-KILL_FACTOR = 3  # after ``hurry()``, a worker that is late by so many deadlines is killed
-BACKOFF_SECONDS = (0.0, 60.0)  # the pause before a worker is started, by how many have died
+KILL_FACTOR = 3  # after ``hurry()``, a worker is killed if it has not answered for this many deadlines
+BACKOFF_SECONDS = (0.0, 60.0)  # the pause before a worker is started: after the first death, after each further death in a row
 _QUIT_SECONDS = 2.0
 _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # With -I neither the environment nor the current folder can replace the worker's modules.
@@ -38,11 +40,11 @@ _START = "import sys; sys.path.insert(0, sys.argv[1]); from fairlead.host.nvml_w
 
 
 class NvmlResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds one answer. ``raw``: in nvml.json form. ``stuck``: the call that has not come back. ``age_seconds``: the time
-    since it was read."""
+    """Holds the result of one sweep. ``raw``: the answers in nvml.json form. ``stuck``: the call that has not returned.
+    ``age_seconds``: the time since the worker got the request."""
 
     raw: dict[str, Any] | Missing
-    closely: bool = True  # all of it is of this sweep; False when this sweep was requested before a thorough one was due
+    closely: bool = True  # False if the sweep was requested without ``closely``, so that some values are older
     stuck: StuckCall | None = None
     age_seconds: float = 0.0
 
@@ -62,8 +64,8 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._page: mmap.mmap | None = None
         self._buffer = bytearray()
-        self._asked_at: float | None = None  # the time since which a sweep is wanted
-        self._sent_at: float | None = None  # the time at which the worker got a sweep that it has not answered
+        self._asked_at: float | None = None  # the time of the request that ``poll()`` has not answered yet
+        self._sent_at: float | None = None  # the time when the worker got a request that it has not answered yet
         self._killed = self._released = self._closely = self._sent_closely = self._hurried = False
         self._stale = False  # True when the outstanding answer was already reported as late
         self._failures = 0
@@ -80,15 +82,15 @@ class Worker:
     # -- sweeps --
 
     def sweep(self) -> NvmlResult:
-        """Return the result of one sweep within the deadline, also when the driver hangs."""
+        """Return the result of one sweep within the deadline, even if the driver hangs."""
         self.start_sweep(closely=True)
         while (result := self.poll()) is None:
             self._wait(max(0.0, self.next_poll() - time.monotonic()))
         return result
 
     def start_sweep(self, *, closely: bool = False) -> None:
-        """Ask for a sweep. If one is under way, ``poll()`` returns that one. closely: the sweep also reads what is not judged
-        in every sweep."""
+        """Request a sweep. If a sweep is under way already, ``poll()`` returns the result of that sweep. closely: the sweep also
+        reads the values that are not judged in every sweep."""
         self._closely = closely
         if self._asked_at is None:
             self._asked_at = time.monotonic()
@@ -96,14 +98,14 @@ class Worker:
             self._advance()
 
     def poll(self) -> NvmlResult | None:
-        """Return the result of the sweep that was asked for, once, or None while there is none. Never blocks."""
+        """Return the result of the requested sweep once, or None while there is no result. Never blocks."""
         self._advance()
         result, self._result = self._result, None
         return result
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable when ``poll()`` may have something, or -1 when there is no worker. It changes
-        when a worker is replaced."""
+        """Return a descriptor that is readable when ``poll()`` may have a result, or -1 when there is no worker. A new worker
+        has another descriptor."""
         process = self._process
         return -1 if process is None or process.stdout is None else process.stdout.fileno()
 
@@ -115,8 +117,8 @@ class Worker:
         return self._asked_at + self.deadline_seconds
 
     def hurry(self) -> None:
-        """Note that something has changed, or that a person asks: a worker is now started without a pause, and one that hangs
-        is killed sooner."""
+        """Start the next worker without a pause, and kill a worker that hangs sooner. This is called when something has changed,
+        or when a person waits for an answer."""
         self._not_before, self._hurried = 0.0, True
 
     @property
@@ -157,7 +159,8 @@ class Worker:
             raise HostError(f"{pci}: cannot set {what} to {value}: {return_text(self._codes[0])}")
 
     def release(self) -> None:
-        """Release NVML, as a GPU reset or another driver needs. Sweeps then answer Missing until ``reattach()``."""
+        """Release NVML, so that a GPU can be reset or the driver be exchanged. Sweeps then return Missing until
+        ``reattach()``."""
         self._released = True
         self._end_process()
 
@@ -166,13 +169,13 @@ class Worker:
         self._released, self._not_before = False, 0.0
 
     def close(self) -> None:
-        """End the worker. A worker that cannot be killed is left to the kernel."""
+        """End the worker. This does not wait for a worker that cannot be killed."""
         self._end_process()
 
     # -- inside --
 
     def _advance(self) -> None:
-        """Read what has come in, check for deaths and deadlines, and start and ask the worker as wanted."""
+        """Read the worker's answers, find out whether the worker has ended or is late, and start it or send it the request."""
         now = time.monotonic()
         self._receive()
         self._reap(now)
@@ -211,8 +214,8 @@ class Worker:
         return self._sent_at is not None and now - self._sent_at >= patience
 
     def _stuck(self, now: float) -> StuckCall:
-        """Return the call that we wait for. As long as nothing is answered, it is the call in which an earlier worker was
-        killed."""
+        """Return the call that has not returned. If an earlier worker was killed in a call, return that call until a sweep is
+        answered."""
         if self._hung is not None:
             age = max(0.0, now - self._hung_since)
             return msgspec.structs.replace(self._hung, seconds=age, process_state=self._state())
@@ -226,7 +229,7 @@ class Worker:
         self._hung = StuckCall(call=call, gpu=gpu, seconds=max(0.0, now - self._hung_since), process_state=self._state())
 
     def _why_stuck(self, now: float) -> StuckCall | None:
-        """Return the call to blame while there is no worker: the call in which it died or was killed."""
+        """Return the call in which the last worker died or was killed, for the time without a worker, or None if unknown."""
         if self._last_crash is None and self._hung is not None:
             return msgspec.structs.replace(self._hung, seconds=max(0.0, now - self._hung_since))
         if self._last_crash is None or self._crashing_since is None:
@@ -234,17 +237,18 @@ class Worker:
         return msgspec.structs.replace(self._last_crash, seconds=max(0.0, now - self._crashing_since))
 
     def _note_crash(self, now: float, call: str = "", gpu: str = "") -> None:
-        """Record that the worker died in ``call``. "" means that it died in no call: it does not run at all, which says
-        nothing about the driver."""
+        """Record that the worker died in ``call``. "" means that it died outside of any call, or could not be started. Then
+        the driver is not to blame."""
         if self._last_crash is None or self._crashing_since is None or bool(self._last_crash.call) != bool(call):
             self._crashing_since = now
         self._last_crash = StuckCall(call=call, gpu=gpu, seconds=0.0, process_state="X")
 
     def _beat(self) -> tuple[str, str, float] | None:
-        """Return (call, GPU, since) of the call that the worker is in, or None between calls."""
+        """Return (name, PCI address of the GPU, start in CLOCK_MONOTONIC seconds) of the call that the worker makes, or None
+        between calls."""
         if self._page is None:
             return None
-        for _ in range(5):  # the worker may be writing it
+        for _ in range(5):  # read the page again if the worker has changed it meanwhile
             number, since, call, gpu = BEAT.unpack_from(self._page, 0)
             if BEAT.unpack_from(self._page, 0)[0] == number:
                 break
@@ -358,7 +362,7 @@ class Worker:
         if beat is not None:
             how += f" in {beat[0]}" + (f" of {beat[1]}" if beat[1] else "")
         self._forget()
-        if status == 0 and not self._killed:  # it asked to be started again
+        if status == 0 and not self._killed:  # the worker ended because it has to be started again
             self._not_before = now
             self._why_down = unreadable("the NVML worker is starting again")
             return
@@ -394,7 +398,7 @@ class Worker:
             self._kill_now()
             time.sleep(0.05)
         if process.poll() is None and self._released:
-            return  # a worker in state D stays ours, so that no second one is started
+            return  # the worker is in state D: remember it, so that no second one is started
         process.returncode = process.returncode if process.returncode is not None else -signal.SIGKILL
         self._forget()
 

@@ -1,8 +1,9 @@
-"""Prepares once the calls that the NVML worker makes for each GPU: which function is called, and where its answer goes in
-nvml.json.
+"""Prepares the NVML calls that the worker repeats for each GPU: which function it calls, and which part of nvml.json gets the
+answer.
 
-The answers of one GPU are in one piece of memory. From one second to the next most of them stay the same, and one comparison
-shows that. Every sweep makes the calls that are judged in every sweep, and those that show whether a GPU answers at all.
+The answers of calls that are made together are in one block of memory, called the room. Most answers do not change from
+one second to the next. One comparison of the whole room with its last copy shows whether any answer has changed. Every sweep
+makes the calls whose values are judged in every sweep, and the calls that show whether a GPU answers at all.
 """
 
 from __future__ import annotations
@@ -34,15 +35,14 @@ class Call:
         self.part, self.key = where
         self.args = args
         self.store = store
-        self.span = span  # where the answer is in the room
+        self.span = span  # the position of the answer in the room
         self.not_before = 0.0
         self.code = _NEW  # the code of the last answer
-        self.merge = self.part == "remap"  # two calls make this part
+        self.merge = self.part == "remap"  # two calls contribute to this part
 
 
 class Calls:
-    """Holds the calls of one GPU that are made together, each with its name and its place in nvml.json, and the room for their
-    answers."""
+    """Holds the calls of one GPU that are made together, and the room (memory) for their answers."""
 
     def __init__(self, lib: Any, pci: bytes, beat: Beat) -> None:
         self.all: list[Call] = []
@@ -51,7 +51,7 @@ class Calls:
         self._beat = beat
         self._room = bytearray(_ROOM_BYTES)
         self._used = self._taken = 0
-        self._said = b""  # a copy of the room from when the parts were made
+        self._said = b""  # a copy of the room as it was when values were last reported
 
     def forget(self) -> None:
         """Make all calls again and report all answers again."""
@@ -60,11 +60,11 @@ class Calls:
             call.not_before, call.code = 0.0, _NEW
 
     def run(self, handle: Any, now: float, values: Json, news: Json, *, report_values: bool = True) -> int:
-        """Make the calls, and put those parts of ``values`` that have changed into ``news``. Return 0, or the code that says
-        that it is no use to ask this GPU more.
+        """Make the calls, and put those parts of ``values`` that have changed into ``news``. Return 0, or a return code
+        in ``FATAL``, after which further calls for this GPU are useless.
 
-        A call that answers twice that it is not supported is not made again for ``PROBE_AGAIN_SECONDS``. ``report_values``
-        False: the calls are made, but changed values wait for a later run; only changed return codes are reported.
+        A call that returns NOT_SUPPORTED or FUNCTION_NOT_FOUND twice is not made again for ``PROBE_AGAIN_SECONDS``. If
+        ``report_values`` is False, changed return codes are reported now, and changed values in a later run.
         """
         parts: set[str] = set()
         beat, pci = self._beat, self._pci
@@ -94,7 +94,7 @@ class Calls:
         return hasattr(self._lib, name)
 
     def new(self, value: Any) -> Any:
-        """Make room for an answer of the next call, and return it: a ctypes value like this one."""
+        """Reserve memory in the room for an answer of the next call. Return the memory as a copy of this ctypes value."""
         made = type(value).from_buffer(self._room, self._used)
         size = ctypes.sizeof(value)
         ctypes.memmove(ctypes.byref(made), ctypes.byref(value), size)
@@ -102,7 +102,8 @@ class Calls:
         return made
 
     def add(self, name: str, part: str, key: str | None, store: Callable[[], Any], *args: Any) -> None:
-        """Add a call with the GPU's handle and ``args``. It answers into the room that was made since the call before."""
+        """Add a call with the GPU's handle and ``args``. It writes its answer to the memory that ``new`` reserved since the
+        last ``add``."""
         span = slice(self._taken, self._used)
         self._taken = self._used
         self.all.append(Call(entry(self._lib, name), name, (part, key), args, store, span))
@@ -119,7 +120,7 @@ class Calls:
         self.add(name, part, None, lambda: {"current": now.value, "pending": pending.value}, *said)
 
     def struct(self, name: str, part: str, value: Any, **keys: str) -> None:
-        """Add a call that fills in a structure like ``value``. ``keys``: the fields of it that are reported, by their names in
+        """Add a call that fills in a structure like ``value``. ``keys``: the reported fields of the structure, by their keys in
         nvml.json."""
         said = self.new(value)
         self.add(name, part, None, lambda: {k: getattr(said, f) for k, f in keys.items()}, ctypes.byref(said))
@@ -132,12 +133,12 @@ def _put(call: Call, values: Json, news: Json) -> None:
         news[call.part] = {**old, **answer} if call.merge and old and "error" not in old | answer else answer
     elif old is None:
         news[call.part] = {call.key: answer}
-    elif "error" not in old:  # a part that is an error as a whole stays so
+    elif "error" not in old:  # a part that is an error as a whole stays an error
         news[call.part] = {**old, call.key: answer}
 
 
 def fast_calls(calls: Calls, structs: Any) -> Calls:
-    """Add the calls that the checks judge in every sweep, and those that the sums over sweeps are made of."""
+    """Add the calls for values that checks judge in every sweep or that are added up over sweeps (``LoadSums``)."""
     uint = ctypes.c_uint
     calls.pair("nvmlDeviceGetMigMode", "mig_mode")
     calls.pair("nvmlDeviceGetEccMode", "ecc_mode")
@@ -172,8 +173,8 @@ def fast_calls(calls: Calls, structs: Any) -> Calls:
 
 
 def vital_calls(calls: Calls, structs: Any) -> Calls:
-    """Add the calls that are made in every sweep because a GPU that does not answer them is mute. Their values are reported
-    only in a sweep with ``closely``."""
+    """Add the calls that are made in every sweep to find out whether the GPU answers. Their values are reported only in a sweep
+    with ``closely``."""
     memory = structs.c_nvmlMemory_v2_t(version=0x02000028)
     calls.struct(
         "nvmlDeviceGetMemoryInfo_v2", "memory", memory, total_bytes="total", reserved_bytes="reserved", used_bytes="used"
@@ -185,8 +186,8 @@ def vital_calls(calls: Calls, structs: Any) -> Calls:
 
 
 def near_calls(calls: Calls) -> Calls:
-    """Add the calls that are made only in a sweep with ``closely`` (``Device.sweep``). What a check confirms over several
-    thorough sweeps is read again for each."""
+    """Add the calls that are made only in a sweep with ``closely`` (``Device.sweep``). A check that needs
+    several thorough sweeps for its confirmation gets a new value in each of them."""
     calls.uint("nvmlDeviceGetPersistenceMode", "persistence_mode")
     calls.uint("nvmlDeviceGetCurrPcieLinkGeneration", "pcie", "gen_current")
     calls.uint("nvmlDeviceGetCurrPcieLinkWidth", "pcie", "width_current")
@@ -230,8 +231,8 @@ def slow_calls(calls: Calls, structs: Any) -> Calls:
 
 
 def rare_calls(calls: Calls) -> Calls:
-    """Add the calls that are made once an hour, because they read flash. nvmlDeviceValidateInforom answers only by its return
-    code."""
+    """Add the calls that are made once an hour, because they read flash. The answer of
+    nvmlDeviceValidateInforom is its return code."""
     calls.add("nvmlDeviceValidateInforom", "inforom_valid", None, lambda: 1)
     return calls
 
@@ -243,7 +244,7 @@ def _application_clocks(calls: Calls, which: str, prefix: str) -> None:
 
 
 def _reasons(calls: Calls) -> None:
-    """Add the call for the throttle reasons. It was renamed in r535; r470 has only the old name."""
+    """Add the call for the throttle reasons. NVML renamed this call in r535, and r470 has only the old name."""
     mask = calls.new(ctypes.c_ulonglong())
     names = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
     name = names[0] if calls.has(names[0]) else names[1]
@@ -251,7 +252,7 @@ def _reasons(calls: Calls) -> None:
 
 
 def lowest_bit(words: Any) -> int | Json:
-    """Return the lowest number in a set of 64 bit words."""
+    """Return the number of the lowest bit that is set in these 64 bit words, or an error if no bit is set."""
     for i, word in enumerate(words):
         if word:
             return int(64 * i + (word & -word).bit_length() - 1)
@@ -259,7 +260,7 @@ def lowest_bit(words: Any) -> int | Json:
 
 
 def cpu_list(words: Any) -> str:
-    """Return a CPU set of 64 bit words as a list such as "0-55"."""
+    """Return the CPUs whose bits are set in these 64 bit words, as a list such as "0-55"."""
     mask = 0
     for i, word in enumerate(words):
         mask |= word << (64 * i)

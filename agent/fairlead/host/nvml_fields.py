@@ -1,6 +1,6 @@
-"""Reads field values: one nvmlDeviceGetFieldValues call for many values of a GPU, each with its own return code.
+"""Reads many values of a GPU with one nvmlDeviceGetFieldValues call. Each value has its own return code.
 
-The field ids are in a table of our own, because nvml.h renumbered 199, 200 and all from 251 on between driver branches.
+This module has its own table of field ids, because nvml.h renumbered 199, 200 and all ids from 251 on between driver branches.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fairlead.host.nvml_links import FUNCTION_NOT_FOUND, Json
 
 ValuePath = tuple[str, str | None]  # part and key in a GPU's entry of nvml.json
 
-# nvml.h, NVML_FI_*: id -> place in nvml.json
+# field id (nvml.h, NVML_FI_*) -> part and key in nvml.json
 FAST_FIELDS: dict[int, ValuePath] = {  # judged at every sweep
     3: ("ecc", "volatile_corrected"),
     4: ("ecc", "volatile_uncorrected"),
@@ -34,13 +34,13 @@ NEAR_FIELDS: dict[int, ValuePath] = {  # read only in a sweep with ``closely``
 FIELDS = FAST_FIELDS | NEAR_FIELDS
 # nvmlFieldValue_t: fieldId, scopeId, timestamp, latencyUsec, valueType, nvmlReturn, value
 _FIELD = struct.Struct("<IIqqIIQ")
-_ANSWER = struct.Struct("<II16xIIQ")  # all of it but the time of the reading, which is new each time
+_ANSWER = struct.Struct("<II16xIIQ")  # without timestamp and latencyUsec, which are new each time
 _MASK = {1: 0xFFFFFFFF, 2: 2**64 - 1, 3: 2**64 - 1, 6: 0xFFFF}  # unsigned int, long, long long, short
 _SIGNED = {4: 64, 5: 32}
 
 
 class Batch:
-    """Makes one nvmlDeviceGetFieldValues call over field ids with a scope each. Every entry has its own return code."""
+    """Makes one nvmlDeviceGetFieldValues call for several pairs of field id and scope. Every pair has its own return code."""
 
     def __init__(self, lib: Any, handle: Any, wanted: list[tuple[int, int]]) -> None:
         self._fn = getattr(lib, "nvmlDeviceGetFieldValues", None)
@@ -50,11 +50,11 @@ class Batch:
         self._buffer = (ctypes.c_char * len(self._template)).from_buffer_copy(self._template)
         self._count = ctypes.c_int(len(wanted))
         self._said: list[tuple[int, ...]] = []
-        self._again = 0  # how often the same was answered since
+        self._again = 0  # how many times in a row the entries were the same as before
 
     def read(self) -> int | list[tuple[int, int, int | Json]]:
-        """Return (id, scope, value or error) of each entry, or nothing when all entries have said the same twice, or the
-        return code of the call as a whole."""
+        """Return (id, scope, value or error) of each entry. Return [] if all entries are the same as in the two reads before.
+        If the call itself fails, return its return code."""
         if self._fn is None:
             return FUNCTION_NOT_FOUND
         ctypes.memmove(self._buffer, self._template, len(self._template))

@@ -1,4 +1,5 @@
-"""Defines what the NVML worker and its parent exchange: the shared page, the frames, and what need not be sent twice."""
+"""Defines how the NVML worker and its parent exchange data: by a shared page, and by frames (messages) without values that the
+parent already has."""
 
 from __future__ import annotations
 
@@ -7,17 +8,19 @@ from typing import Any
 
 Json = dict[str, Any]
 
-# number, CLOCK_MONOTONIC seconds, call, PCI address. An empty call means that no call is being made.
+# The shared page: the number of the call, its start (CLOCK_MONOTONIC seconds), its name, the PCI address of the GPU. An empty
+# name means that no call is being made.
 BEAT = struct.Struct("<Qd48s24s")
-# length of the payload, kind: S snapshot, D what differs from the one before (``SentParts``), R result of ``set``
+# The head of a frame: the length of the payload, and its kind. S is a whole snapshot, D the parts that differ from the snapshot
+# before (``SentParts``), R the result of ``set``.
 FRAME = struct.Struct("<IB")
 FRAME_MAX_BYTES = 8 << 20
 
 
 class SentParts:
-    """Remembers what the parent has been sent. A GPU has some forty parts, and only a few change from one second to the next.
+    """Remembers which values were sent to the parent. Of some forty parts of a GPU only a few change from second to second.
 
-    A snapshot must not be changed after it was sent: the same object counts as the same value.
+    A snapshot must not be changed after it was sent, because the same object counts as an unchanged value.
     """
 
     def __init__(self) -> None:
@@ -25,8 +28,11 @@ class SentParts:
         self._gpus: list[Json] = []
 
     def frame(self, snapshot: Json) -> tuple[bytes, Json]:
-        """Return kind and payload of the frame for a snapshot. Kind S has all of it, when other GPUs are listed or other parts
-        of them are reported. Else kind D has what has changed: ``{"gpus": {POSITION: {PART: VALUE}}}``."""
+        """Return the kind and the payload of the frame for a snapshot.
+
+        If only values of the same parts of the same GPUs have changed, the kind is D, and the payload has the changed parts:
+        ``{"gpus": {POSITION: {PART: VALUE}}}``. Otherwise the kind is S, and the payload is the whole snapshot.
+        """
         rest = {key: value for key, value in snapshot.items() if key != "gpus"}
         entries = snapshot.get("gpus", [])
         before, self._gpus = self._gpus, entries
@@ -47,9 +53,9 @@ class SentParts:
 
 
 def after(last: Json, news: Json) -> Json:
-    """Return the snapshot that frame D means after the snapshot ``last``. What has not changed is the very same object.
+    """Return the snapshot ``last`` with the changed parts of a D frame. Unchanged parts are the same objects as in ``last``.
 
-    Raises LookupError, TypeError, ValueError or AttributeError for a frame that no worker sends after that snapshot.
+    Raises LookupError, TypeError, ValueError or AttributeError if ``news`` does not fit ``last``. No worker sends such a frame.
     """
     gpus = list(last["gpus"])
     for position, parts in news["gpus"].items():

@@ -10,11 +10,11 @@ Beat = Callable[[bytes, bytes], None]
 Json = dict[str, Any]
 
 NOT_SUPPORTED, FUNCTION_NOT_FOUND = 3, 13
-FATAL = (1, 9, 15)  # UNINITIALIZED, DRIVER_NOT_LOADED, GPU_IS_LOST: no use in asking this GPU more
+FATAL = (1, 9, 15)  # UNINITIALIZED, DRIVER_NOT_LOADED, GPU_IS_LOST: further calls for this GPU are useless
 LINKS_MAX = 18  # NVML_NVLINK_MAX_LINKS
-# NVML_FI_DEV_NVLINK_ERROR_DL_*, scopeId: the link
+# field ids NVML_FI_DEV_NVLINK_ERROR_DL_*; their scopeId is the number of the link
 LINK_FIELDS = {161: "replay_errors", 162: "recovery_errors", 163: "crc_errors"}
-# NVLink 5 has other counters (NVML_FI_DEV_NVLINK_COUNT_*). A GPU that does not know these, or those above, is not asked again.
+# NVLink 5 has other counters (NVML_FI_DEV_NVLINK_COUNT_*). A field that a GPU does not support is not read for ten minutes.
 LINK_FIELDS |= {
     206: "malformed_packets",
     208: "receive_errors",
@@ -26,8 +26,8 @@ LINK_COUNTERS = {0: "replay_errors", 1: "recovery_errors", 2: "crc_errors"}  # n
 
 
 def entry(lib: Any, name: str) -> Any:
-    """Return a function of the library. When it has none of that name (another driver branch), return one that answers so, as
-    NVML does."""
+    """Return the library's function of this name. If the library (of another driver branch) has none, return a function that
+    returns FUNCTION_NOT_FOUND."""
     return getattr(lib, name, _not_found)
 
 
@@ -53,7 +53,7 @@ class Links:
         self.found = []
 
     def find(self, handle: Any) -> int:
-        """Find out how many NVLinks there are and what is at their far ends. Return 0, or the code that ended this."""
+        """Find out how many NVLinks there are and which device is at the far end of each. Return 0, or the fatal return code."""
         lib, s = self._lib, self._structs
         old_links = self.found
         found: list[Json] = []
@@ -74,7 +74,7 @@ class Links:
             kind = ctypes.c_uint()
             self._beat(b"nvmlDeviceGetNvLinkRemoteDeviceType", self.pci)
             code = entry(lib, "nvmlDeviceGetNvLinkRemoteDeviceType")(handle, i, ctypes.byref(kind))
-            if code:  # the address is read all the same; whether it is a switch's is then not known
+            if code:  # the remote address is still read, but it is not known whether it is that of a switch
                 link["version"] = {"error": code}
             if code == 0 and kind.value == 2:  # NVML_NVLINK_DEVICE_TYPE_SWITCH
                 link["remote"] = "switch"
@@ -90,7 +90,7 @@ class Links:
         return 0
 
     def read(self, handle: Any) -> int:
-        """Read the states of the links. Return 0, or the code that ended this."""
+        """Read the states of the links. Return 0, or the fatal return code."""
         fn, state = entry(self._lib, "nvmlDeviceGetNvLinkState"), self._state
         where = ctypes.byref(state)
         if self.found:
@@ -103,7 +103,8 @@ class Links:
         return 0
 
     def read_errors(self, handle: Any) -> int:
-        """Read the error counters where the fields do not give them. Return 0, or the code that ended this."""
+        """Read the error counters by a separate call if they are not among the field values. Return 0, or the fatal return
+        code."""
         if self.errors_by_call and self.found:
             value = ctypes.c_ulonglong()
             fn = entry(self._lib, "nvmlDeviceGetNvLinkErrorCounter")
@@ -119,7 +120,7 @@ class Links:
 
 def bus_id(info: Any) -> str:
     """Return nvmlPciInfo_t.busId "00000000:1B:00.0" as "0000:1b:00.0"."""
-    text = info.busId  # the binding's structures have str, in its older releases bytes
+    text = info.busId  # a str, or bytes in older releases of the NVML binding
     text = text.decode("ascii", "replace") if isinstance(text, bytes) else text
     domain, _, rest = text.lower().partition(":")
     return f"{domain.lstrip('0').rjust(4, '0')}:{rest}"

@@ -1,7 +1,8 @@
-"""Reads and makes the MIG instances of one GPU, inside the NVML worker only. ``beat`` announces each call.
+"""Reads and makes the MIG instances of one GPU, inside the NVML worker only.
 
-Source: NVML API reference, "Multi Instance GPU Management"; NVIDIA Multi-Instance GPU user guide. NVML reports profiles only
-while MIG is on. A GPU instance is of use once it has a compute instance; ours have one that spans them.
+NVML reports profiles only while MIG is on. A GPU instance can only be used when it has a compute instance. fairlead makes one
+compute instance that spans the whole GPU instance. Before each call, ``beat`` writes the call's name to the page that the
+worker shares with its parent. Source: NVML API reference, "Multi Instance GPU Management"; NVIDIA Multi-Instance GPU user guide.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Ask = Callable[..., int]  # takes a name and arguments, returns an nvmlReturn_t
 
 
 class Mig:
-    """Holds what is needed to read and make one GPU's instances. ``structs``: the ctypes declarations of nvidia-ml-py."""
+    """Reads and makes the MIG instances of one GPU. ``structs``: the ctypes declarations of nvidia-ml-py."""
 
     def __init__(self, lib: Any, structs: Any, handle: Any, beat: Callable[[bytes, bytes], None], pci: bytes) -> None:
         self._lib = lib
@@ -33,7 +34,7 @@ class Mig:
         return int(entry(self._lib, name)(*arguments))
 
     def again(self) -> int:
-        """Take the handle again, because a change of the MIG mode may reset the device."""
+        """Get a new handle of the GPU, because a change of the MIG mode may reset the GPU."""
         handle = ctypes.c_void_p()
         code = self.ask("nvmlDeviceGetHandleByPciBusId_v2", self._pci, ctypes.byref(handle))
         self._handle = self._handle if code else handle
@@ -60,7 +61,7 @@ class Mig:
         return {"instances": found, "profiles": sorted(names.values())}
 
     def profiles(self) -> dict[str, Any] | int:
-        """Return the profiles by name, without the word "MIG" before it, or the code of the call that failed."""
+        """Return the profiles by name (without "MIG " at its start), or the return code of the call that failed."""
         found: dict[str, Any] = {}
         for number in range(_PROFILES):
             info = self._structs.c_nvmlGpuInstanceProfileInfo_v2_t()
@@ -68,7 +69,7 @@ class Mig:
             if code == FUNCTION_NOT_FOUND:
                 return code
             if code in (NOT_SUPPORTED, INVALID_ARGUMENT):
-                continue  # this GPU has no such profile; a library may know fewer
+                continue  # this GPU or this release of the library has no such profile
             if code:
                 return code
             name = info.name
@@ -97,7 +98,7 @@ class Mig:
                     return code
             if code := self.ask("nvmlGpuInstanceDestroy", instance):
                 return code
-        # the large ones go first, because they fit in fewer positions
+        # the large instances are made first, because they fit in fewer positions
         for name in sorted(wanted, key=lambda n: -profiles[n].memorySizeMB):
             instance = ctypes.c_void_p()
             profile = ctypes.c_uint(profiles[name].id)

@@ -1,4 +1,4 @@
-"""Sets what NVML can set of a GPU, inside the worker. Values are words: a number, or a word of ``model.change.Nvml``.
+"""Sets values of a GPU by NVML, inside the NVML worker. A value is a number, or a word of ``model.change.Nvml``.
 
 Source: NVML API reference, "Device Commands" and "Multi Instance GPU Management".
 """
@@ -19,7 +19,7 @@ _NUMBERS = {
     "power_limit_milliwatts": "nvmlDeviceSetPowerManagementLimit",
     "ecc_mode": "nvmlDeviceSetEccMode",
 }
-#: The first call sets two clocks in MHz ("1200-1500", or memory and graphics "2619,1980"). The second takes them back ("off").
+#: The first call sets two clocks in MHz ("1200-1500", or memory and graphics "2619,1980"). The second ends this ("off").
 _CLOCKS = {
     "locked_clocks": ("nvmlDeviceSetGpuLockedClocks", "nvmlDeviceResetGpuLockedClocks"),
     "locked_memory_clocks": ("nvmlDeviceSetMemoryLockedClocks", "nvmlDeviceResetMemoryLockedClocks"),
@@ -48,8 +48,8 @@ def _number(word: str) -> ctypes.c_uint:
 
 
 def _mig(mig: Mig, handle: Any, value: str) -> int:
-    """Turn MIG off, or on with these instances. When the driver cannot switch the mode at once, return the activation's own
-    code: IN_USE while a program has the GPU open, RESET_REQUIRED on GPUs that need a reset for it."""
+    """Turn MIG off, or on with these instances. If the driver cannot change the mode at once, return the code of the
+    activation: IN_USE while a program has the GPU open, RESET_REQUIRED on GPUs that need a reset for the change."""
     current, pending, activation = ctypes.c_uint(), ctypes.c_uint(), ctypes.c_uint()
     code = mig.ask("nvmlDeviceGetMigMode", handle, ctypes.byref(current), ctypes.byref(pending))
     if code:

@@ -1,11 +1,12 @@
 """Runs the NVML worker: a separate process, and the only one that loads NVML, so that a call that hangs blocks nothing else.
 
-The parent (host.nvml) gives it commands, as lines on stdin, and a page of shared memory (``BEAT``). The worker writes the name
-of each call into that page before it makes the call. Answers go to stdout as frames: length (32 bit, little endian), kind (one
-byte: S snapshot, D difference, R result of ``set``), JSON. The worker ends when its stdin does.
+The parent (host.nvml) sends commands as lines on the worker's stdin. It also shares a page of memory with the worker (``BEAT``).
+The worker writes the name of each call into that page before it makes the call. It writes answers to stdout as frames: length
+(32 bit, little endian), kind (one byte: S snapshot, D difference, R result of ``set``), JSON. The worker ends when its stdin is
+closed.
 
-    sweep [closely]       -> S: a snapshot in nvml.json form, or D: what differs from the one before; closely: also read
-                             again all that thorough sweeps and metrics show
+    sweep [closely]       -> S: a snapshot in nvml.json form, or D: the parts that differ from the last snapshot.
+                             closely: read also the values that only thorough sweeps and metrics need
     set PCI WHAT VALUE    -> R: {"code": 0}
     reattach              releases NVML and attaches to it again in the next sweep
     quit
@@ -32,8 +33,8 @@ from fairlead.host.nvml_mig import Mig
 
 
 def _pynvml() -> Any:
-    """Import pynvml without ``ctypes.util``, which pynvml imports and on Linux never calls. With re, subprocess and tempfile
-    that module takes a quarter of what a worker needs to start."""
+    """Import pynvml without ``ctypes.util``. pynvml imports that module, but never calls it on Linux. ``ctypes.util`` imports re,
+    subprocess and tempfile, and takes a quarter of the worker's start time."""
 
     def find_library(name: str) -> str | None:
         from ctypes.util import find_library as find
@@ -68,9 +69,9 @@ class Session:
         self._count = 0
         self._devices: list[Device] = []
         self._lost: list[Json] = []  # identity and errors of GPUs without a handle
-        self._identities: dict[int, Json] = {}  # by NVML index, also those of earlier attachments
+        self._identities: dict[int, Json] = {}  # identities by NVML index, also from earlier attachments
         self._system: Json = {}
-        self.outdated = False  # True when the library in memory is not the loaded driver's: only a new process helps
+        self.outdated = False  # True if the library in memory does not fit the loaded driver: a new process is needed
 
     def sweep(self, *, closely: bool = False) -> Json:
         """Return a snapshot of all GPUs in nvml.json form, or ``{"error": code, "call": name}`` when NVML as a whole fails."""
@@ -92,7 +93,7 @@ class Session:
         return {"schema": 1, **self._system, "gpus": sorted(entries, key=lambda e: e["index"])}
 
     def set(self, pci: str, what: str, value: str) -> int:
-        """Change one setting of one GPU (``nvml_set``) and return NVML's code. The next sweep reads all of that GPU."""
+        """Change one setting of one GPU (``nvml_set``) and return NVML's code. The next sweep reads all values of the GPU."""
         if self._lib is None and not self._attach(time.monotonic()):
             return int(self._error["error"])
         handle = ctypes.c_void_p()
@@ -154,7 +155,7 @@ class Session:
         return {"schema": 1, **self._error}
 
     def _enumerate(self, count: int) -> None:
-        """List the GPUs again. Handles by index are no identities, so what is known of a GPU is kept under its PCI address."""
+        """List the GPUs again. The same index may now mean another GPU, so the Device of a GPU is found by its PCI address."""
         known = {d.identity["pci"]: d for d in self._devices}
         self._count = count
         self._devices = []
@@ -185,7 +186,7 @@ class Session:
             self._devices.append(device)
 
     def _identify(self, handle: Any, index: int, pci: str) -> Json:
-        """Return what does not change while a GPU is in its slot."""
+        """Return the values that do not change while the GPU is in its slot."""
         lib = self._lib
         where = pci.encode()
 
@@ -241,21 +242,21 @@ def _write(kind: bytes, data: bytes) -> None:
 
 
 def _plain(payload: Any) -> bytes:
-    import json  # imported with the first answer: most workers of a driver that hangs have none
+    import json  # imported at the first answer, which most workers of a driver that hangs never give
 
     return json.dumps(payload).encode()
 
 
 def _quick() -> Callable[[Any], bytes]:
-    import msgspec  # its import takes a third of a worker's start; each answer takes a tenth of json's time
+    import msgspec  # its import takes a third of a worker's start time, but it encodes ten times faster than json
 
     return msgspec.json.encode
 
 
 def main(beat_fd: int) -> None:
-    """Serve commands until stdin ends. ``beat_fd``: the shared page."""
+    """Execute commands until stdin ends. ``beat_fd``: the descriptor of the shared page."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG works also while a call hangs
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: die with the parent, even while a call hangs
     page = mmap.mmap(beat_fd, mmap.PAGESIZE)
     number = 0
 
@@ -272,7 +273,7 @@ def main(beat_fd: int) -> None:
         beat(b"", b"")
         _write(kind, encode(payload))
         answers += 1
-        if answers == 2:  # only the agent asks so often: `fairlead apply` and `check` ask once or twice
+        if answers == 2:  # only the agent wants more answers: `fairlead apply` and `check` want one or two
             encode = _quick()
 
     session, sent = Session(beat), SentParts()
@@ -288,7 +289,7 @@ def main(beat_fd: int) -> None:
                 if not frozen:
                     frozen = True
                     gc.freeze()
-                    gc.set_threshold(100_000)  # a sweep makes no cycles: reference counts free what it makes
+                    gc.set_threshold(100_000)  # a sweep makes no reference cycles, so there is little to collect
                 if session.outdated:
                     return
             elif words[:1] == ["set"] and len(words) == 4:

@@ -1,7 +1,7 @@
-"""Reads and narrows what this process may use: CPU affinity, the cpuset that it is in, the memory policy.
+"""Reads and sets the CPU affinity and the memory policy of this process, and reads its cpuset.
 
-Sources: sched_setaffinity(2), cpuset(7) and cgroups(7), set_mempolicy(2) and get_mempolicy(2). All of it stays in force over
-exec.
+All three remain in force after execve(2). Sources: sched_setaffinity(2), cpuset(7) and cgroups(7), set_mempolicy(2) and
+get_mempolicy(2).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from fairlead.topology.binding.binding_plan import Doubt, parse_cpu_set
 
 MPOL_DEFAULT = 0
 MPOL_PREFERRED = 1
-NODES_MAX = 1024  # MAX_NUMNODES is at most that (CONFIG_NODES_SHIFT of 10)
+NODES_MAX = 1024  # the largest MAX_NUMNODES of the kernel (CONFIG_NODES_SHIFT of 10)
 
-#: (set_mempolicy, get_mempolicy) by machine, as the C library has no wrapper. Source: arch/*/kernel/syscalls/syscall*.tbl of
-#: Linux.
+#: The numbers of (set_mempolicy, get_mempolicy) by machine, because the C library has no wrappers. Source:
+#: arch/*/kernel/syscalls/syscall*.tbl of Linux.
 _CALLS = {"x86_64": (238, 239), "aarch64": (237, 236), "ppc64le": (261, 260)}
 
 
@@ -39,8 +39,8 @@ def affinity() -> int:
 
 
 def set_affinity(cpus: int) -> None:
-    """Run on these CPUs only, and read that back. Raises Doubt when the kernel does not take exactly these CPUs; the affinity
-    is then as before."""
+    """Restrict this process to these CPUs, and read its affinity back. If the kernel does not set exactly these CPUs, the
+    affinity is as before and Doubt is raised."""
     before = os.sched_getaffinity(0)
     wanted = set(cpus_in(cpus))
     try:
@@ -53,8 +53,8 @@ def set_affinity(cpus: int) -> None:
 
 
 def cpuset(fs: str = "/sys/fs/cgroup") -> int:
-    """Return the CPUs of the cgroup (v1 or v2) that this process is in, or the CPUs online without any cpuset. Raises Doubt,
-    OSError."""
+    """Return the CPUs of the cgroup (v1 or v2) that this process is in, or the CPUs that are online if it is in no cpuset.
+    Raises Doubt, OSError."""
     unified = None
     for line in text("/proc/self/cgroup").splitlines():
         number, controllers, path = line.split(":", 2)
@@ -74,7 +74,7 @@ def cpuset(fs: str = "/sys/fs/cgroup") -> int:
 
 
 def memory_policy() -> int:
-    """Return the mode of this thread's memory policy (MPOL_DEFAULT, ...). Raises Doubt when the kernel does not say it."""
+    """Return the mode of this thread's memory policy (MPOL_DEFAULT, ...). Raises Doubt if it cannot be read."""
     import ctypes
 
     mode = ctypes.c_int(-1)
@@ -83,9 +83,10 @@ def memory_policy() -> int:
 
 
 def prefer_memory(node: int) -> None:
-    """Take memory from NUMA node ``node`` while it has some, else from other nodes. Raises Doubt, and then changes nothing.
+    """Make the kernel allocate memory on NUMA node ``node``, or on other nodes when ``node`` has no free memory.
 
-    The kernel takes only nodes with memory that the cpuset allows (set_mempolicy(2), EINVAL).
+    The kernel accepts only a node that has memory and that the cpuset allows (set_mempolicy(2), EINVAL). If the kernel refuses
+    the node, nothing is changed and Doubt is raised.
     """
     import ctypes
 

@@ -1,10 +1,10 @@
 """Finds the owners of the processes on the GPUs by their control groups. No name and no argument of a process is read.
 
-proc_pid_cgroup(5): one line per hierarchy, ``ID:CONTROLLERS:PATH``. Slurm's paths (slurm src/plugins/cgroup): v2
-``/system.slice/[NODE_]slurmstepd.scope/JOB/step_S/...``, v1 ``/slurm[_NODE]/uid_U/job_N/step_S/...``. JOB is ``job_N``. From
-26.05 on it is the job's SLUID unless cgroup.conf says CgroupJobIdPaths=yes, and the prolog's record says which job a SLUID is.
-Users may make groups of their own below theirs. So a path is matched from its root on: only root makes groups in a scope of
-slurmstepd's.
+/proc/PID/cgroup has a line ``ID:CONTROLLERS:PATH`` for each hierarchy (proc_pid_cgroup(5)). Slurm makes these paths (slurm
+src/plugins/cgroup): with cgroup v2 ``/system.slice/[NODE_]slurmstepd.scope/JOB/step_S/...``, with cgroup v1
+``/slurm[_NODE]/uid_U/job_N/step_S/...``. JOB is ``job_N``. From Slurm 26.05 on, JOB is the job's SLUID unless cgroup.conf has
+CgroupJobIdPaths=yes. The job record, which the prolog writes, has the SLUID of the job. A user may make control groups below
+the groups of his jobs. So a path is matched from its beginning, where only root can make groups.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _UNIT_CHARACTERS = 60
 
 
 class JobStep(NamedTuple):
-    """Names a job step of Slurm. job: 0 when its group has a SLUID that no record of the prolog has."""
+    """Names a job step of Slurm. job: the job id, or 0 if the step's control group has a SLUID that is in no job record."""
 
     job: int
     step: str
 
 
 def step_of(text: str, jobs: Callable[[], Mapping[str, int]]) -> JobStep | None:
-    """Return the step that the content of /proc/PID/cgroup names, or None. jobs: returns jobs by SLUID; it is called only when
-    a SLUID is found."""
+    """Return the job step in the content of /proc/PID/cgroup, or None if there is none. ``jobs`` returns job ids by SLUID. It is
+    called only when a SLUID is found."""
     for path in _paths(text):
         if found := _STEP.match(path):
             number = found["v2"] or found["v1"]
@@ -54,13 +54,13 @@ def _paths(text: str) -> list[str]:
 
 
 def jobs_of(root: Root) -> Callable[[], Mapping[str, int]]:
-    """Return a function that returns the running jobs by SLUID from the records on ``root``. It reads them once, at its first
-    call."""
+    """Return a function that returns the job ids by SLUID, from the job records on ``root``. The function reads the records once,
+    at its first call."""
     return cache(lambda: job_records.by_sluid(root.join(job_records.FOLDER)))
 
 
 def owner_of(text: str, jobs: Callable[[], Mapping[str, int]] = dict) -> ProcessOwner:
-    """Return the owner that the content of /proc/PID/cgroup names."""
+    """Return the owner of a process from the content of its /proc/PID/cgroup."""
     if step := step_of(text, jobs):
         return ProcessOwner(job=step.job)
     paths = _paths(text)
@@ -73,7 +73,7 @@ def owner_of(text: str, jobs: Callable[[], Mapping[str, int]] = dict) -> Process
 
 
 class Owners:
-    """Remembers the owner of each process while NVML lists it. ``attribute(..., again=True)`` reads the owners again."""
+    """Remembers the owner of each process while NVML lists the process. ``attribute(..., again=True)`` reads the owners again."""
 
     def __init__(self, root: Root) -> None:
         self._root = root

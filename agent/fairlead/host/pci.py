@@ -1,8 +1,8 @@
 """Reads PCI functions from /sys/bus/pci/devices: position in the tree, link, driver, bridge role, ACS.
 
-What cannot change while a device is there (ids, position, offset of its ACS capability) is read once. Every thorough sweep
-reads the links that are judged, the ACS control words, and whether vfio-pci has taken a device. Of other drivers only the one at
-the first reading is reported.
+Values that cannot change while a device is there (ids, position, offset of its ACS capability) are read once. Every thorough
+sweep reads the links that are judged, the ACS control words, and whether a device is bound to vfio-pci. Any other driver is
+reported as it was at the first reading.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _BROADCOM, _BRIDGE = 0x1000, 0x0604  # Broadcom's switches have their level in t
 _VFIO = "vfio-pci"
 _NVIDIA, _NVIDIA_GPUS = 0x10DE, "/proc/driver/nvidia/gpus"
 _THREE_D = 0x030200  # 3D controller (PCI Code and ID Assignment)
-_JUDGED = (0x02, 0x03, 0x12)  # network, display, accelerator: their links, and those of switches, change and are judged
+_JUDGED = (0x02, 0x03, 0x12)  # network, display, accelerator: the links of these and of switches are read again and judged
 _CONTROLLED = (0x0300, 0x0302, 0x0200, 0x0207, 0x0108)  # GPUs, Ethernet, InfiniBand, NVMe (PCI Code and ID Assignment)
 _WIDTH_UNKNOWN = 255  # PCIE_LNK_WIDTH_UNKNOWN
 
 
 @lru_cache(maxsize=1024)  # every sweep asks for the same few addresses
 def normal_address(text: str) -> str:
-    """Return a PCI address as fairlead writes it, "0000:1b:00.0", for NVML's "00000000:1B:00.0" and the like.
+    """Return a PCI address in fairlead's form: "0000:1b:00.0", for example for NVML's "00000000:1B:00.0".
 
     Raises ValueError for a text that is no PCI address.
     """
@@ -59,10 +59,10 @@ class Tour:
         self._names: tuple[str, ...] = ()
         self._said_last: tuple[PciDevice, ...] = ()
         self._said: dict[str, tuple[bytes | Missing | None, ...]] = {}  # speed and width as last read
-        self._inodes: dict[str, int] = {}  # a device that went and came back has another inode, and all of it is read again
+        self._inodes: dict[str, int] = {}  # a device that was removed and added again has another inode, and is read anew
         self._now: dict[str, int] = {}  # the inodes in the last listing
-        self._passed_through: frozenset[str] = frozenset()  # addresses that vfio-pci has, for virtual machines
-        self._of_nvidia: frozenset[str] = frozenset()  # addresses of the GPUs that NVIDIA's driver names
+        self._passed_through: frozenset[str] = frozenset()  # addresses of devices bound to vfio-pci (virtual machines)
+        self._of_nvidia: frozenset[str] = frozenset()  # addresses of the GPUs that NVIDIA's driver lists
 
     def devices(self, *, thorough: bool = True) -> tuple[PciDevice, ...]:
         """Return every function by address. With ``thorough`` False, devices that were seen before are only checked for
@@ -101,7 +101,7 @@ class Tour:
         folder = f"{DEVICES}/{address}"
         self._inodes[address] = self._now.get(address, 0)
         vendor, class_code = self._hex(f"{folder}/vendor"), self._hex(f"{folder}/class", CLASS_UNREADABLE)
-        if address in self._of_nvidia:  # the driver knows its own GPUs where sysfs says nothing
+        if address in self._of_nvidia:  # a GPU by the driver's list, even if sysfs cannot be read
             vendor = vendor or _NVIDIA
             class_code = _THREE_D if class_code == CLASS_UNREADABLE else class_code
         numa = _numa(self._root, folder)
@@ -122,7 +122,7 @@ class Tour:
         return self._with_capabilities(self._with_link(device, folder), folder)
 
     def _hex(self, path: str, unread: int = 0) -> int:
-        """Return a vendor, device or class. ``unread``: returned for one that cannot be read; no such id exists."""
+        """Return a vendor id, device id or class code. ``unread``: the number (which no device has) for an unreadable value."""
         value = self._root.number(path, 16)
         return unread if isinstance(value, Missing) or not 0 <= value <= 0xFFFFFF else value
 
@@ -135,13 +135,13 @@ class Tour:
         said = self._root.read_bytes(paths[0]), self._root.read_bytes(paths[1])
         old = device.link
         if said == self._said.get(device.address) and not isinstance(old, Missing):
-            return device  # the maximum was read with the first answer
+            return device  # the maximum speed and width were read the first time
         self._said[device.address] = said
         speed, width = value_of(paths[0], said[0]), value_of(paths[1], said[1])
         if isinstance(old, Missing):
             best = generation(self._root.value(f"{folder}/max_link_speed")), lanes(self._root.value(f"{folder}/max_link_width"))
         else:
-            best = old.gen_max, old.width_max  # what the hardware can do
+            best = old.gen_max, old.width_max  # the maximum does not change
         link: PcieLink | Missing
         if isinstance(speed, Missing) and isinstance(width, Missing) and all(isinstance(b, Missing) for b in best):
             link = speed
@@ -228,7 +228,7 @@ class _Config:
 
 
 def generation(speed: str | Missing) -> int | Missing:
-    """Return the PCIe generation for sysfs' "32.0 GT/s PCIe" (drivers/pci/probe.c, pci_speed_string)."""
+    """Return the PCIe generation of a link speed in sysfs: 5 for "32.0 GT/s PCIe" (drivers/pci/probe.c, pci_speed_string)."""
     if isinstance(speed, Missing):
         return speed
     number, _, unit = speed.partition(" ")
@@ -238,7 +238,8 @@ def generation(speed: str | Missing) -> int | Missing:
 
 
 def lanes(width: str | Missing) -> int | Missing:
-    """Return the lanes for sysfs' "16" or the older "x16". 0 is a link that is down; 255 is the kernel's "unknown"."""
+    """Return the lanes for sysfs' "16" or the older "x16". 0 means that the link is down, 255 that the width is
+    unknown."""
     if isinstance(width, Missing):
         return width
     text = width.removeprefix("x")
@@ -248,7 +249,7 @@ def lanes(width: str | Missing) -> int | Missing:
 
 
 def _numa(root: Root, folder: str) -> int | Missing:
-    """Return the NUMA node. -1 is the kernel's "not known" and stays Missing, never node 0."""
+    """Return the NUMA node. -1 means that the kernel does not know the node, and gives Missing."""
     value = root.number(f"{folder}/numa_node")
     if isinstance(value, int) and value < 0:
         return unreadable(f"{folder}/numa_node is {value}")
@@ -256,8 +257,8 @@ def _numa(root: Root, folder: str) -> int | Missing:
 
 
 def _local_cpus(root: Root, folder: str) -> tuple[int, ...]:
-    """Return the CPUs that the kernel calls local (Documentation/ABI/testing/sysfs-bus-pci), or () for none and for what is no
-    list."""
+    """Return the CPUs that the kernel calls local (Documentation/ABI/testing/sysfs-bus-pci), or () if there is no such
+    list or it is malformed."""
     for name, parse in (("local_cpulist", parse_cpulist), ("local_cpus", parse_cpumask)):
         text = root.read_line(f"{folder}/{name}")
         if isinstance(text, str):

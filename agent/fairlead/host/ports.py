@@ -14,13 +14,13 @@ from fairlead.model.host_facts import PORT_COUNTER_BITS, RdmaPort
 
 _IB = "/sys/class/infiniband"
 _WIDTH = re.compile(r"\((\d+)X ")
-#: Of mlx5's hw_counters, those that say that packets were lost or damaged (NVIDIA, "Understanding mlx5 Linux counters and
-#: status parameters"). Other drivers count other things.
+#: The hw_counters of mlx5 that count lost or damaged packets (NVIDIA, "Understanding mlx5 Linux counters and status
+#: parameters"). Other drivers have other counters.
 MLX5_COUNTERS = ("local_ack_timeout_err", "packet_seq_err", "rx_icrc_encapsulated")
 
 
 def ports(root: Root, nics: tuple[Nic, ...]) -> tuple[RdmaPort, ...] | Missing:
-    """Return every RDMA port of ``nics`` but those of virtual functions, which have no link of their own."""
+    """Return every RDMA port of ``nics`` except the ports of virtual functions, which have no link of their own."""
     listed = root.list(_IB)
     if isinstance(listed, Missing):
         return listed

@@ -1,9 +1,11 @@
-"""Asks questions that may never be answered, each in a process of its own: statfs of a mount, systemd's list of units.
+"""Runs commands that may never end, each in a separate process: statfs of a mount, systemd's list of units.
 
-The process is exec'd, inherits none of our descriptors, and writes into memory, so it blocks nobody if it hangs. A process
-that hangs (in state D on a dead server it cannot even be killed) is waited for over several sweeps, and never started a second
-time. A mount is asked for by ``stat -f``, which is statfs(2) and nothing else, in PID 1's view of the file system: the agent's
-own view has no /home (ProtectHome in its unit). systemd is asked by ``systemctl list-units``: one call for all units.
+The process inherits none of the agent's descriptors and writes its output into memory, so it blocks nobody if it hangs. A
+process that hangs may be in state D, where it cannot even be killed. The next sweeps wait for this process, and do not start a
+second one.
+
+A mount is read by ``stat -f``, which calls only statfs(2). Its path is taken in PID 1's view of the file system, because the
+agent's own view has no /home (ProtectHome in its unit). One call of ``systemctl list-units`` reads all units.
 """
 
 from __future__ import annotations
@@ -24,11 +26,12 @@ _INIT = "/proc/1/root"
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _OUTPUT_MAX_BYTES = 1 << 20
 _END_SECONDS = 0.2
-_STALE_SECONDS = 60.0  # an older answer does not count; systemctl itself gives up after 25 s (sd_bus_set_method_call_timeout(3))
+_STALE_SECONDS = 60.0  # an older answer is not used; systemctl gives up after 25 s (sd_bus_set_method_call_timeout(3))
 
 
 class Question:
-    """Asks one command line again and again. ``answer``: that of the last question that ended, or None before that."""
+    """Runs one command again and again. ``answer``: the output of the last run that ended, Missing if that run failed, or None
+    if no run has ended."""
 
     def __init__(self, command: tuple[str, ...]) -> None:
         self._command = command
@@ -38,7 +41,7 @@ class Question:
         self.answer: str | Missing | None = None
 
     def ask(self) -> None:
-        """Ask, unless the last question still waits for its answer."""
+        """Start the command, unless its last run has not ended."""
         if self._process is not None:
             return
         self._asked = time.monotonic()
@@ -57,7 +60,8 @@ class Question:
             self.answer = unreadable(f"{self._command[0]}: {e.strerror or e}")
 
     def waiting_seconds(self) -> float:
-        """Take the answer if there is one. Return for how many seconds the question has waited, or 0 when it does not wait."""
+        """Store the answer if the command has ended. Return for how many seconds the command has run, or 0 if it does not
+        run."""
         if self._process is None:
             return 0.0
         code = self._process.poll()
@@ -75,8 +79,7 @@ class Question:
         self._output, self._process = -1, None
 
     def end(self) -> None:
-        """Kill the process and wait for it for a moment. A process in state D stays until it wakes, and nobody waits for it
-        any more."""
+        """Kill the process and wait for its end for a moment. A process in state D ends later, and nobody waits for its end."""
         if self._process is not None:
             with suppress(ProcessLookupError):
                 self._process.kill()
@@ -86,8 +89,8 @@ class Question:
 
 
 class Probes:
-    """Holds all questions of one machine. ``first_wait_seconds``: how long the first answers are waited for. Later ones are
-    not waited for at all."""
+    """Holds all questions of one machine. ``first_wait_seconds``: how long ``wait_once`` waits for the first answers. Nobody
+    waits for later answers."""
 
     def __init__(self, mounts: tuple[str, ...], *, units: bool, first_wait_seconds: float) -> None:
         inside = _INIT if os.access(_INIT + "/", os.X_OK) else ""
@@ -105,14 +108,14 @@ class Probes:
             question.ask()
 
     def wait_once(self) -> None:
-        """Wait once, and within the bound, for the questions that were never answered."""
+        """Wait, in the first call only, until every question has an answer or ``first_wait_seconds`` have passed."""
         until = time.monotonic() + self._wait_seconds
         self._wait_seconds = 0.0
         while any(q.waiting_seconds() and q.answer is None for q in self._questions) and time.monotonic() < until:
             time.sleep(0.005)
 
     def spaces(self) -> tuple[Space, ...]:
-        """Return the last answer for each mount, and for how long the next one has been waited for."""
+        """Return for each mount the last answer, and for how long the next answer has not come."""
         return tuple(_space(path, q) for path, q in self._mounts.items())
 
     def units(self) -> tuple[UnitState, ...] | Missing:
@@ -151,7 +154,7 @@ def _space(path: str, question: Question) -> Space:
 
 
 def unanswered(path: str, why: Missing, waited_seconds: float = 0.0) -> Space:
-    """Return what is known of a mount that has never answered."""
+    """Return the Space of a mount without an answer. Its values are Missing, with the reason ``why``."""
     return Space(
         path=path, total_bytes=why, available_bytes=why, total_inodes=why, free_inodes=why, waiting_seconds=waited_seconds
     )

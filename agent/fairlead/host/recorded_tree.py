@@ -1,7 +1,7 @@
-"""Refuses, with one line, a recorded machine tree that was cut or edited badly.
+"""Refuses, with a message of one line, a machine tree that is incomplete or badly edited.
 
-What recordings rightly lack (devices behind dangling links, 64 bytes of configuration space read without root) is no
-reason to refuse one.
+A correct tree may have dangling links to devices, and only 64 bytes of a device's configuration space (read without root). Such
+a tree is not refused.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fairlead.errors import DataError, InputMissing
 from fairlead.host.root import Root
 from fairlead.model.cpulist import parse_cpulist
 
-CONFIG_BYTES = (0, 64, 256, 4096)  # the kernel's sizes: header, PCI, PCI Express (pci_create_attr); 0: the file was kept empty
+CONFIG_BYTES = (0, 64, 256, 4096)  # empty file; the kernel's sizes: header, PCI, PCI Express (pci_create_attr)
 _LISTS = ("/sys/devices/system/cpu/online", "/sys/devices/system/node/online")
 _GLOBS = ("/sys/devices/system/node/node[0-9]*/cpulist",)
 _FOLDERS = (
@@ -27,7 +27,8 @@ _HINT = "record it again with `fairlead snapshot`"
 
 
 def refuse_broken(root: Root) -> None:
-    """Check a tree; a live machine passes. Raises InputMissing for a tree without sys/, DataError for one that is damaged."""
+    """Check a machine tree. A live machine is not checked. Raises InputMissing for a tree without sys/, DataError for a damaged
+    tree."""
     if root.is_live:
         return
     if not os.path.isdir(root.join("/sys")):
@@ -50,7 +51,7 @@ def refuse_broken(root: Root) -> None:
 
 
 def _size(root: Root, path: str) -> int:
-    """Return the size of what is at ``path``, or 0 for nothing."""
+    """Return the size of the file at ``path``, or 0 if there is none."""
     try:
         return os.stat(root.join(path)).st_size
     except OSError as e:

@@ -1,4 +1,5 @@
-"""Removes from a machine tree what names one machine, its site or its people, in the same way everywhere in the tree."""
+"""Removes from a machine tree the values that identify the machine, its site or its users. Equal values are replaced by the same
+invented value everywhere in the tree."""
 
 from __future__ import annotations
 
@@ -35,11 +36,11 @@ class Redactor:
         return _GUID.sub(lambda m: self._invent(m[0], lambda n, old: _grouped(n, old, 4)), text)
 
     def route(self, text: str) -> str:
-        """Redact /proc/net/route. Of its addresses only the default route's zero and the netmasks stay."""
+        """Redact /proc/net/route. Addresses are replaced, except the zero of the default route and the netmasks."""
         return _ROUTE.sub(lambda m: m[0] if set(m[0]) <= set("0F") else self._invent(m[0], lambda n, _: f"{n:06X}0A"), text)
 
     def gid(self, text: str) -> str:
-        """Redact an entry of a GID table. The kind of address stays, and equal addresses stay equal."""
+        """Redact an entry of a GID table. The kind of the address is kept, and equal addresses stay equal."""
         prefix, own = text.strip()[:20], text.strip()[20:]
         if prefix.startswith("fe80:"):
             return f"{prefix}{self._invent(own, lambda n, old: _grouped(n, old, 4))}\n"
@@ -48,11 +49,11 @@ class Redactor:
         return f"fd00:0000:0000:0000:{self._invent(text.strip(), lambda n, _: f'0000:0000:0000:{n:04x}')}\n"
 
     def mounts(self, text: str) -> str:
-        """Redact /proc/mounts: servers get another name, and people's own mounts go."""
+        """Redact /proc/mounts: rename the servers, and remove the mounts of users."""
         return self.text(_SERVER.sub("server:/export", _PERSONAL_MOUNT.sub("", text)))
 
     def mountinfo(self, text: str) -> str:
-        """Redact /proc/1/mountinfo in the same way. The path is the fifth field, and the source the second field after the
+        """Redact /proc/1/mountinfo like /proc/mounts. The path is the fifth field, and the source the second field after the
         separator."""
         kept = []
         for line in text.splitlines():
@@ -66,7 +67,7 @@ class Redactor:
         return self.text("".join(kept))
 
     def host(self, value: Any) -> Any:
-        """Redact host.json. The units of people's sessions go."""
+        """Redact host.json. The units of users' sessions are removed."""
         if isinstance(value, dict) and isinstance(value.get("units"), list):
             units = [u for u in value["units"] if isinstance(u, dict) and not _PERSONAL_UNIT.match(str(u.get("name", "")))]
             value = {**value, "units": units}

@@ -1,14 +1,14 @@
 """Removes trees that belong to a user, who may change them meanwhile, with that user's rights on files and nobody else's.
 
-The process stays root's in everything else (setfsuid(2)). So the user can neither stop nor trace it. What it may delete the
-user could delete too, wherever things are moved or linked to. Every step takes one name in a folder that is open. No link is
-followed, and no other file system is entered. A tree may be deeper than files can be open, and its paths longer than PATH_MAX.
-So from a certain depth on, folders are first moved up to the top.
+In everything else the process remains root's (setfsuid(2)), so the user can neither stop nor trace it. Even if the user moves
+folders or makes links meanwhile, the process can delete only what the user could delete. Every step uses one name in an open
+folder. No link is followed, and no other file system is entered. A tree may have more levels than a process may have open
+files, and its paths may be longer than PATH_MAX. So a folder at level DEPTH is first moved up to the top of the tree.
 
-A container of the user's leaves folders whose owner is one of the user's subordinate ids (``subuids``). What is in such a
-folder is removed with the rights of that id, which the user could take too (newuidmap(1)). Nobody may move a folder from one
-owner's folder to another's. So each change of the owner on the way down begins a top of its own, and at most TOPS of them are
-allowed.
+A user's container leaves folders that belong to one of the user's subordinate ids (``subuids``). The content of such a folder
+is removed with the rights of that id, which the user could get too (newuidmap(1)). A folder cannot be moved into a folder of
+another owner. So a folder whose parent has another owner is a new top, which the folders below are moved up to. At most TOPS
+tops may be nested.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-DEPTH = 32  # so many folders are open at once below one top
+DEPTH = 32  # at most this many folders are open at once below one top
 TOPS = 8
 OTHERS_SHOWN = 3
 NOBODY = 65534
@@ -31,12 +31,12 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class TimeUp(Exception):
-    """Says that the removal has taken as long as it may."""
+    """The removal has reached its deadline."""
 
 
 class FolderPosition(NamedTuple):
-    """Says where the walk is. top: the folder that others are moved up to. rights: the user whose rights it needs. depth: the
-    levels below top. tops: how many tops there are so far."""
+    """Describes the position of a folder in the tree. top: the descriptor of the folder that deep folders are moved up to.
+    rights: the id of the user whose rights are needed. depth: the levels below top. tops: how many tops are nested here."""
 
     top: int
     rights: int
@@ -46,8 +46,8 @@ class FolderPosition(NamedTuple):
 
 @contextmanager
 def file_rights_of(uid: int) -> Iterator[None]:
-    """Access files as this user inside the ``with`` block, in no group of root's. Raises PermissionError when the kernel
-    refuses that."""
+    """Access files as this user inside the ``with`` block, without root's groups. Raises PermissionError if the kernel refuses
+    to change the ids."""
     groups = os.getgroups()
     os.setgroups([])
     _set("setfsgid", NOBODY)
@@ -61,7 +61,7 @@ def file_rights_of(uid: int) -> Iterator[None]:
 
 
 def _set(name: str, value: int) -> None:
-    """Set an id with ``name`` and check it. setfsuid(2) reports no error; a second call, which changes nothing, returns the id
+    """Set an id with ``name`` and check it. setfsuid(2) reports no error. So a second call, which changes nothing, reads the id
     in force."""
     function = getattr(_LIBC, name)
     function.argtypes, function.restype = [ctypes.c_uint32], ctypes.c_uint32
@@ -75,11 +75,11 @@ def _holds_none(uid: int) -> bool:
 
 
 class Removal:
-    """Removes one user's trees, within ``file_rights_of(uid)``. ``holds``: says whether a user id is one of the user's
-    subordinate ids.
+    """Removes trees of one user. It must be used within ``file_rights_of(uid)``. ``holds``: returns whether a user id is one of
+    the user's subordinate ids.
 
-    ``removed``: the number of files and folders. ``stays``: why others could not be removed, in the kernel's words.
-    ``others``: users who own a folder among those that stay.
+    ``removed``: the number of removed files and folders. ``stays``: why some files or folders could not be removed (mostly error
+    messages of the kernel). ``others``: ids of other users who own a folder that could not be removed.
     """
 
     def __init__(self, uid: int, device: int, deadline: float, holds: Callable[[int], bool] = _holds_none) -> None:
@@ -107,8 +107,9 @@ class Removal:
             self._unlink(up, name)
 
     def enter(self, up: int, name: str) -> tuple[int, int] | None:
-        """Open the folder ``name`` of ``up`` with the permissions that are needed to empty it. Return it with the user whose
-        rights are needed, or None when it cannot be opened. ``up`` must be of the user whose rights are in force."""
+        """Open the folder ``name`` of ``up`` with the permissions that are needed to empty it. Return its descriptor and the id
+        of the user whose rights are needed, or None if it cannot be opened. ``up`` must belong to the user whose rights are in
+        force."""
         handle = -1
         try:
             handle = os.open(name, os.O_PATH | _FOLDER, dir_fd=up)
@@ -120,7 +121,7 @@ class Removal:
             if info.st_uid != rights and len(self.others) < OTHERS_SHOWN:
                 self.others.add(info.st_uid)
             with self._rights(rights):
-                itself = f"/proc/self/fd/{handle}"  # the name may be another folder's by now
+                itself = f"/proc/self/fd/{handle}"  # by now the name may belong to another folder
                 if info.st_mode & stat.S_IRWXU != stat.S_IRWXU:
                     os.chmod(itself, stat.S_IRWXU)
                 return os.open(itself, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), rights
@@ -133,7 +134,7 @@ class Removal:
 
     @contextmanager
     def _rights(self, uid: int) -> Iterator[None]:
-        """Use the rights of another user inside the ``with`` block; the rights from before come back."""
+        """Use the rights of another user inside the ``with`` block, and restore the earlier rights after it."""
         before = _LIBC.setfsuid(0xFFFFFFFF) & 0xFFFFFFFF
         if uid == before:
             yield
@@ -145,7 +146,7 @@ class Removal:
             _set("setfsuid", before)
 
     def _folder(self, up: int, name: str, position: FolderPosition) -> None:
-        """Empty and remove a folder, as long as that removes anything: a process that still runs in there may add to it."""
+        """Empty and remove a folder. A running process may add files meanwhile, so try again as long as files are removed."""
         found = self.enter(up, name)
         if found is None:
             return
@@ -191,7 +192,7 @@ class Removal:
             self.removed += 1
 
     def _move_up(self, folder: int, name: str, position: FolderPosition) -> bool:
-        """Move a folder up to the top. Return False for a folder of another owner's, which begins a top of its own."""
+        """Move a folder up to the top. Return False if it has another owner, because it must then become a new top."""
         found = self.enter(folder, name)  # the owner must be able to write to a folder that is moved (rename(2), EACCES)
         if found is None:
             return True

@@ -1,7 +1,7 @@
 """Reads the file system of a machine, live or recorded. Only this module joins paths for reading a machine.
 
 Paths are absolute paths *on the node* ("/sys/class/net"). A recorded tree is read as by a process that was chrooted into it: a
-symbolic link never leads out.
+symbolic link never leads out of the tree.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import stat
 from fairlead.model.facts import Missing, unreadable
 
 READ_MAX_BYTES = 4 << 20
-PATHS_MAX = 2000  # a node has some hundred files that are read again and again
-_LINKS_MAX = 40  # the kernel has the same limit, and more is ELOOP
+PATHS_MAX = 2000  # cached paths; a node has some hundred files that are read again and again
+_LINKS_MAX = 40  # the kernel has the same limit, and more links give ELOOP
 ABSENT = (errno.ENOENT, errno.ENOTDIR)
 _SPACE = " \t\n\r\v\f\0"
 _MAGIC = frozenset("*?[")
-# a file in a machine tree with the paths, one per line, of files that the machine has and the tree does not
+# a file in a machine tree: it lists the paths (one per line) of files that the machine has but the tree lacks
 LEFT_OUT = "left-out"
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
 class Root:
-    """Stands for ``/`` of the machine that is read: "/" itself, or the folder of a machine tree."""
+    """Represents ``/`` of the machine that is read: "/" itself, or the folder of a machine tree."""
 
     __slots__ = ("_aliases", "_base", "_links", "_unresolved_paths", "is_live", "left_out", "path", "reading")
 
@@ -33,7 +33,7 @@ class Root:
         self.path = os.path.abspath(path)
         self.is_live = self.path == "/"
         self._base = "" if self.is_live else os.path.realpath(self.path)
-        self.reading = ""  # the file that is being read, so that another thread can name it if it never answers
+        self.reading = ""  # the file that is being read, so that another thread can report the file if the read hangs
         self._links: dict[str, str] = {}  # resolved directories of a recorded tree
         self._unresolved_paths: dict[str, str] = {}  # paths of files in these directories
         self._aliases: dict[str, tuple[int, int, str]] = {}  # links of the tree: inode, time of change, and where they lead
@@ -45,7 +45,7 @@ class Root:
         return f"Root({self.path!r})"
 
     def join(self, path: str) -> str:
-        """Return the path on this machine of the node's ``path``. In a recorded tree all links are resolved inside the tree."""
+        """Return the path on this machine for ``path`` on the node. In a recorded tree all links are resolved inside the tree."""
         if self.is_live:
             return path if path.startswith("/") else "/" + path
         candidate = self._unresolved(path)
@@ -79,7 +79,7 @@ class Root:
         return unresolved
 
     def open(self, path: str) -> int:
-        """Return a descriptor for reading ``path``. A FIFO or a device does not block it. Raises OSError."""
+        """Return a descriptor for reading ``path``. To open a FIFO or a device does not block. Raises OSError."""
         if self.is_live:
             return os.open(self.join(path), _READ)
         try:
@@ -110,7 +110,7 @@ class Root:
                 continue
             links += 1
             if links > _LINKS_MAX:
-                # opening the path fails with ELOOP if the links loop; then it counts as unreadable, which is right
+                # if the links loop, opening the path fails with ELOOP, and the file counts as unreadable
                 done.append(name)
                 done.extend(reversed(todo))
                 break
@@ -120,7 +120,7 @@ class Root:
         return "/".join([self._base, *done])
 
     def node_path(self, path: str) -> str:
-        """Return the node's name for a path on this machine: the inverse of ``join``."""
+        """Return the path on the node for a path on this machine. This is the inverse of ``join``."""
         return path if self.is_live else path.removeprefix(self._base) or "/"
 
     def real(self, path: str) -> str:
@@ -131,7 +131,7 @@ class Root:
         """Return the file's content, None when there is no such file, or Missing when it cannot be read or is over ``limit``
         bytes.
 
-        ``head``: the first ``limit`` bytes are enough.
+        ``head``: return what the first read gives, at most ``limit`` bytes, even if the file is larger.
         """
         self.reading = path
         try:
@@ -195,7 +195,7 @@ class Root:
 
     def stamp(self, path: str) -> tuple[int, ...] | None:
         """Return a value that changes when a file on a disk is written: inode, size and times. (0,) means no file; None means
-        not known.
+        that the file cannot be examined.
 
         It is of no use for /proc and /sys, whose values change under the same stamp.
         """
@@ -210,8 +210,9 @@ class Root:
         return os.path.lexists(self.join(path))
 
     def inodes(self, path: str) -> dict[str, int]:
-        """Return the entries of a folder with their inode numbers (a link's is its own), or {} for a folder that cannot be
-        read. sysfs gives each device a new number (fs/kernfs/dir.c, idr_alloc_cyclic), and so also its links."""
+        """Return the entries of a folder with their inode numbers, or {} for a folder that cannot be read. For a link it is the
+        inode number of the link itself. sysfs gives new numbers to each new device and its links (fs/kernfs/dir.c,
+        idr_alloc_cyclic)."""
         try:
             with os.scandir(self.join(path) or "/") as entries:
                 return {entry.name: entry.inode() for entry in entries}

@@ -1,7 +1,7 @@
-"""Says whether the disk of users' scratch folders can be used, and what fairlead-scratch@.service has published of it.
+"""Checks whether the disk for users' scratch folders can be used, and reads what fairlead-scratch@.service has published.
 
-Nothing of the agent's touches that disk, which may hang. The service does, and publishes in /run/fairlead/scratch (``1 FOLDER
-.``) that jobs can have FOLDER/UID/JOB.START there.
+The agent never accesses that disk, because it may hang. Only the service does. When jobs can have their folders
+FOLDER/UID/JOB.START on the disk, it writes ``1 FOLDER .`` to /run/fairlead/scratch.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ import stat
 from fairlead.host import mount_lines
 from fairlead.nccl import NETWORK_FILE_SYSTEMS
 
-NAME = "fairlead"  # our own folder on the disk
+NAME = "fairlead"  # fairlead's folder on the disk
 _ESCAPE = re.compile(r"\\([0-7]{3})")  # an escaped blank or backslash in a mount table (fs/proc_namespace.c, mangle)
 
 
 def fault(path: str, mounts: str = "/proc/self/mounts") -> str:
-    """Say why a folder cannot hold fairlead's folder, or "" when it can. It must be a real folder of root's on a file system
-    of this machine. No user may be able to rename or remove what is root's in it: others may not write, or the sticky bit is
-    set (chmod(1))."""
+    """Return why fairlead's folder cannot be made in the folder ``path``, or "" if it can.
+
+    ``path`` must be a folder of root on a local file system, without a link on the way. Users must not be able to rename or
+    remove root's files in it: either they may not write to it, or its sticky bit is set (chmod(1)).
+    """
     try:
         info = os.lstat(path)
         if os.path.realpath(path) != path or not stat.S_ISDIR(info.st_mode):
@@ -38,7 +40,7 @@ def fault(path: str, mounts: str = "/proc/self/mounts") -> str:
 
 
 def published(run_dir: str, base: str) -> str:
-    """Return the folder below ``base`` that the service has made ready in this boot, or "" when it has not."""
+    """Return the folder below ``base`` that the service has prepared in this boot, or "" if there is none."""
     try:
         with open(f"{run_dir}/scratch", encoding="ascii", errors="replace") as f:
             fields = f.read(4096).removesuffix("\n").split("\t")
@@ -49,8 +51,8 @@ def published(run_dir: str, base: str) -> str:
 
 
 def _file_system(path: str, mounts: str) -> str:
-    """Return the type of the file system that ``path`` is on: that of the longest mount point above it, and of several there
-    the last one. Return "" when that cannot be read."""
+    """Return the type of the file system that ``path`` is on, or "" if it cannot be read. This is the file system with the
+    longest mount point above ``path``. If several are mounted there, it is the last of them."""
     best, kind = -1, ""
     try:
         with open(mounts, "rb") as f:

@@ -1,17 +1,18 @@
-"""Makes users' folders on a local disk and removes what jobs left. It is what fairlead-scratch@.service runs as `python -I -m
-fairlead.host.scratch_folders BASE`. These folders are on the disk, and
-root has nothing else there:
+"""Makes users' folders on a local disk, and removes the folders of jobs that have ended. fairlead-scratch@.service runs this
+program as `python -I -m fairlead.host.scratch_folders BASE`.
 
-- BASE/fairlead is root's. Users can pass it, but list, make or rename nothing in it.
-- BASE/fairlead/BOOT is made for each boot. What is in the folders of other boots is of jobs that have ended.
-- BASE/fairlead/BOOT/UID is the user's alone, and is made here as soon as a job of that user has a record.
-- BASE/fairlead/BOOT/UID/JOB.START is made by the job's task prolog, as the user. START is that of the job's record.
+fairlead makes only these folders on the disk:
 
-So only the user of a job can make its folder in advance. An epilog leaves /run/fairlead/ended/JOB.START, and this
-program then removes that folder. A folder that no file there names stays as long as its user has a process here.
+- BASE/fairlead belongs to root. Users can pass through it, but can list, make or rename nothing in it.
+- BASE/fairlead/BOOT is made for each boot. The folders of other boots contain only files of jobs that have ended.
+- BASE/fairlead/BOOT/UID belongs to the user alone. This program makes it as soon as a job of that user has a job record.
+- BASE/fairlead/BOOT/UID/JOB.START is made by the job's task prolog, as the user. START is a field of the job record.
 
-A disk that hangs blocks this program and nothing else, because nobody waits for it. Its lock stays taken. So there is one such
-process and not one more for each job, and jobs get no folder until the disk answers.
+So only the user of a job can make its folder in advance. The epilog makes the file /run/fairlead/ended/JOB.START, and this
+program then removes the job's folder. Without such a file, the job's folder remains while its user has a process on the node.
+
+A disk that hangs blocks only this program, because nothing waits for it. The blocked process keeps the lock, so that only one
+process of this program can hang. Jobs get no folder until the disk answers.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ from fairlead.host.file_lock import locked_within
 from fairlead.host.removal import TimeUp
 from fairlead.host.scratch_sweep import RUN, UID_MAX, ScratchDisk, Sweep, ended_jobs, opened, records, say
 
-SECONDS = 3000.0  # the timer's next start goes on after that; the unit ends the program after an hour
+SECONDS = 3000.0  # then the program ends, and the next start by the timer continues; systemd would end it after an hour
 LOCK_SECONDS = 3.0
 POLL_SECONDS = 0.2
 FIRST_POLL_SECONDS = 0.01  # short, because there is seldom much to remove
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-#: These go wrong with one user's folder alone: no room for it, made immutable by an admin, an id that the disk cannot store.
+#: These errors may concern one user's folder only: no room for it, made immutable by an admin, an id that the disk cannot store.
 _ONE_USERS = (*_FULL, errno.EPERM, errno.EACCES, errno.EINVAL, errno.EOVERFLOW, errno.EMLINK)
 
 
 class Refused(Exception):
-    """Says that the disk cannot be used, and what to do about it."""
+    """The disk cannot be used. The message gives the reason and, where possible, what to do."""
 
 
 def lies_there(name: str, up: int) -> bool:
-    """Say whether there is something called ``name``. Ask this before a mkdir: even one that has nothing to make waits for a
-    disk that takes no writes."""
+    """Return whether ``name`` exists in the folder ``up``. Call this before mkdir(2), because mkdir waits for a disk that
+    accepts no writes, even if the folder exists already."""
     try:
         os.stat(name, dir_fd=up, follow_symlinks=False)
     except FileNotFoundError:
@@ -50,7 +51,7 @@ def lies_there(name: str, up: int) -> bool:
 
 
 def make_own(up: int, name: str, shown: str) -> None:
-    """Make a folder of root's that others can only pass. Raises Refused when somebody else has made it."""
+    """Make a folder of root that others can only pass through. Raises Refused if it exists and does not belong to root alone."""
     if not lies_there(name, up):
         os.mkdir(name, 0o711, dir_fd=up)
     try:
@@ -65,10 +66,10 @@ def make_own(up: int, name: str, shown: str) -> None:
 
 
 def make_for_users(here: int, jobs: job_records.Jobs, already_said: set[int]) -> None:
-    """Make a folder for each user who has a job here. Only root can make names in the folder ``here``.
+    """Make a folder for each user who has a job here. Only root can create entries in the folder ``here``.
 
-    A user whose folder cannot be made is reported once (``already_said``) and stops nothing, because removing what ended jobs
-    left makes room.
+    A user whose folder cannot be made is reported once (``already_said``). The program goes on, because it makes room when it
+    removes the folders of ended jobs.
     """
     for uid in {job.uid for job in jobs.known if job.id in jobs.running and job.uid is not None}:
         if uid > UID_MAX:
@@ -87,7 +88,7 @@ def make_for_users(here: int, jobs: job_records.Jobs, already_said: set[int]) ->
 
 
 def publish(folder: str) -> None:
-    """Publish the folder for the agent, whose tables then name it to the task prolog."""
+    """Publish the folder in /run/fairlead/scratch. The agent reads the file and passes the folder to the task prolog."""
     text = f"1\t{folder}\t.\n"
     try:
         with open(f"{RUN}/scratch", encoding="ascii") as f:
@@ -113,7 +114,7 @@ def sweep_in_child(disk: ScratchDisk, top: int, deadline: float) -> int:
             sweep.all(top)
             status = 0
         except TimeUp:
-            pass  # the timer's next start goes on
+            pass  # the next start by the timer continues
         if sweep.removed:
             say(f"removed {sweep.removed} files and folders of jobs that have ended")
     except OSError as e:
@@ -123,7 +124,7 @@ def sweep_in_child(disk: ScratchDisk, top: int, deadline: float) -> int:
 
 
 def make_room(disk: ScratchDisk, top: int, deadline: float) -> None:
-    """Remove what earlier boots left, and wait for that, when the disk is so full that this boot's folder cannot be made."""
+    """Make this boot's folder. If the disk is too full, remove the folders of earlier boots, and wait until they are removed."""
     try:
         os.mkdir(disk.boot, 0o711, dir_fd=top)
     except OSError as e:
@@ -148,7 +149,8 @@ def work(base: str, boot: str, deadline: float) -> None:
 
 
 def serve(disk: ScratchDisk, top: int, here: int, deadline: float) -> None:
-    """Make folders for users, and remove what ended jobs left, until no more jobs have ended. ``here``: this boot's folder."""
+    """Make folders for users, and remove the folders of ended jobs, until no further job has ended. ``here``: this boot's
+    folder."""
     already_said: set[int] = set()
     status, pause = 0, FIRST_POLL_SECONDS
     while status == 0 and time.monotonic() < deadline:
@@ -168,7 +170,7 @@ def serve(disk: ScratchDisk, top: int, here: int, deadline: float) -> None:
 
 
 def take_lock(base: str) -> None:
-    """Take the lock until this process and its child have ended. Raises Refused when an earlier process does not end."""
+    """Take the lock of this disk until this process and its child have ended. Raises Refused if an earlier process has it."""
     lock = os.open(f"{RUN}/.scratch{base.replace('/', '-')}.lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     if not locked_within(lock, LOCK_SECONDS, poll_seconds=POLL_SECONDS):
         raise Refused(f"{base}: the program started before this one does not end: does the disk hang?")

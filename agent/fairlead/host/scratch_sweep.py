@@ -1,9 +1,7 @@
-"""Makes one pass over what jobs have left on a local disk (``scratch_folders``): it finds the folders that nobody uses any
-more, and removes them.
+"""Makes one pass over the folders of jobs on a local disk (``scratch_folders``), and removes folders that no job uses any more.
 
-A user may fill their own folder meanwhile, with files without end, with names without end, or with what cannot be removed. So
-each user gets a limited part of the pass. What was not done in it waits for the next pass, which takes the users in another
-order.
+Meanwhile a user may fill his own folder with an endless number of files, or with files that cannot be removed. So a pass spends
+only a limited time on each user. The next pass continues, and handles the users in another order.
 """
 
 from __future__ import annotations
@@ -23,24 +21,26 @@ from fairlead.host.removal import Removal, TimeUp, file_rights_of
 from fairlead.host.subuids import SubUids
 
 RUN = "/run/fairlead"
-#: So many names of a user's folder are listed at once, and so many are read in one pass. A pass takes 0.12 s of CPU time where
-#: all of them stay (measured; a million take 1.2 s). A user has some ten there, one for each job.
+#: At most NAMES_AT_ONCE names in a user's folder are listed at once, and at most NAMES_MAX are read in one pass. If NAMES_MAX
+#: names remain, the pass takes 0.12 s of CPU time (measured; a million names take 1.2 s). Usually a user's folder has some ten
+#: names, one for each job.
 NAMES_AT_ONCE, NAMES_MAX = 1000, 100_000
-#: One user gets so much of a pass: a user who goes on making files must not delay the removal of others'. Ten such users fit in
-#: a pass (``scratch_folders.SECONDS``). Measured on two shared cores under load 8 to 10, on ext4 on a slow virtual disk, from the
-#: cache and freshly mounted: 1,000 files 0.07 and 0.05 s; 10,000 files 0.5 and 0.5 s; 100,000 files 4 and 15 s; 100,000 folders 9
-#: and 92 s; a tree of 3,000 levels 0.4 and 2.4 s; on tmpfs 0.02, 0.08, 1.1, 6.4 and 0.5 s. So this time is enough for two million
-#: files or 300,000 folders; the next passes remove the rest.
+#: The longest time for one user in a pass. A user who goes on making files must not delay the removal of other users' files.
+#: Ten such users fit in a pass (``scratch_folders.SECONDS``). The removal was measured on two shared cores under load 8 to 10, on
+#: ext4 on a slow virtual disk, first from the cache and then freshly mounted: 1,000 files 0.07 and 0.05 s; 10,000 files 0.5 and
+#: 0.5 s; 100,000 files 4 and 15 s; 100,000 folders 9 and 92 s; a tree of 3,000 levels 0.4 and 2.4 s. On tmpfs the same five took
+#: 0.02, 0.08, 1.1, 6.4 and 0.5 s. So this time is enough for two million files or 300,000 folders. The next passes remove the
+#: rest.
 USER_SECONDS = 300.0
 LINES_MAX, LINES_OF_A_USER_MAX = 20, 5
-UID_MAX = 0xFFFFFFFE  # the next id, the last one, means "no user" (setfsuid(2), chown(2))
+UID_MAX = 0xFFFFFFFE  # the highest id, 0xFFFFFFFF, means "no user" (setfsuid(2), chown(2))
 _JOB = re.compile(r"(\d{1,15})\.\d{1,15}(?:\.\d{1,15})?")
 _BOOT = re.compile(r"[0-9a-f]{8}")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class ScratchDisk(NamedTuple):
-    """Names the disk's folder, and the folder of this boot below it."""
+    """Names the declared folder on the disk (``base``), and the folder of this boot below BASE/fairlead (``boot``)."""
 
     base: str
     boot: str
@@ -74,15 +74,14 @@ def ended_jobs() -> frozenset[str]:
 
 
 def records() -> job_records.Jobs:
-    """Return what the hooks have recorded of jobs. Raises OSError when that cannot be read, because then no job is known to
-    have ended."""
+    """Return the job records. Raises OSError if they cannot be read, because then it is not known which jobs have ended."""
     os.listdir(f"{RUN}/jobs")
     return job_records.scan(f"{RUN}/jobs")
 
 
 def has_process(is_theirs: Callable[[int], bool]) -> bool:
-    """Say whether anything runs on the node with a user id that ``is_theirs`` accepts. Return True when /proc hides
-    processes (hidepid), because then nobody knows."""
+    """Return whether a process runs on the node with a user id that ``is_theirs`` accepts. Also return True if /proc hides
+    processes (hidepid), because there may be such a process."""
     found = names("/proc")
     if "1" not in found:
         return True
@@ -96,7 +95,11 @@ def has_process(is_theirs: Callable[[int], bool]) -> bool:
 
 
 def over(found: list[str], jobs: job_records.Jobs, ended: frozenset[str], busy: Callable[[], bool]) -> list[str]:
-    """Return those folders of a user in this boot that no job uses any more. A doubtful folder counts as used."""
+    """Return those names in ``found``, the folders of one user in this boot, that no job uses any more.
+
+    ``ended``: JOB.START of the jobs that have ended. ``busy``: returns whether the user has a process here. A folder without a
+    job record is unused if the user has no process, or if the job's epilog has reported its end.
+    """
     starts = {f"{job.id}.{job.started}": job.id in jobs.running for job in jobs.known if job.started}
     unused_names = []
     for name in found:
@@ -112,8 +115,8 @@ def over(found: list[str], jobs: job_records.Jobs, ended: frozenset[str], busy: 
 
 
 class SaidOnce:
-    """Remembers what was said of a disk. The same line is written once and not in every pass, because there are several passes
-    per job."""
+    """Remembers the messages about a disk, so that a message is not written again in every pass. There are several passes per
+    job."""
 
     def __init__(self, base: str) -> None:
         self._path = f"{RUN}/.scratch{base.replace('/', '-')}.told"
@@ -126,8 +129,8 @@ class SaidOnce:
         self._now: dict[str, int] = {}
 
     def say(self, uid: int, text: str) -> None:
-        """Write a line about a user. The number of lines is limited for all users and for each one, so that no user's troubles
-        hide another's."""
+        """Write a message about a user. The number of messages is limited in total and for each user, so that messages about
+        one user do not hide the messages about another."""
         of_a_user = sum(each == uid for each in self._now.values())
         if text in self._now or of_a_user >= LINES_OF_A_USER_MAX or len(self._now) >= LINES_MAX:
             return
@@ -136,8 +139,8 @@ class SaidOnce:
             say(text)
 
     def keep(self) -> None:
-        """Keep the lines for the next pass. A line whose trouble is over is forgotten, and written again when the trouble
-        comes back."""
+        """Save the messages of this pass for the next pass. A message that this pass did not have is forgotten, so that a later
+        pass can write it again."""
         if frozenset(self._now) == self._before:
             return
         try:
@@ -145,23 +148,23 @@ class SaidOnce:
                 f.writelines(f"{text}\n" for text in self._now)
             os.rename(f"{self._path}.new", self._path)
         except OSError:
-            pass  # /run is full, so the next pass writes the lines again
+            pass  # /run is full, so the next pass writes the messages again
 
 
 class Sweep:
-    """Makes one pass over what jobs have left."""
+    """Makes one pass over the folders of jobs."""
 
     def __init__(self, disk: ScratchDisk, deadline: float) -> None:
         self._disk = disk
         self._deadline = deadline
         self._said_once = SaidOnce(disk.base)
-        self._subuids: SubUids | None = None  # they are read once, and only when a folder has a stranger's id
+        self._subuids: SubUids | None = None  # read once, when the first folder with another user's id is found
         self._busy: dict[int, bool] = {}
         self._unfinished: set[int] = set()
         self.removed = 0
 
     def all(self, top: int) -> None:
-        """Remove what ended jobs left. Raises TimeUp when not all of it could be done."""
+        """Remove the folders of ended jobs. Raises TimeUp if the time was too short for all of them."""
         all_ended = names(f"{RUN}/ended")
         ended = frozenset(filter(_JOB.fullmatch, all_ended))
         for boot in filter(_BOOT.fullmatch, names(top)):
@@ -175,15 +178,15 @@ class Sweep:
         self._said_once.keep()
         whose = {f"{job.id}.{job.started}": job.uid for job in records().known}
         for name in all_ended:
-            uid = whose.get(name)  # None: the agent has removed the record, and the job may be any user's
+            uid = whose.get(name)  # None: the agent has removed the record, so any user may have had the job
             if not self._unfinished or (uid is not None and uid not in self._unfinished):
                 _unlink(f"{RUN}/ended/{name}")
         if self._unfinished:
             raise TimeUp
 
     def _users(self, folder: int, boot: str, ended: frozenset[str] | None) -> None:
-        """Remove what ended jobs left in one boot's folder. ended: the jobs that have ended in this boot; None: this is an
-        earlier boot's folder."""
+        """Remove the folders of ended jobs in one boot's folder. ``ended``: JOB.START of the jobs that have ended in this boot,
+        or None for the folder of an earlier boot."""
         users = [int(n) for n in names(folder) if n.isascii() and n.isdigit() and int(n) <= UID_MAX]
         random.shuffle(users)  # a user who takes all the time of a pass shall not be first in the next one too
         for uid in users:
@@ -199,13 +202,13 @@ class Sweep:
         return self._subuids.assigned_to(other, by=uid)
 
     def _has_process(self, uid: int) -> bool:
-        """Say whether the user has a process here. This is found out once for each user, because it is a walk through /proc."""
+        """Return whether the user has a process here. The answer is cached, because it needs a search of /proc."""
         if uid not in self._busy:
             self._busy[uid] = has_process(lambda other: other == uid or self._holds(uid, other))
         return self._busy[uid]
 
     def _user(self, folder: int, uid: int, shown: str, ended: frozenset[str] | None) -> bool:
-        """Remove what ended jobs of one user left. Return whether there was time for all of it."""
+        """Remove the folders of one user's ended jobs. Return False if the time was too short for all of them."""
         until = min(self._deadline, time.monotonic() + USER_SECONDS)
         removal = Removal(uid, os.fstat(folder).st_dev, until, lambda other: self._holds(uid, other))
         inner = -1
@@ -219,7 +222,7 @@ class Sweep:
             return self._entries(inner, shown, ended, removal)
         except TimeUp:
             return False
-        except OSError as e:  # this is about this user alone
+        except OSError as e:  # the error concerns this user only
             self._said_once.say(uid, f"the folders of user {uid}: {e.strerror}")
             return True
         finally:
@@ -228,8 +231,8 @@ class Sweep:
             self.removed += removal.removed
 
     def _entries(self, inner: int, shown: str, ended: frozenset[str] | None, removal: Removal) -> bool:
-        """Remove the names in a user's folder that no job uses. The user may fill it, so a limited number is taken at a time:
-        neither memory nor time is the user's to choose."""
+        """Remove the names in a user's folder that no job uses. The user may fill the folder. So a limited number of
+        names is read at a time, and memory and time remain limited."""
         looked_at = 0
         with os.scandir(inner) as listed:
             while found := [entry.name for entry in islice(listed, NAMES_AT_ONCE)]:
@@ -245,8 +248,8 @@ class Sweep:
         return True
 
     def _report(self, name: str, shown: str, removal: Removal) -> None:
-        """Report what stays, and what an admin can do. Names in it are text that the user chose, but for that of a job's
-        folder."""
+        """Report what could not be removed, and what an admin can do. The report has no names that the user may have chosen. It
+        only has the name of a job's folder."""
         if not removal.stays:
             return
         is_job = _JOB.fullmatch(name) is not None
@@ -264,11 +267,11 @@ def _rmdir(name: str, up: int) -> None:
     try:
         os.rmdir(name, dir_fd=up)
     except OSError:
-        pass  # what stays in there was reported
+        pass  # the folder is not empty: what could not be removed was reported
 
 
 def _unlink(path: str) -> None:
     try:
         os.unlink(path)
     except OSError:
-        pass  # it is an admin's folder, or immutable; the next pass tries again
+        pass  # an admin has made it a folder or immutable; the next pass tries again

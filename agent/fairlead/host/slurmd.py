@@ -1,8 +1,8 @@
-"""Says whether slurmctld has spoken to this node's slurmd, without asking anybody.
+"""Detects whether slurmctld has contacted this node's slurmd, without a request to either of them.
 
 slurmctld asks slurmd to register as soon as somebody resumes the node (seen within 2 s on 22.05, 24.11 and 26.05). Otherwise
-an idle slurmd sleeps. How often its threads have given up the CPU (proc(5), status) then changes only at slurmctld's pings. So a
-change of that number says that it is worth asking slurmctld whether our drain is still there.
+an idle slurmd sleeps, and the number of its voluntary context switches (proc(5), status) changes only at slurmctld's pings. So
+when this number changes, the agent asks slurmctld whether the drain that fairlead has set is still there.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _SWITCHES = re.compile(rb"^voluntary_ctxt_switches:\s*(\d+)", re.M)
 
 
 class Slurmd:
-    """Watches this node's slurmd. ``proc``: the path of /proc, or "" for none. It reports nothing where there is no slurmd, or
-    more than one (a test cluster)."""
+    """Watches this node's slurmd. ``proc``: the path of /proc, or "" for none. It reports nothing if there is no slurmd, or if
+    there are several (a test cluster)."""
 
     def __init__(self, proc: str = "/proc", *, clock: Callable[[], float] = time.monotonic) -> None:
         self._proc = proc
@@ -36,14 +36,14 @@ class Slurmd:
         return self._seen is not None
 
     def stirred(self) -> bool:
-        """Say whether slurmd has done something since the last call. The first call returns False."""
+        """Return whether slurmd has been active since the last call. The first call returns False."""
         before = self._seen
         self._seen = now = self._activity()
         return now is not None and before is not None and now != before
 
     def reconfigured(self) -> bool:
         """Say whether slurmd was started by `scontrol reconfigure` or a SIGHUP. A slurmd of 23.11 or newer then starts itself
-        again, and its environment says so (src/slurmd/slurmd/slurmd.c, seen on 24.11 and 26.05)."""
+        again with SLURMD_RECONF=1 in its environment (src/slurmd/slurmd/slurmd.c, seen on 24.11 and 26.05)."""
         try:
             with open(f"{self._proc}/{self._find()}/environ", "rb") as f:
                 return b"SLURMD_RECONF=1" in f.read(1 << 20).split(b"\0")
@@ -51,7 +51,7 @@ class Slurmd:
             return False
 
     def _activity(self) -> tuple[int, int] | None:
-        """Return slurmd's process id and how often its threads gave up the CPU, or None where there is no slurmd."""
+        """Return slurmd's process id and the number of its voluntary context switches, or None if there is no slurmd."""
         switches = self._switches(self._pid)
         if switches is None and (now := self._clock()) >= self._find_at:
             self._pid, self._find_at = self._find(), now + FIND_SECONDS

@@ -1,4 +1,4 @@
-"""Reads, in thorough sweeps, which of the driver's software is on disk and which is in the kernel."""
+"""Reads, in thorough sweeps, which driver software is installed on the disk and which is loaded into the kernel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from fairlead.model.missing import Missing, unreadable
 FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib",
            "/usr/lib/x86_64-linux-gnu/nvidia/current")  # fmt: skip
 LIBRARY = "libnvidia-ml.so.1"
-#: NCCL tests for these too (src/transport/net_ib.cc): the module of the driver, and the one that came before it.
+#: The files of the driver's module nvidia_peermem and of its predecessor nv_mem. NCCL tests for the same files
+#: (src/transport/net_ib.cc).
 PEERMEM = ("/sys/module/nvidia_peermem/version", "/sys/kernel/mm/memory_peers/nv_mem/version",
            "/sys/kernel/mm/memory_peers/nv_mem_nc/version")  # fmt: skip
 VERSION = "/proc/driver/nvidia/version"
@@ -33,8 +34,8 @@ def software(root: Root) -> Software:
 
 
 def _library(root: Root) -> str | Missing | None:
-    """Return the version in the name of the file that the library's link leads to. A driver's files belong together:
-    libnvidia-ml.so.1 leads to libnvidia-ml.so.VERSION (NVIDIA driver README, "Installed Components")."""
+    """Return the version of the installed library, from the name of the file that its link leads to: libnvidia-ml.so.1 is a
+    link to libnvidia-ml.so.VERSION (NVIDIA driver README, "Installed Components")."""
     for folder in FOLDERS:
         path = f"{folder}/{LIBRARY}"
         for _ in range(_LINKS_MAX):
@@ -62,7 +63,7 @@ def _kernel(root: Root) -> tuple[int, int] | Missing:
 
 
 def _channels(root: Root) -> int | Missing:
-    """Count the devices in the folder; in a recorded tree those in its list of device nodes."""
+    """Return the number of IMEX channel devices. In a machine tree they are counted in its list of device nodes."""
     recorded = root.read_text("/dev/nodes") if not root.is_live else None
     if isinstance(recorded, str):
         prefix = CHANNELS.removeprefix("/dev/") + "/channel"

@@ -1,8 +1,8 @@
 """Reads memory controllers, NVMe controllers, mounts and file system errors, from sysfs and PID 1's mount table.
 
-The agent's own mount table calls everything read-only (ProtectSystem=strict in its unit). So PID 1's table is read, and of a
-mount the file system's own options, which come after the separator (Documentation/filesystems/proc.rst, mountinfo). A reader
-who may not read PID 1's table, such as a user, reads its own.
+In the agent's own mount table everything is read-only (ProtectSystem=strict in its unit). So fairlead reads PID 1's table. It
+uses the options of the file system, which come after the separator (Documentation/filesystems/proc.rst, mountinfo). If fairlead
+may not read PID 1's table (when a user runs it), it reads its own table.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _controller(root: Root, name: str) -> MemoryController:
     folder = f"{_EDAC}/{name}"
     worst, most = "", 0
     corrected = root.number(f"{folder}/ce_count")
-    for dimm in root.names(folder) if corrected != 0 else ():  # ce_count is the sum of its DIMMs
+    for dimm in root.names(folder) if corrected != 0 else ():  # ce_count is the sum over the DIMMs
         if dimm.startswith(("dimm", "rank")):
             count = root.number(f"{folder}/{dimm}/dimm_ce_count")
             if isinstance(count, int) and count > most:
@@ -51,10 +51,10 @@ def _controller(root: Root, name: str) -> MemoryController:
 
 
 def images(root: Root) -> frozenset[str]:
-    """Return the block devices that are no disks of the node's, by name and by major:minor.
+    """Return the block devices that are not the node's own disks, by name and by major:minor.
 
-    These are ``USERS_DEVICES``, and what lies on such devices alone (/sys/class/block/NAME/slaves: device-mapper, md, bcache),
-    such as a user's encrypted image. A device without that list is the node's, because nobody knows what it lies on.
+    These are the ``USERS_DEVICES``, and devices that are built only on ``USERS_DEVICES`` (/sys/class/block/NAME/slaves:
+    device-mapper, md, bcache), such as a user's encrypted image. A device without a list of slaves counts as the node's own.
     """
     below = {name: _below(root, name) for name in root.names(_BLOCK)}
     found = {name for name in below if name.startswith(USERS_DEVICES)}
@@ -65,7 +65,7 @@ def images(root: Root) -> frozenset[str]:
 
 
 def _below(root: Root, name: str) -> tuple[str, ...]:
-    """Return the devices that a device lies on; for a partition its disk. () means that this is not known."""
+    """Return the devices that a device is built on, or for a partition its disk, or () if that is not known."""
     found = root.list(f"{_BLOCK}/{name}/slaves")
     whole = _PARTITION.fullmatch(name)
     return found if isinstance(found, tuple) else (whole[1],) if whole else ()
@@ -73,7 +73,7 @@ def _below(root: Root, name: str) -> tuple[str, ...]:
 
 def devices(root: Root) -> frozenset[str] | Missing:
     """Return the node's own block devices (no ``images``) with their partitions, and EDAC's memory controllers, by their names
-    in kernel records. It is Missing for a tree without the list of block devices."""
+    in kernel records. Return Missing for a machine tree without the list of block devices."""
     blocks, controllers = root.list(_BLOCK), root.list(_EDAC)
     if isinstance(blocks, Missing) or isinstance(controllers, Missing):
         return blocks if isinstance(blocks, Missing) else unreadable(f"{_EDAC}: cannot be listed")
@@ -99,7 +99,8 @@ def nvme(root: Root) -> tuple[NvmeController, ...] | Missing:
 
 
 def _address(root: Root, folder: str) -> str:
-    """Return the PCI function on the path of a class device. The link of the device has it: "../../devices/pci0000:15/..."."""
+    """Return the address of the PCI function that a class device belongs to. It is in the target of the device's link:
+    "../../devices/pci0000:15/..."."""
     target = root.readlink(folder)
     if not isinstance(target, str) or "/devices/pci" not in target:
         target = root.real(folder)
@@ -107,8 +108,8 @@ def _address(root: Root, folder: str) -> str:
 
 
 def mounts(root: Root) -> tuple[MountPoint, ...] | Missing:
-    """Return all mounts but the FUSE mounts of users. Of several mounts on one path the last is returned, because it hides the
-    others."""
+    """Return all mounts except the FUSE mounts of users. If a path has several mounts, only the last is returned, because it
+    hides the others."""
     lines = mount_table.lines(root, "/proc/1/mountinfo")
     if root.is_live and not isinstance(lines, list):
         lines = mount_table.lines(root, "/proc/self/mountinfo")

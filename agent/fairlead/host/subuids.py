@@ -1,10 +1,12 @@
-"""Says which user ids a user has besides their own: the ranges of /etc/subuid (subuid(5)), which newuidmap(1) gives to their
-containers.
+"""Finds out which user ids a user has besides his own: the ranges in /etc/subuid (subuid(5)), which newuidmap(1) gives to the
+user's containers.
 
-Both files are read once, with a limit, and only if root alone can change them. A user's name is looked up in /etc/passwd
-alone, because a directory service may not answer. So for users who are not in that file, /etc/subuid must have numbers. What
-cannot be read, or is doubtful, belongs to nobody: ids below 65536 are accounts, and an id that two users have, or that is an
-account's own, is in no range.
+/etc/subuid and /etc/passwd are read once, with a size limit, and only if root alone can change them. A user's name is looked
+up in /etc/passwd only, because a directory service may not answer. So for a user who is not in /etc/passwd, /etc/subuid must
+have the number of the user.
+
+If a file cannot be read, nobody has such ids. Some ids belong to nobody even if they are in a range: ids below 65536, ids in
+the ranges of two users, and the user ids in /etc/passwd.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ class Range(NamedTuple):
 
 
 class SubUids:
-    """Holds the ranges as the files have them when this object is made."""
+    """Holds the ranges that the files had when this object was made."""
 
     def __init__(self, subuid: str = SUBUID, passwd: str = PASSWD) -> None:
         accounts: dict[str, int] = {}
@@ -47,8 +49,8 @@ class SubUids:
 
 
 def _range(line: str, accounts: dict[str, int]) -> Range | None:
-    """Return the range of a line NAME_OR_NUMBER:FIRST:COUNT, or None. A range whose owner is not known still counts, so that
-    no other user gets it."""
+    """Return the range of a line NAME_OR_NUMBER:FIRST:COUNT, or None. A range of an unknown owner is returned too, so that no
+    other user gets its ids."""
     fields = line.split(":")
     if len(fields) != 3:
         return None

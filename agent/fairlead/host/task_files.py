@@ -1,4 +1,4 @@
-"""Reads from /proc about one task: a process (/proc/PID) or a thread (/proc/PID/task/TID). Its name is not read."""
+"""Reads the files of one task in /proc: of a process (/proc/PID) or a thread (/proc/PID/task/TID). The name is not read."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _SIGKILL = 1 << 8
 
 
 class Status(NamedTuple):
-    """Holds fields of proc_pid_status(5). uid: the real user id. switches: how often the task gave up a CPU. killed: SIGKILL
-    is pending."""
+    """Holds fields of proc_pid_status(5). uid: the real user id. switches: the number of context switches. killed:
+    SIGKILL is pending."""
 
     uid: int
     switches: int
@@ -19,8 +19,8 @@ class Status(NamedTuple):
 
 
 def stat_fields(root: Root, folder: str) -> list[str] | None:
-    """Return the fields of proc_pid_stat(5) after the name, which may hold any character: state, ppid, ... None when they
-    cannot be read."""
+    """Return the fields of proc_pid_stat(5) that follow the name (state, ppid, ...), or None if they cannot be read. The name
+    itself may contain any character."""
     data = root.read_bytes(f"{folder}/stat", 4096, head=True)
     if not isinstance(data, bytes):
         return None

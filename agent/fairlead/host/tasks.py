@@ -1,11 +1,12 @@
-"""Finds tasks in uninterruptible sleep that do not wake, as khungtaskd does, but with a time window of our own.
+"""Finds tasks in uninterruptible sleep that do not wake, like khungtaskd, but with fairlead's own time limits.
 
-A task is stuck when it is in state D and has not been scheduled since (its context switches stay the same, as in
-kernel/hung_task.c). State: proc_pid_stat(5). Switches and pending signals: proc_pid_status(5). The step comes from its cgroup.
+A task is stuck if it is in state D in several sweeps and has not run between them: its number of context switches is the same
+(as in kernel/hung_task.c). The state is read from proc_pid_stat(5), context switches and pending signals from
+proc_pid_status(5), and the job step from the task's cgroup.
 
-Of a process only the main thread is read. All threads are read once the main thread has died (Z) and they keep it, or once it
-waits for another task (``waits_for_others``). On a machine with many processes each sweep reads some of them in turn. Tasks in
-state D are read in every sweep.
+Usually only the main thread of a process is read. All threads are read if the main thread is dead (state Z) but other threads
+are not, or if the main thread waits for another task (``waits_for_others``). Each sweep reads a limited number of processes,
+and the next sweep continues. Tasks that were in state D are read in every sweep.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ from fairlead.model.facts import Missing, unreadable
 from fairlead.model.host_facts import StuckTask, Tasks
 
 TURN = 400  # processes in one sweep: about 10 ms
-_ASKED_SECONDS = 10.0  # a task that sleeps for so long is asked what it waits for
+_ASKED_SECONDS = 10.0  # if a task sleeps for this long, fairlead finds out whether it waits for a FUSE server
 _PF_KTHREAD = 0x00200000  # include/linux/sched.h
-Key = tuple[str, str]  # the folder of the task, and its start
+Key = tuple[str, str]  # the task's folder in /proc, and its start time
 
 
 class _Slept(NamedTuple):
-    """Says since when a task has not been scheduled. for_another: it sleeps in a function in which tasks wait for one another."""
+    """Describes the sleep of a task. since: when it was last seen to run. for_another: it sleeps in a function in which
+    tasks wait for another task."""
 
     switches: int
     since: float
@@ -48,7 +50,8 @@ class Watch:
         self._jobs = jobs_of(root)
 
     def sweep(self, now: float, *, turn: int = TURN) -> Tasks | Missing:
-        """Read the next ``turn`` processes by number, and all that slept before. ``now``: CLOCK_BOOTTIME seconds."""
+        """Read the next ``turn`` processes in the order of their ids, and all tasks that slept in the last sweep. ``now``:
+        CLOCK_BOOTTIME seconds."""
         listed = self._root.list("/proc")
         if not isinstance(listed, tuple):
             return listed if isinstance(listed, Missing) else unreadable("/proc: no such folder")
@@ -71,7 +74,8 @@ class Watch:
         return Tasks(total=len(pids), seen=len(ahead), stuck=tuple(sorted(stuck.values(), key=lambda t: (-t.seconds, t.pid))))
 
     def _for_fuse(self, now: float, others: set[str], waiting: list[tuple[str, int]]) -> frozenset[str]:
-        """Return the folders of the tasks that wait for a FUSE server, or for a task beside them that does."""
+        """Return the folders of the tasks that wait for a FUSE server, or for a task (of the same process or user) that waits
+        for a FUSE server."""
         asked = sorted(
             (s.since, (folder, start, s.switches))
             for (folder, start), s in self._sleeping.items()

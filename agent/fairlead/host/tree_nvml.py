@@ -1,4 +1,5 @@
-"""Plays NVML for a machine tree: it reads and writes ``nvml.json``, like a GPU that does at once what it is set to."""
+"""Simulates NVML for a machine tree. It reads values from ``nvml.json``. When a value is set, it writes this value to the file at
+once."""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ def _set(gpu: dict[str, Any], what: str, value: int | str) -> bool:
         case "ecc_mode":
             gpu["ecc_mode"]["pending"] = value
         case "locked_clocks" | "locked_memory_clocks":
-            return True  # NVML has no call that reads a lock
+            return True  # NVML has no call that reads locked clocks
         case "application_clocks":
             clocks = gpu["application_clocks"]
             names = ("memory_hertz", "sm_hertz")

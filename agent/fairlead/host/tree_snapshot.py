@@ -1,7 +1,7 @@
 """Writes a machine tree: the attributes of a machine that fairlead reads, as files and links below a folder.
 
-``gather`` returns the same Node for the tree as for the machine, but for two things: values that the kernel refused (an
-interface that is down has no speed, so there is no file), and, if the tree was redacted, serials, UUIDs and addresses.
+``gather`` returns the same Node for the tree as for the machine, except for two kinds of values. Values that the kernel refused
+to give have no file (the speed of an interface that is down). In a redacted tree, serials, UUIDs and addresses differ.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _COUNTERS = (
     "port_xmit_data", "local_link_integrity_errors", "excessive_buffer_overrun_errors",
 )  # fmt: skip
 IMEX_NODES = "/etc/nvidia-imex/nodes_config.cfg"
-DAEMONS = ("nv-fabricmanage", "nvidia-imex")  # /proc/PID/comm keeps 15 characters
-# kernels before 2.6.26 have these instead of lists
+DAEMONS = ("nv-fabricmanage", "nvidia-imex")  # at most 15 characters, as in /proc/PID/comm
+# kernels before 2.6.26 have these masks instead of the lists
 MASKS = {
     f"{_CPU}/cpu[0-9]*/topology/thread_siblings": "thread_siblings_list",
     f"{_CPU}/cpu[0-9]*/cache/index[0-9]/shared_cpu_map": "shared_cpu_list",
@@ -97,7 +97,7 @@ LINKS = (
     "/sys/class/net/*/master",
     "/sys/kernel/iommu_groups/*/devices/*",
 )  # fmt: skip
-#: Each file of a setting begins so. A redacted tree keeps these files, but for the one that names a site's time servers.
+#: Each file of a setting begins with _OURS. A redacted tree keeps these files, except the file that names a site's time servers.
 _OURS, _NAMES_SERVERS = b"# Written by fairlead", b"(setting time_sync)"
 MODINFO = f"{modinfo.PREFIX}nvidia"
 _KMSG_MAX_BYTES = 16 << 20
@@ -109,11 +109,11 @@ _SKIPPED_WHEN_REDACTED = (
 def snapshot(root: Root, nvml: Mapping[str, Any] | Missing, target: Path, *, redact: bool, reads: Iterable[str] = ()) -> None:
     """Write the machine at ``root``, with NVML's answers, as a tree into ``target``, which is made if it does not exist.
 
-    reads: what checks and settings read besides (``Setting.reads``; globs, and the paths of ``process.read_text``).
+    reads: further files that checks and settings read (``Setting.reads``; globs, and the paths of ``process.read_text``).
 
-    redact: replace serials, UUIDs, MAC addresses and GUIDs, and leave out what names people and servers. Of ``reads`` these
-    are all files below /etc but those that fairlead itself has written. The tree's file ``left-out`` lists them. So they count
-    there as unreadable and not as absent.
+    redact: replace serials, UUIDs, MAC addresses and GUIDs, and leave out files that name people and servers. Of ``reads``, all
+    files below /etc are left out, except files that fairlead has written. The tree's file ``left-out`` lists them, so that they
+    count in the tree as unreadable and not as absent.
 
     Raises HostError when ``target`` cannot be written.
     """
@@ -151,7 +151,7 @@ class _Writer:
             "/sys/fs/ext4",
             _EDAC,
         ):
-            if self._root.exists(folder):  # an empty folder means "none"; a folder that is not there does not
+            if self._root.exists(folder):  # an empty folder means that there is no device, but an absent folder does not
                 os.makedirs(self._at(self._unresolved(folder)), exist_ok=True)
             for name in self._root.names(folder):
                 os.makedirs(self._at(self._unresolved(f"{folder}/{name}")), exist_ok=True)
@@ -159,7 +159,7 @@ class _Writer:
             self._put("/proc/sys/kernel/hostname", kernel.node_name(self._root) + "\n")
         if self._root.is_live:
             self._put("/proc/uptime", f"{kernel.uptime_seconds(self._root):.2f} 0.00\n")
-        for folder in FOLDERS:  # only its name is read
+        for folder in FOLDERS:  # only the name of the library's file is read
             if isinstance(self._root.readlink(f"{folder}/{LIBRARY}"), str):
                 self._put(self._unresolved(f"{folder}/{LIBRARY}"), "")
         self._put_processes()
@@ -177,7 +177,7 @@ class _Writer:
         self._put("/README.md", self._readme())
 
     def _unresolved(self, path: str) -> str:
-        """Make every link on the way to ``path``, and return where the path ends when all of them are followed."""
+        """Make in the tree every symbolic link on the way to ``path``, and return ``path`` with all of these links resolved."""
         done: list[str] = []
         todo = [c for c in reversed(path.split("/")) if c]
         for _ in range(200):
@@ -208,7 +208,7 @@ class _Writer:
 
     def _copy(self, path: str) -> None:
         if self._root.list(path) is not None:
-            return  # a folder
+            return  # ``path`` is a folder
         if "/cache/index" in path and self._root.read_line(f"{os.path.dirname(path)}/level") != "3":
             return
         data = self._root.read_bytes(path)
@@ -244,7 +244,7 @@ class _Writer:
             f.write(text)
 
     def _put_processes(self) -> None:
-        """Write files of daemons by name, and the control groups of the processes on the GPUs."""
+        """Write ``stat`` of the daemons in ``DAEMONS``, and ``cgroup`` of the processes on the GPUs."""
         for name in DAEMONS:
             text = read_text(self._root, path := f"/proc/@{name}/stat")
             if isinstance(text, str):
@@ -257,7 +257,8 @@ class _Writer:
                 self._put(path, text)
 
     def _put_read(self, pattern: str) -> None:
-        """Write the files that a check or a setting declared. A path that is no file has its answer under its own name."""
+        """Write the files that a check or a setting declared. The text of a special path (``/@...``,
+        ``/proc/@...``) is written to a file of that name."""
         if pattern.startswith(("/@", "/proc/@")):
             text = read_text(self._root, pattern)
             if isinstance(text, str):
@@ -272,7 +273,7 @@ class _Writer:
                 self._copy(path)
 
     def _is_ours(self, path: str) -> bool:
-        """Say whether fairlead has written this file and it names nobody."""
+        """Return whether fairlead has written this file and the file names no servers."""
         head = self._root.read_bytes(path, 120, head=True)
         return isinstance(head, bytes) and head.startswith(_OURS) and _NAMES_SERVERS not in head
 
@@ -289,7 +290,7 @@ class _Writer:
         return "".join(lines)
 
     def _kernel_log(self) -> str:
-        """Return the kernel's own records, but nothing of a FIFO, because what is read here would be lost to the agent."""
+        """Return the records of the kernel log, or "" if it is a FIFO, because records read here would be lost to the agent."""
         at = self._root.join("/dev/kmsg")
         try:
             mode = os.stat(at).st_mode
@@ -308,8 +309,7 @@ class _Writer:
         return json.dumps(raw if self._redactor is None else self._redactor.value(raw), indent=1) + "\n"
 
     def _host_json(self) -> str:
-        """Return the content of ``host.json``, which holds what is no file. A tree's own is copied, so that the copy says the
-        same."""
+        """Return the content of ``host.json``: the facts that are not in files. The ``host.json`` of a machine tree is copied."""
         if not self._root.is_live:
             path = os.path.join(self._root.path, HOST_FILE)
             recorded = read_recorded(path)
@@ -329,7 +329,7 @@ class _Writer:
 
 
 def _numbered(text: str) -> str:
-    """Return as many lines, with addresses for documentation (RFC 5737)."""
+    """Replace each line of the text by an address for documentation (RFC 5737)."""
     return "".join(f"192.0.2.{n % 256}\n" for n, line in enumerate(text.splitlines(), 1) if line.strip())
 
 

@@ -1,8 +1,8 @@
-"""Reads the state of a systemd unit: loaded, enabled, active, and what else would start it (``systemctl show``, systemctl(1)).
+"""Reads the state of a systemd unit: loaded, enabled, active, and which units trigger it (``systemctl show``, systemctl(1)).
 
-The path ``/@unit/NAME`` stands for that text, so that a machine tree can have it as a file of this name. systemd is asked
-again only when the unit has started or ended (``/run/systemd/units/invocation:NAME``), or when a unit file was enabled or
-written.
+Checks and settings read the output under the path ``/@unit/NAME``, and a machine tree can have a file of this name.
+``systemctl`` is run again only when the unit has started or ended (``/run/systemd/units/invocation:NAME``), or when a unit file
+was enabled or written.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _known: dict[str, tuple[tuple[object, ...], str | Missing | None]] = {}
 
 
 def text(root: Root, path: str) -> str | Missing | None:
-    """Return lines ``PROPERTY=VALUE``, or Missing when systemd does not answer."""
+    """Return lines ``PROPERTY=VALUE``, or Missing if systemd does not answer."""
     if not root.is_live:
         return root.read_text(path)
     name = path.removeprefix(PREFIX)

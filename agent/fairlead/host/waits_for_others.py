@@ -1,13 +1,13 @@
-"""Finds tasks that wait for another task and not for a device, and the tasks among which that other task must be.
+"""Finds tasks that wait for another task and not for a device, and the tasks that may be that other task.
 
 A process that dumps core waits for all its threads, and they wait for the dump (kernel/exit.c, fs/coredump.c; state I since
 Linux 6.12). A page fault, mmap() and the like wait for the lock of the process's memory. A task that opens, makes or removes a
 file waits for the lock of its folder. The task with the lock may itself wait for a FUSE server.
 
-/proc does not say who has a lock. So the other task is searched among the threads of the same process and of all processes of
-the same user: a user's tasks can only lock what that user may use. Each of these tasks that sleeps is reported as a task of
-its own, so a task that waits for a disk is found. For a task of root's no other process is searched, because any user may have
-made it wait.
+/proc does not show which task has a lock. So the other task is searched for among the threads of the same process and of all
+processes of the same user, because a user's tasks can only lock what that user may use. Each sleeping task among them is
+reported separately, so a task that waits for a disk is found. For a task of root, other processes are not searched, because any
+user may have made this task wait.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fairlead.host.task_files import process_of, stat_fields, status, waits_in
 from fairlead.model.hung_tasks import waits_for_server
 
 Task = tuple[str, int]  # the folder of a task, and its real user id
-THREADS_MAX = 2048  # one call reads at most so many threads: some 50 ms
+THREADS_MAX = 2048  # one call reads at most this many threads, which takes some 50 ms
 _SYSTEM_CALL = r"(?:__(?:x64|ia32|arm64|se|do)_)?sys_"
 _OTHERS = re.compile(
     r"(?:do_exit|exit_mm|coredump_task_exit|coredump_wait|do_coredump|vfs_coredump"
@@ -38,7 +38,7 @@ _VFORK = re.compile(r"(?:wait_for_vfork_done|kernel_clone|_?do_fork)(?:\.[a-z0-9
 
 
 def waits_for_another(function: str) -> bool:
-    """Say whether a task that sleeps in this function waits for another task to end, to arrive, or to give a lock back."""
+    """Return whether a task that sleeps in this function waits until another task ends, joins a core dump, or releases a lock."""
     return _OTHERS.fullmatch(function) is not None
 
 
@@ -49,8 +49,11 @@ def waits_for_vfork(function: str) -> bool:
 
 
 def beside(root: Root, waiting: Iterable[Task], pids: Iterable[int]) -> Iterator[str]:
-    """Yield the folders of tasks of the same processes and users that sleep in state D or wait for a FUSE server. Tasks of the
-    same processes come first. A wait for a server begins in state S, because any signal ends it."""
+    """Yield the folders of tasks that sleep in state D or wait for a FUSE server, and that belong to the processes and users of
+    the ``waiting`` tasks.
+
+    Tasks of the same processes come first. A wait for a FUSE server begins in state S, in which any signal ends the wait.
+    """
     tasks = tuple(waiting)
     own = dict.fromkeys(process_of(folder) for folder, _ in tasks)
     uids = {uid for _, uid in tasks if uid}
@@ -66,7 +69,7 @@ def beside(root: Root, waiting: Iterable[Task], pids: Iterable[int]) -> Iterator
 
 
 def asking(root: Root, folders: Iterable[str]) -> Iterator[Task]:
-    """Yield those tasks that wait for a FUSE server in state S."""
+    """Yield those tasks in ``folders`` that wait for a FUSE server in state S."""
     for folder in folders:
         waits = _state(root, folder) == "S" and waits_for_server(waits_in(root, folder))
         if waits and mount_table.has_fuse(root, f"{folder}/mountinfo") and (said := status(root, folder)):
@@ -90,8 +93,8 @@ def _of(root: Root, uids: set[int], processes: Iterable[str]) -> Iterator[str]:
 
 
 def excused(waiting: Iterable[Task], by: Iterable[Task]) -> frozenset[str]:
-    """Return those of the waiting tasks that have a task of ``by`` beside them: of the same process, or of the same user,
-    unless that is root."""
+    """Return the folders of those ``waiting`` tasks that belong to the same process as a task of ``by``, or to the same user
+    (except root)."""
     those = tuple(by)
     processes = {process_of(folder) for folder, _ in those}
     uids = {uid for _, uid in those if uid}

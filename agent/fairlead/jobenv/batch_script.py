@@ -1,8 +1,8 @@
-"""Reads which names and values a job script, an environment file or a nccl.conf sets, with their lines. It runs nothing.
+"""Reads which variables a job script, an environment file or a nccl.conf sets, with values and line numbers. It runs nothing.
 
 It understands shell (``export A=b``, ``A=b command``, ``env A=b``, ``setenv A b``), srun and sbatch (``--export=ALL,A=b``),
 mpirun (``-x A=b``), Dockerfiles (``ENV A=b``), Python (``os.environ["A"] = "b"``), YAML (``A: b``) and nccl.conf. A value that
-holds a variable is not known (None). Comments, and text that echo prints, set nothing.
+contains a variable is None, because only the running script can compute it. Comments, and text that echo prints, set no variable.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ LINE_MAX = 4096  # the number of characters that are read of a line, and of a co
 class ScriptLine(Struct, frozen=True, kw_only=True):
     """Holds one command: its lines joined at a backslash, without comments.
 
-    number: of its first line. text: the command as it runs. here: it is text of a here-document, which another program reads.
-    allowed: the rules that a comment takes out for this command.
+    number: the line number of the command's first line. text: the command as the shell runs it. here: True for a line of a
+    here-document, which another program reads. allowed: the lint rules that a comment switches off for this command.
     """
 
     number: int
@@ -47,7 +47,7 @@ class ScriptLine(Struct, frozen=True, kw_only=True):
 
 
 class Assignment(Struct, frozen=True, kw_only=True):
-    """Holds one name that the file sets. value: None where it is computed only when the script runs."""
+    """Holds one variable that the file sets. value: its value, or None if it is computed only when the script runs."""
 
     name: str
     value: str | None
@@ -57,7 +57,8 @@ class Assignment(Struct, frozen=True, kw_only=True):
 class Script(Struct, frozen=True, kw_only=True):
     """Holds a file as it was read.
 
-    conf: it is a nccl.conf. raw: its lines without change. shape: what it asks of Slurm.
+    conf: True for a nccl.conf. raw: the lines of the file, unchanged. shape: the nodes, tasks, CPUs and GPUs that the script
+    requests from Slurm.
     """
 
     lines: tuple[ScriptLine, ...]
@@ -70,7 +71,7 @@ class Script(Struct, frozen=True, kw_only=True):
 def read(text: str, *, conf: bool = False) -> Script:
     """Read a file's text and return it as a Script.
 
-    At most 100,000 lines are read, and of each line at most ``LINE_MAX`` characters.
+    The function reads at most 100,000 lines, and at most ``LINE_MAX`` characters of each line.
     """
     raw = tuple(line[:LINE_MAX] for line in text.splitlines()[:_LINES_MAX])
     lines = tuple(_conf_lines(raw) if conf else _joined(raw))
@@ -85,7 +86,7 @@ def read(text: str, *, conf: bool = False) -> Script:
 
 
 def allowed_at(raw: tuple[str, ...], number: int) -> frozenset[str]:
-    """Return the rules that a comment on this line, or a comment on the line before it, takes out."""
+    """Return the lint rules that a comment on this line, or on the line before it, switches off."""
     texts = raw[max(0, number - 2) : number]
     found = [match[1] for x in texts if (match := _ALLOW.search(x))]
     return frozenset(name for x in found for name in x.replace(",", " ").split())
@@ -128,7 +129,7 @@ def _assigned(line: ScriptLine) -> Iterator[Assignment]:
 
 
 def _value(text: str, *, python: bool) -> str | None:
-    """Return the literal value, or None for one with a variable in it. In Python only a string or a number is literal."""
+    """Return the literal value, or None if the value contains a variable. In Python only a string or a number is literal."""
     quoted = len(text) > 1 and text[0] in "\"'" and text[-1] == text[0]
     if python:
         return text[1:-1] if quoted else text if text.isdecimal() else None
@@ -138,8 +139,8 @@ def _value(text: str, *, python: bool) -> str | None:
 
 
 def _conf_lines(raw: tuple[str, ...]) -> Iterator[ScriptLine]:
-    """Yield the lines that are not comments. NCCL takes a line without change, and only a # in the first column makes a
-    comment (src/misc/param.cc, setEnvFile)."""
+    """Yield the lines of a nccl.conf that are not comments. NCCL reads a line unchanged. For NCCL, only a line with a # in the
+    first column is a comment (src/misc/param.cc, setEnvFile)."""
     allowed: frozenset[str] = frozenset()
     for number, text in enumerate(raw, 1):
         if text.startswith("#"):

@@ -1,4 +1,4 @@
-"""Writes the rows as the file /run/fairlead/env that the task prolog reads, and explains them to people."""
+"""Makes the text of /run/fairlead/env, which the task prolog reads, from the rows of variables. Explains the rows to people."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ END = "."
 
 
 def render(rows: Iterable[VariableRow] = ROWS, *, skip: Iterable[str] = (), extra: Mapping[str, str] | None = None) -> str:
-    """Return the text of /run/fairlead/env: lines ``NAME WHEN VALUE LEVEL MARK`` with TABs between, then a line with a dot.
+    """Return the text of /run/fairlead/env: lines ``NAME WHEN VALUE LEVEL MARK`` with TABs between the fields, then a line with a
+    dot.
 
-    The dot says that the file is complete. The whole text is one quoted assignment of a shell, because a shell reads that at
-    once; its ``read`` makes a system call for each character. WHEN is ``VariableRow.condition``. MARK is the ``value_mark`` of
-    a literal value, or - for a rule. A row that names another in ``unless`` must come after it.
+    The dot marks the end of a complete file. The whole text is one quoted shell assignment, because a shell reads such an
+    assignment at once. The builtin ``read`` would make a system call for each character. WHEN is ``VariableRow.condition``. MARK
+    is the ``value_mark`` of a literal value, or - for a rule. A row that names another variable in ``unless`` must come after the
+    row of that variable.
 
-    ``skip``: names that the site does not want set. ``extra``: the site's own variables, for every step; they replace a row of
-    the same name. Raises DataError for a name that is never set, and for a row that the shell could not read.
+    ``skip``: the names of variables that fairlead must not set. ``extra``: the site's own variables, which are set in every step
+    and replace a row of the same name. Raises DataError for a name that is never set, and for a row that the shell could not
+    read.
     """
     unwanted = {*skip, *(extra or {})}
     lines = []
@@ -58,9 +61,9 @@ def quoted(table: str) -> str:
 
 
 def published(text: str, known: Iterable[VariableRow]) -> tuple[VariableRow, ...]:
-    """Return the rows of a text that ``render`` made, or () where the text is cut off.
+    """Return the rows of a text that ``render`` made, or () if the text is cut off.
 
-    Rows with the name of a ``known`` row get its reason. A row that is not known is the site's own.
+    A row with the name of a ``known`` row gets the reason and the source of that row. Any other row is a variable of the site.
     """
     named = {r.name: r for r in known}
     rows = []
@@ -99,12 +102,12 @@ def explain(
     rows: Iterable[VariableRow] = ROWS,
     conf: Mapping[str, str] | None = None,
 ) -> list[dict[str, str]]:
-    """Return every row beside a job's environment: ``{"name", "now", "origin", "overrides", "when", "rule", "what", "why",
-    "source"}``.
+    """Return a dictionary for each row, with the variable's value in a job's environment: ``{"name", "now", "origin",
+    "overrides", "when", "rule", "what", "why", "source"}``.
 
     ``origin`` says where the value comes from: "fairlead" (fairlead set it), "user" (the user set, changed or unset it),
-    "nccl.conf" (NCCL reads it there), "-" (it is not set here). ``overrides``: the value that the user's value replaces.
-    ``conf``: the assignments of /etc/nccl.conf.
+    "nccl.conf" (NCCL reads it from that file), "-" (the variable is not set in this environment). ``overrides``: fairlead's
+    value, which the user's value replaces. ``conf``: the variables that /etc/nccl.conf sets.
     """
     ours = dict(part.split(":", 1) for part in environment.get("FAIRLEAD_SET", "").split("|") if ":" in part)
     skipped = set(environment.get("FAIRLEAD_SKIP", "").split(","))
@@ -151,8 +154,9 @@ _PLAIN = re.compile(r"[A-Za-z0-9_:./@,=^%#~+-]+")
 
 
 def value_mark(value: str) -> str:
-    """Return how FAIRLEAD_SET names a value that fairlead has set: the value itself behind ``=``.
+    """Return the mark of a value in FAIRLEAD_SET, the list of variables that fairlead has set: ``=`` and the value itself.
 
-    A value with characters that FAIRLEAD_SET cannot hold is named by a checksum. Only the table gives such a number.
+    The mark of a value with characters that FAIRLEAD_SET cannot contain is a checksum of the value. The task prolog reads such
+    marks from /run/fairlead/env and never computes one.
     """
     return f"={value}" if _PLAIN.fullmatch(value) else str(zlib.crc32(value.encode()))

@@ -1,4 +1,4 @@
-"""Lists what fairlead lint knows of single variables: names that are gone, names for debugging, names that hold a number.
+"""Lists the variables for ``fairlead lint``: removed names, names for debugging only, and names whose value is a number.
 
 The facts are from NVIDIA's NCCL user guide, environment variables (docs/userguide/source/env.rst of 2.30.7), and NCCL's
 source.
@@ -10,7 +10,7 @@ GUIDE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 PARAM = "NCCL src/misc/param.cc: strtoll(value, NULL, 0)"
 TORCH_DDP = "https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html"
 
-#: These names are gone or renamed. The value has the NCCL version since when, and the new name ("" for none).
+#: NCCL has removed or renamed these variables. Each value is the NCCL version that did so, and the new name ("" for none).
 DEAD: dict[str, tuple[str, str]] = {
     "NCCL_IB_GDR_LEVEL": ("2.4", "NCCL_NET_GDR_LEVEL"),
     "NCCL_IB_CUDA_SUPPORT": ("2.4", ""),
@@ -25,8 +25,8 @@ DEAD: dict[str, tuple[str, str]] = {
     "NCCL_CHECK_POINTERS": ("2.29.7", "NCCL_CHECK_MODE"),
 }
 
-#: The guide's second class: "These variables should not be used in production". The names in DEAD, and the names
-#: that have a rule of their own, are left out.
+#: The NCCL user guide says about these variables: "These variables should not be used in production". The names in DEAD, and
+#: names that have a lint rule of their own, are left out.
 DEBUG_ONLY = frozenset(
     {
         "NCCL_CGA_CLUSTER_SIZE",
@@ -53,8 +53,8 @@ DEBUG_ONLY = frozenset(
     }
 )
 
-#: These are of the same class, but a cloud or a vendor publishes them for its own machines. They are right there and useless
-#: elsewhere.
+#: The guide says the same about these variables, but a cloud or a vendor recommends them for its own machines. They are right on
+#: these machines and useless on others.
 PLATFORM = frozenset(
     {
         "NCCL_CUMEM_ENABLE",
@@ -73,10 +73,10 @@ PLATFORM = frozenset(
     }
 )
 
-#: The value 1 switches on; 0 leaves NCCL as it is.
+#: For these variables, the value 1 disables something, and 0 changes nothing in NCCL.
 SWITCHES = frozenset({"NCCL_IB_DISABLE", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_NVB_DISABLE", "NCCL_PXN_DISABLE"})
 
-#: NCCL reads these as one whole number and drops a suffix without a warning.
+#: NCCL reads each of these values as a whole number, and ignores a suffix such as M without a warning.
 SIZES = frozenset(
     {
         "NCCL_BUFFSIZE",

@@ -1,4 +1,4 @@
-"""Defines what a rule of ``fairlead lint`` gets and what it yields: the types that script_lint.py and the rules use."""
+"""Defines the types of the arguments and results of the rules of ``fairlead lint``."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from fairlead.jobenv.batch_script import Assignment, Script, ScriptLine
 
 
 class LintLevel(StrEnum):
-    """Says how bad a finding is. error: it breaks the job or corrupts data. warn: it is slower, dangerous or without effect.
-    info: it is right on some machines only."""
+    """Says how bad a finding is. error: the setting breaks the job or corrupts data. warn: the setting makes the job slower, is
+    dangerous, or has no effect. info: the setting is right on some machines only."""
 
     INFO = "info"
     WARN = "warn"
@@ -21,7 +21,7 @@ class LintLevel(StrEnum):
 
 
 class LintFinding(Struct, frozen=True, kw_only=True):
-    """Holds one finding of a rule. line: its number in the file, from 1."""
+    """Holds one finding of a rule. line: the number of the line in the file, from 1."""
 
     line: int
     rule: str
@@ -32,7 +32,7 @@ class LintFinding(Struct, frozen=True, kw_only=True):
 
 
 class LintSite(Struct, frozen=True, kw_only=True):
-    """Holds what is known of the machine. nccl: its version. fabric: "ib" where the machine has InfiniBand, "" where that is
+    """Holds what is known about the machine. nccl: the version of NCCL. fabric: "ib" if the machine has InfiniBand, "" if this is
     not known."""
 
     nccl: tuple[int, ...] = (2, 30)
@@ -49,10 +49,9 @@ def assigned(script: Script, *names: str) -> Iterator[Assignment]:
 
 
 def number(value: str | None) -> int | None:
-    """Return a value as NCCL reads it with strtoll(value, NULL, 0): text behind the digits is dropped, and text without digits
-    is 0.
+    """Return a value as NCCL reads it with strtoll(value, NULL, 0). Text behind the digits is ignored, and other text is 0.
 
-    None for a value that is not known, and for an empty one, which NCCL takes for unset (src/misc/param.cc).
+    The result is None if the value is not known, or is empty, which NCCL treats as unset (src/misc/param.cc).
     """
     if not value:
         return None
@@ -75,5 +74,5 @@ def whole(value: str) -> bool:
 
 
 def shown(a: Assignment) -> str:
-    """Return ``=value`` where the value is known, else ""."""
+    """Return ``=`` and the value of the assignment, or "" if the value is not known."""
     return "" if a.value is None else f"={a.value}"

@@ -1,4 +1,4 @@
-"""Holds the rules on what a job asks of Slurm, on how it starts its processes, and on variables that are not NCCL's."""
+"""Holds the lint rules on a job's Slurm options, on how it starts its processes, and on variables that are not NCCL's."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ _TRAINING = re.compile(
 def _commands(script: Script) -> Iterator[ScriptLine]:
     """Return the commands that this script runs itself.
 
-    Text of here-documents is left out. A file that is not a batch script of Slurm has none.
+    The lines of here-documents are left out. For a file that is not a batch script of Slurm, nothing is returned.
     """
     return (line for line in script.lines if script.shape.batch and not line.here)
 
 
 def _options(text: str) -> str:
-    """Return the options of the launcher on this line, up to the program that it starts, whose options are its own."""
+    """Return the text of the launcher's options on this line, without the program that it starts and that program's options."""
     match = _TORCH.search(text) or re.search(r"\bdeepspeed\b", text)
     return "" if match is None else re.split(r"\s(?:-m\s|\S+\.py\b)", text[match.end() :], maxsplit=1)[0]
 
@@ -58,8 +58,8 @@ def _directive(script: Script, option: str) -> ScriptLine:
 
 
 def _master_local(script: Script, site: LintSite) -> Found:
-    """Find a MASTER_ADDR that is local. It "should point to the IP address or host name of the node where rank 0 runs"
-    (TORCH_ENV)."""
+    """Find a MASTER_ADDR that is the local host, in a job of several nodes. MASTER_ADDR "should point to the IP address or host
+    name of the node where rank 0 runs" (TORCH_ENV)."""
     if not script.shape.several_nodes or any(_ALONE.search(line.text) for line in script.lines):
         return
     at = [a.line for a in assigned(script, "MASTER_ADDR") if _LOCAL.fullmatch(a.value or "")]
@@ -76,7 +76,7 @@ def _master_local(script: Script, site: LintSite) -> Found:
 def _bare_launcher(script: Script, site: LintSite) -> Found:
     """Find a launcher without srun on several nodes.
 
-    The batch script runs on the first node of the allocation alone (sbatch(1)), and torchrun starts no launcher on another
+    The batch script runs only on the first node of the allocation (sbatch(1)), and torchrun starts no launcher on another
     node.
     """
     if not script.shape.several_nodes or any(_STARTER.search(x.text) and "hostname" not in x.text for x in script.lines):
@@ -97,15 +97,15 @@ def _bare_launcher(script: Script, site: LintSite) -> Found:
 
 
 def _launchers(script: Script, site: LintSite) -> Found:
-    """Find a torchrun that srun starts several times on a node. It starts one process for each GPU itself, so srun must start
-    it once (TORCHRUN)."""
+    """Find a torchrun that srun starts several times on a node. torchrun itself starts one process for each GPU, so srun must
+    start torchrun once on each node (TORCHRUN)."""
     tasks = script.shape.tasks_per_node or 1
     for line in _commands(script):
         srun = re.search(r"\bsrun\b(.*?)" + _TORCH.pattern, line.text)
         if tasks < 2 or srun is None or (_processes(line.text) == 1 and _PER_LAUNCHER.search(_options(line.text))):
             continue
         if "$" in srun[1] or re.search(r"--ntasks|--nodelist|\s-[nNw][\s\d]|--nodes", srun[1]):
-            continue  # the step has a shape of its own
+            continue  # the step sets its own number of tasks or nodes
         yield (
             line,
             LintLevel.ERROR,
@@ -138,8 +138,8 @@ _EARLY_RANK = re.compile(r"^\s*export\s+(?:[A-Z_]+=\S*\s+)*(RANK|LOCAL_RANK)=[\"
 
 
 def _early_rank(script: Script, site: LintSite) -> Found:
-    """Find a rank that the batch script computes. SLURM_PROCID and its like belong to one task (srun(1)): in the batch script
-    they are 0."""
+    """Find a rank that the batch script computes. SLURM_PROCID and similar variables have a value for each task (srun(1)). In the
+    batch script they are 0."""
     shape = script.shape
     for line in _commands(script):
         match = _EARLY.search(line.text)
@@ -158,7 +158,7 @@ def _early_rank(script: Script, site: LintSite) -> Found:
 def _cpus(script: Script, site: LintSite) -> Found:
     """Find a job whose tasks get one CPU for their GPUs.
 
-    "-c: ... The default is one processor per task" (sbatch(1)); a site may set DefCpuPerGPU (slurm.conf(5)).
+    "-c: ... The default is one processor per task" (sbatch(1)). A site may set DefCpuPerGPU (slurm.conf(5)).
     """
     shape = script.shape
     gpus = shape.gpus or 0
@@ -200,17 +200,18 @@ def _shebang(script: Script, site: LintSite) -> Found:
         )
 
 
-_TEMPLATE = re.compile(r"\{%|\{\{|<%|^% ")  # Jinja and Mako: the file that is submitted is another one
+_TEMPLATE = re.compile(r"\{%|\{\{|<%|^% ")  # a Jinja or Mako template: it is not submitted itself
 
 
 def _late_option(script: Script, site: LintSite) -> Found:
-    """Find an #SBATCH line that sbatch does not read: "#SBATCH ... before any executable commands in the script" (sbatch(1))."""
+    """Find an #SBATCH line after the first command, which sbatch does not read: "#SBATCH ... before any executable commands in
+    the script" (sbatch(1))."""
     first = next((x.number for x in script.lines if not script.raw[x.number - 1].startswith("#SBATCH")), None)
     if first is None or not script.raw[0].startswith("#!") or any(_TEMPLATE.search(x) for x in script.raw):
         return
     inside = here_documents(script.raw)
     late = [(number, text.strip()) for number, text in directives(script.raw) if number > first and number not in inside]
-    if late and not any("$" in text for _, text in late):  # sbatch expands nothing, so another text is submitted
+    if late and not any("$" in text for _, text in late):  # a $ is for another program, which writes the real script
         number, text = late[0]
         others = f" and {len(late) - 1} more are not asked for" if len(late) > 1 else " is not asked for"
         yield (
@@ -253,7 +254,7 @@ def _visible_devices(script: Script, site: LintSite) -> Found:
 
 
 def _lasts(text: str) -> bool:
-    """Say whether the assignment applies to the following commands, not only to one command of the same line."""
+    """Say whether the assignment applies to the commands on the following lines, and not only to one command on its own line."""
     return bool(
         re.search(r"\bexport\b[^;&|]*CUDA_VISIBLE_DEVICES=|^\s*(?:setenv\s+)?CUDA_VISIBLE_DEVICES[=\s]\S*\s*(?:;|$)", text)
     )
@@ -264,8 +265,8 @@ _SHARED_TOO = re.compile(r"(?:--tensor[_-]parallel[_-]size|-tp|--tp(?:-size)?)[=
 
 
 def _expandable(script: Script, site: LintSite) -> Found:
-    """Find expandable segments in a server that shares memory. They are virtual memory, which cudaIpcGetMemHandle refuses
-    (vllm#42609)."""
+    """Find PyTorch's expandable segments in an inference server that shares GPU memory between processes. These segments are
+    virtual memory, which cudaIpcGetMemHandle refuses (vllm#42609)."""
     text = "\n".join(line.text for line in script.lines)
     if not _IPC.search(text) or not _SHARED_TOO.search(text) or "disable-custom-all-reduce" in text:
         return
@@ -285,7 +286,7 @@ _SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "NEPTUNE_API_
 
 
 def _never(script: Script, site: LintSite) -> Found:
-    """Find the variables of never.py that harm in a user's own script too and have no rule of their own."""
+    """Find the variables of never.py that do harm even if the user sets them, and that no other rule finds."""
     torchrun = any(_TORCH.search(line.text) for line in script.lines)
     for a in script.assignments:
         value = a.value or ""
@@ -330,7 +331,7 @@ def _numactl(script: Script, site: LintSite) -> Found:
 
 
 def _on_one_node(text: str) -> bool:
-    """Say whether a command of the line is numactl with the CPUs and the memory of one NUMA node each."""
+    """Say whether a command of the line is numactl that binds both the CPUs and the memory to one NUMA node."""
     for command in re.split(r"[|;&]", text):
         at = re.search(r"\bnumactl\b", command)
         if at is not None and all(pattern.search(command, at.end()) for pattern in _NODES):
@@ -372,7 +373,7 @@ def _workers(script: Script, site: LintSite) -> Found:
 
 
 def _processes(text: str) -> int:
-    """Return how many processes a launcher on this line starts on a node; 1 where it does not say."""
+    """Return how many processes a launcher on this line starts on a node, or 1 if its options do not say."""
     match = _PER_LAUNCHER.search(_options(text))
     return max(1, int(match[1])) if match else 1
 

@@ -1,8 +1,8 @@
-"""Lists the names of variables that NCCL reads, and names that look like NCCL's and are not.
+"""Lists the names of variables that NCCL reads, and names that look like NCCL's but that nothing reads.
 
-The source is NCCL's own source of 2.30.7 (NCCL_PARAM, ncclGetEnv and getenv in src and plugins) with its user guide,
-docs/userguide/source/env.rst. The names that are gone come from the source of 2.3.7, 2.4.8, 2.7.8, 2.8.4, 2.12.12, 2.18.5,
-2.21.5, 2.23.4 and 2.27.7.
+Sources: the source code of NCCL 2.30.7 (NCCL_PARAM, ncclGetEnv and getenv in src and plugins) and its user guide,
+docs/userguide/source/env.rst. Names that NCCL has removed come from the source code of 2.3.7, 2.4.8, 2.7.8, 2.8.4, 2.12.12,
+2.18.5, 2.21.5, 2.23.4 and 2.27.7.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _NUMBERS = """
     SYM_REUSE_SYSMEM_HANDLES SYM_RS_GIN_CHUNK_SIZE SYM_TMA_ENABLE TOPO_DUMP_FILE_RANK TOPO_SPLIT_MLOPART UID_STAGGER_RATE
     UID_STAGGER_THRESHOLD UNPACK_DOUBLE_NCHANNELS WIN_ENABLE WIN_STRIDE WORK_ARGS_BYTES WORK_FIFO_BYTES
 """
-#: NCCL reads these as a whole number with NCCL_PARAM, which is strtoll(value, NULL, 0) (src/misc/param.cc). A value without
-#: digits is 0.
+#: NCCL reads the values of these variables as whole numbers with NCCL_PARAM, which calls strtoll(value, NULL, 0)
+#: (src/misc/param.cc). NCCL reads a value without digits as 0.
 NUMBERS = frozenset("NCCL_" + name for name in _NUMBERS.split())
 
 _TEXTS = """
@@ -65,10 +65,11 @@ _TEXTS = """
     THREAD_THRESHOLDS TOPO_DUMP_FILE TOPO_FILE TREE_THRESHOLD TUNER_CONFIG_FILE TUNER_PLUGIN WARN_ENABLE_DEBUG_INFO
     WORK_FIFO_DEPTH
 """
-#: NCCL reads these as text, or with a parser of their own.
+#: NCCL reads the values of these variables as text, or with a parser for the one variable.
 TEXTS = frozenset("NCCL_" + name for name in _TEXTS.split())
 
-#: Plug-ins read these: NVIDIA's HPC-X (IBEXT, SHARP, UCX), Google's (GPUDIRECTTCPX, FASTRAK, SHIMNET), AWS's (OFI).
+#: Plug-ins read the names that begin like this: NVIDIA's HPC-X (IBEXT, SHARP, UCX), Google's (GPUDIRECTTCPX, FASTRAK, SHIMNET)
+#: and AWS's (OFI).
 PLUGINS = (
     "NCCL_IBEXT_",
     "NCCL_SHARP_",
@@ -84,11 +85,11 @@ _TORCH = """
     ASYNC_ERROR_HANDLING AVOID_RECORD_STREAMS BLOCKING_WAIT DESYNC_DEBUG ENABLE_TIMING HIGH_PRIORITY
     USE_TENSOR_REGISTER_ALLOCATOR_HOOK
 """
-#: PyTorch's own, by their names before 2.2 (torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp). Since then it reads the names with
-#: TORCH_ first.
+#: PyTorch before 2.2 reads these names (torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp). PyTorch 2.2 and newer prefers the same
+#: names with the prefix TORCH_.
 TORCH = frozenset("NCCL_" + name for name in _TORCH.split())
 
-#: Many scripts take these for NCCL's, and nothing reads them. The value says how to do what they are meant to do.
+#: Many scripts set these variables for NCCL, but nothing reads them. Each value says how to get the intended effect.
 INVENTED = {
     "NCCL_TIMEOUT": "pass timeout= to torch.distributed.init_process_group()",
     "NCCL_SOCKET_TIMEOUT": "pass timeout= to torch.distributed.init_process_group()",

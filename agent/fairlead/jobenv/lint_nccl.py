@@ -1,4 +1,4 @@
-"""Holds the rules on the variables of NCCL, and on nccl.conf."""
+"""Holds the lint rules on the variables of NCCL, and on nccl.conf."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ MANY_GPUS = 8  # a node with this many has an adapter for each GPU, or for two G
 EFA_BUFFSIZE = 1 << 23  # the AWS plug-in sets this by itself; https://github.com/NVIDIA/nccl/issues/1739
 
 NAMES = GUIDE + ", and NCCL's source"
-NEAR = 0.8  # the least ratio of difflib: NCCL_SOCKET_IFACE finds IFNAME, NCCL_TEST finds nothing
+NEAR = 0.8  # the least ratio of difflib for a similar name: NCCL_SOCKET_IFACE finds NCCL_SOCKET_IFNAME, NCCL_TEST finds nothing
 KNOWN = NUMBERS | TEXTS | TORCH
 ENDINGS = sorted(name.removeprefix("NCCL_") for name in NUMBERS | TEXTS)
-#: Only NCCL's own names begin like this. NCCL_HOME, NCCL_DIR and similar names are a user's.
+#: Only NCCL's own names begin with these prefixes. Users choose NCCL_HOME, NCCL_DIR and similar names.
 FAMILIES = tuple(f"NCCL_{x}_" for x in ("IB", "SOCKET", "P2P", "NET", "SHM", "NVLS", "CUMEM", "DEBUG", "GRAPH", "TOPO", "RAS"))
 _SUFFIX = re.compile(r"\s*(\d+)\s*([KMGT]i?B?)\s*", re.IGNORECASE)
 
@@ -43,7 +43,7 @@ def _buffsize(script: Script, site: LintSite) -> Found:
     for a in assigned(script, "NCCL_BUFFSIZE", "NCCL_NTHREADS"):
         size = number(a.value)
         if a.value is not None and not whole(a.value):
-            continue  # it is not a number: another rule reports it
+            continue  # `_number` or `_size_suffix` reports a value that is not a number
         if size and size & (size - 1):
             yield (
                 a.line,
@@ -69,7 +69,7 @@ def _number(script: Script, site: LintSite) -> Found:
         if a.name not in NUMBERS or not a.value or whole(a.value):
             continue
         if a.name in SIZES and _SUFFIX.fullmatch(a.value):
-            continue  # another rule reports it
+            continue  # `_size_suffix` reports this value
         off = " and so switches nothing" if a.name in SWITCHES and not number(a.value) else ""
         yield (
             a.line,
@@ -111,7 +111,7 @@ def _algo(script: Script, site: LintSite) -> Found:
 def _proto(script: Script, site: LintSite) -> Found:
     for a in assigned(script, "NCCL_PROTO"):
         if (a.value or "").startswith("^"):
-            continue  # a platform with a broken protocol takes that one away
+            continue  # the ^ excludes a protocol, which is right where that protocol is broken
         forced = "LL128" in (a.value or "").upper().split(",")
         harm = ": LL128 where the platform does not support it corrupts data" if forced else ": NCCL can no longer choose by size"
         yield (
@@ -233,7 +233,8 @@ def _loopback(script: Script, site: LintSite) -> Found:
 
 
 def _one_hca(script: Script, site: LintSite) -> Found:
-    """Find one adapter that is named for several GPUs on several nodes. Only the node knows whether it has more adapters."""
+    """Find NCCL_IB_HCA with only one adapter for several GPUs. Only on the node can fairlead see whether the node has more
+    adapters."""
     gpus = script.shape.gpus or 0
     if script.conf or script.shape.nodes == 1 or gpus <= 1:
         return
@@ -273,8 +274,8 @@ def _hca_prefix(script: Script, site: LintSite) -> Found:
             )
 
 
-#: InfiniBand keeps these in a few bits. The number is the largest value (InfiniBand specification, volume 1, 12.7.34 and
-#: 12.7.38).
+#: InfiniBand stores these values in a few bits. Each number here is the largest possible value (InfiniBand specification, volume
+#: 1, 12.7.34 and 12.7.38).
 BITS = {"NCCL_IB_TIMEOUT": 31, "NCCL_IB_RETRY_CNT": 7}
 
 

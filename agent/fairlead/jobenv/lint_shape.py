@@ -1,4 +1,4 @@
-"""Reads what a batch script asks of Slurm: nodes, tasks, CPUs and GPUs, as sbatch reads its #SBATCH lines (sbatch(1))."""
+"""Reads the nodes, tasks, CPUs and GPUs that a batch script requests, as sbatch reads its #SBATCH lines (sbatch(1))."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _HERE = re.compile(r"<<-?\s*[\"'\\]?([A-Za-z_]\w*)")
 
 
 class JobShape(Struct, frozen=True, kw_only=True):
-    """Holds the size of the job that a script asks for. A field is None where the file does not say.
+    """Holds the size of the job that a script requests. A field is None if the file does not set it.
 
-    batch: the file has #SBATCH lines of its own. lines: the line number of each option.
+    batch: the file has #SBATCH lines outside here-documents. lines: the line number of each option.
     """
 
     batch: bool = False
@@ -52,7 +52,7 @@ class JobShape(Struct, frozen=True, kw_only=True):
 
     @property
     def gpus(self) -> int | None:
-        """Return the number of GPUs on a node, or None where the file does not say."""
+        """Return the number of GPUs on a node, or None if the file does not say it."""
         if self.gpus_per_node is not None:
             return self.gpus_per_node
         if self.gpus_per_task is not None:
@@ -61,7 +61,8 @@ class JobShape(Struct, frozen=True, kw_only=True):
 
 
 def shape_of(raw: tuple[str, ...]) -> JobShape:
-    """Return the shape of a script's lines. Where no #SBATCH line sets tasks or CPUs, the first srun or salloc does."""
+    """Return the size of the job that these lines request. If no #SBATCH line sets the tasks or the CPUs, the first srun, salloc
+    or sbatch command that sets them counts."""
     told: dict[str, int] = {}
     lines: dict[str, int] = {}
     exclusive = batch = False
@@ -89,7 +90,7 @@ def here_documents(raw: tuple[str, ...]) -> frozenset[int]:
             inside.add(number)
             if text.strip() == ends[0]:
                 ends.pop(0)
-        # it is neither a here-string nor a shift
+        # `<<` begins a here-document if it is neither a here-string nor a shift
         elif "<<" in text and "<<<" not in text and "((" not in text and text[:1] != "#":
             ends = _HERE.findall(text)
     return frozenset(inside) if not ends else frozenset()

@@ -1,8 +1,8 @@
 """Finds harmful and useless settings in job scripts, environment files and nccl.conf, and says why and what to write instead.
 
-Each rule is one generator. RULES is the list, in the order in which findings of one line are reported. A rule reads a Script
-and yields nothing where it is not sure. ``# fairlead: allow RULE`` before or behind a command takes that rule out for the
-command.
+Each rule is one generator function. RULES lists the rules in the order in which findings of one line are reported. A rule reads a
+Script, and yields nothing if it is not sure. The comment ``# fairlead: allow RULE`` before or behind a command switches that rule
+off for the command.
 """
 
 from __future__ import annotations

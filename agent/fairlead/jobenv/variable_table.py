@@ -1,8 +1,9 @@
-"""Describes a job's environment as data: which variable is set, when, why, and by which source. It reads no machine.
+"""Describes a job's environment as data: which variable is set, when, why, and by which source. It reads nothing of the machine.
 
-fairlead sets only what the shape of a job needs, and only where the user has set nothing. Facts of the node (interfaces, HCAs)
-go to /etc/nccl.conf by the setting ``nccl`` instead. `fairlead env explain` shows these rows, and the task prolog applies
-them. ``never.py`` lists what is never set and what only a site can decide.
+fairlead sets only variables that the job needs for its number of nodes, tasks and GPUs, and only if the user has not set them.
+The setting ``nccl`` writes facts of the node (interfaces, HCAs) to /etc/nccl.conf instead. `fairlead env explain` shows the rows
+of this table, and the task prolog applies them. ``never.py`` lists the variables that are never set, and those on which only a
+site can decide.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class When(StrEnum):
 
 
 class ValueLevel(StrEnum):
-    """Says with which FAIRLEAD_PROFILE a row is set. MINIMAL rows are set with FAIRLEAD_PROFILE=minimal too."""
+    """Says with which FAIRLEAD_PROFILE a row is set. With FAIRLEAD_PROFILE=minimal, only MINIMAL rows are set."""
 
     MINIMAL = "minimal"
     FULL = "full"
@@ -38,8 +39,8 @@ class ValueLevel(StrEnum):
 class VariableRow(Struct, frozen=True, kw_only=True):
     """Describes one variable. value: a literal, or a rule of the task prolog: @cores, @first_host, @port, @scratch.
 
-    at_least: for When.NODES, the least number of nodes. unless: another variable that says the same; where the user has set
-    that one, this row is not set.
+    at_least: for When.NODES, the least number of nodes with which the row applies. unless: another variable with the same
+    meaning. If the user has set that variable, this row is not set.
     """
 
     name: str
@@ -54,7 +55,7 @@ class VariableRow(Struct, frozen=True, kw_only=True):
 
     @property
     def condition(self) -> str:
-        """Return WHEN as the task prolog reads it: ``nodes``, ``nodes:128``, ``share!OMP_NUM_THREADS``."""
+        """Return the condition of the row as the task prolog reads it: ``nodes``, ``nodes:128``, ``share!OMP_NUM_THREADS``."""
         return f"{self.when.value}{f':{self.at_least}' if self.at_least else ''}{f'!{self.unless}' if self.unless else ''}"
 
 
@@ -150,7 +151,7 @@ ROWS: tuple[VariableRow, ...] = (
         what="PyTorch remembers the last 2000 collectives",
         why="makes a hang diagnosable (flight recorder); costs some kilobytes",
         source="https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html",
-        unless="TORCH_FR_BUFFER_SIZE",  # its name since PyTorch 2.9, which still reads the name above
+        unless="TORCH_FR_BUFFER_SIZE",  # the name since PyTorch 2.9, which still reads TORCH_NCCL_TRACE_BUFFER_SIZE
     ),
     VariableRow(
         name="TORCH_NCCL_DUMP_ON_TIMEOUT",
@@ -165,8 +166,8 @@ ROWS: tuple[VariableRow, ...] = (
 
 
 def of_interface(name: str) -> tuple[VariableRow, ...]:
-    """Return the row of Gloo's interface, which is the one of NCCL's sockets on this node. () for "", a name that is not
-    known."""
+    """Return the row for Gloo's interface, which is also the interface of NCCL's sockets on this node. Return () if the name is
+    "", which means that the interface is not known."""
     if not name:
         return ()
     why = "Gloo listens where the host name leads, which is the loopback on many systems; NCCL's sockets use this interface too"
@@ -184,8 +185,8 @@ def of_interface(name: str) -> tuple[VariableRow, ...]:
 
 
 def of_scratch(folder: str) -> tuple[VariableRow, ...]:
-    """Return the rows of temporary files and of compiler caches below ``folder`` on a local disk. () for "", where none is
-    declared."""
+    """Return the rows for temporary files and compiler caches below ``folder`` on a local disk. Return () if ``folder`` is "",
+    which means that the site has declared no local disk."""
     if not folder:
         return ()
     rows = (
@@ -207,7 +208,7 @@ def of_scratch(folder: str) -> tuple[VariableRow, ...]:
 
 
 def rail_only(declared: bool) -> tuple[VariableRow, ...]:
-    """Return the row NCCL_CROSS_NIC=0 for a fabric whose rails are not joined, else ()."""
+    """Return the row NCCL_CROSS_NIC=0 if the rails of the fabric are not connected with each other, else ()."""
     if not declared:
         return ()
     return (
@@ -224,7 +225,7 @@ def rail_only(declared: bool) -> tuple[VariableRow, ...]:
 
 
 class FabricRow(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Describes a variable of the fabric profile, for jobs. when: "nodes", or "nodes:N" for at least N nodes."""
+    """Describes a variable that the fabric profile sets for jobs. when: "nodes", or "nodes:N" for at least N nodes."""
 
     name: str
     value: str
@@ -266,8 +267,8 @@ def assemble(
 ) -> tuple[VariableRow, ...]:
     """Return all rows of one node. Raises DataError for a row of the fabric profile that is not valid.
 
-    interface: NCCL's interface on this node. scratch: the folder on a local disk. master_suffix: the suffix that makes a
-    host's name the name of its address on the fast network (JUWELS: "i").
+    interface: the network interface that NCCL uses on this node. scratch: the folder on a local disk. master_suffix: what is
+    added to a host name to get the name of that host on the fast network ("i" on JUWELS).
     """
     own = of_fabric(fabric)
     rows = [replace(r, value=r.value + master_suffix) if r.value == "@first_host" else r for r in ROWS]

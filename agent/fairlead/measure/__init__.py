@@ -1,12 +1,12 @@
-"""Measures nodes and fabrics: benchmarks, and their acceptance.
+"""Measures nodes with benchmarks, and compares the figures with those of other nodes.
 
-tool tools/                what one measurement is, and the measurements; the folder is the list of them
+tool tools/                defines what one measurement is; the folder has one file for each measurement
 collective                 reads the output of nccl-tests
 judge_figure               compares a figure with its class's median, its siblings and the profile's reference (pure)
 acceptance_plan            decides which nodes are measured, and with which tools
 job_script job_output      writes the job that measures a node, as text, and reads what the job wrote
 slurm_jobs                 calls sbatch, squeue and scancel
-results_store              keeps results in SQLite
+results_store              stores results in SQLite
 acceptance_run             measures several nodes in one run
 run_judgement              judges each figure in the results of a run
 """

@@ -1,5 +1,5 @@
-"""Decides what a run measures: each node with its class, its tools and what they are compared with. It asks and changes
-nothing."""
+"""Decides what a run measures: for each node its class, its tools and the references for their figures. This module contacts no
+node and changes nothing."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from fairlead.model.profile import Peak, Reference
 
 
 class PlannedNode(Struct, frozen=True, kw_only=True):
-    """Describes what is measured on one node. gpus: the number that the node should have, None where nobody has declared it.
-    needed: the tools without which the node's outcome is not known."""
+    """Describes what is measured on one node. gpus: the number of GPUs that the node should have, or None if nobody has declared
+    it. needed: if one of these tools is not installed, the node's outcome is UNKNOWN."""
 
     node: str
     class_name: str = ""
@@ -38,19 +38,19 @@ class PlannedNode(Struct, frozen=True, kw_only=True):
 
     @property
     def minutes(self) -> int:
-        """Return the job's time limit in minutes: the requested one, or else as long as all tools together may take."""
+        """Return the job's time limit in minutes: the requested limit, or the time that all tools together may take."""
         return self.time_minutes or limit_minutes(self.steps)
 
     @property
     def roomy(self) -> bool:
-        """Say whether the limit is long enough that every tool meets its own deadline first."""
+        """Say whether the job's time limit is so long that every tool reaches its own deadline first."""
         short = any(option.startswith(("--time", "-t")) for option in self.sbatch)
         return not short and self.minutes >= limit_minutes(self.steps)
 
 
 class AcceptancePlan(Struct, frozen=True, kw_only=True):
-    """Describes a run. mark: the text at the beginning of each line of a job's output that the job's script writes, and not a
-    tool. max_wait_seconds: how long a job may wait to start."""
+    """Describes a run. mark: the text that begins each line that a job's script itself writes (a tool's lines do not have it).
+    max_wait_seconds: how long a job may wait to start."""
 
     run: str
     mark: str
@@ -81,8 +81,8 @@ def make(
     time_minutes: int = 0,
     max_wait_seconds: float = 3600,
 ) -> AcceptancePlan:
-    """Return the plan of a run on ``nodes``. profile: replaces what the site says. tools: only these are run, and each of them
-    is then needed. Raises ConfigError, UsageError."""
+    """Return the plan of a run on ``nodes``. profile: a profile that replaces the declaration of the site. tools: if given, only
+    these tools are run, and each of them is needed. Raises ConfigError, UsageError."""
     known = load()
     unknown = [name for name in tools if name not in known]
     if unknown:
@@ -154,6 +154,6 @@ def _steps(where: str, options: AcceptOptions, tools: Sequence[str]) -> tuple[tu
 
 
 def gpu_kind(names: Sequence[str]) -> str:
-    """Return model and number of a node's GPUs as text. Nodes that differ in it are never compared."""
+    """Return the model and number of a node's GPUs as text. Nodes with different texts are never compared."""
     counts = {name: sum(n == name for n in names) for name in sorted(set(names))}
     return ", ".join(f"{count} x {re.sub(r'[^ -~]', '?', name)}" for name, count in counts.items())

@@ -1,8 +1,7 @@
-"""Measures several nodes in one run: submits a job for each, waits for the jobs with a bound, reads and stores what they
-wrote.
+"""Measures several nodes in one run: submits one job for each node, waits a limited time for the jobs, and stores their results.
 
-Whatever ends the run (Ctrl-C, a full disk, a bug), it cancels its jobs. Jobs remain only after SIGKILL, or while slurmctld
-does not answer. They have a time limit of their own, and the run can be resumed by its name.
+If the run ends early (Ctrl-C, a full disk, a bug), it cancels its jobs. Jobs remain only after SIGKILL, or while slurmctld does
+not answer. They end at their own time limit, and the run can be resumed by its name.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ from fairlead.measure.tools import load
 from fairlead.model.plain_text import one_line
 from fairlead.slurm.client import NodeState
 
-#: States in which a node starts no job. Others (a reservation's MAINT, powered down) may still come.
+#: States in which a node starts no job. A node in another state (MAINT of a reservation, powered down) may still start the job.
 BLOCKED = frozenset({"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "FUTURE", "UNKNOWN"})
-LATE_SECONDS = 20.0  # from a job's end until this host sees its output, which a network file system delays
-OVER_SECONDS = 600.0  # past a job's time limit; then slurmctld has forgotten it, or its processes cannot be killed
+LATE_SECONDS = 20.0  # how long after a job's end its output may reach this host; a network file system delays it
+OVER_SECONDS = 600.0  # a job is given up this long after its time limit, because its processes cannot be killed
 SILENT_SECONDS = 900.0  # how long slurmctld may give no answer
 WAIT_REPORT_SECONDS = 5.0  # a job that waits a shorter time gets no line of progress
 NODES_SECONDS = 10.0  # between two readings of the nodes' states
 FILE_MAX = 8 << 20  # bytes of one job's output that are read; the tools write far less
 
-#: States in which a job can end, and what each means. None says anything about the node's speed.
+#: States in which a job can end, and the meaning of each. No such state says anything about the node's speed.
 ENDS = {
     "NODE_FAIL": "the node failed while the job ran",
     "BOOT_FAIL": "the node did not boot for the job",
@@ -53,7 +52,8 @@ ENDS = {
 
 
 class NodeProgress(Struct, kw_only=True):
-    """Holds how far a node is in the run. ended: when its job was first seen to have ended, in monotonic seconds."""
+    """Holds how far a node is in the run. since, running, ended: when its job was submitted (or found again), and when it was
+    first seen running and ended, in monotonic seconds. missing: how often slurmctld did not have the job."""
 
     target: PlannedNode
     job: int | None = None
@@ -79,8 +79,8 @@ class AcceptanceRun:
         self._answered = time.monotonic()
 
     def measure(self, *, resumed: bool = False) -> None:
-        """Submit the jobs (or find those of a resumed run), wait for them, and store what they gave. Raises SlurmError,
-        HostError, and KeyboardInterrupt when the run was interrupted."""
+        """Submit the jobs (or find the jobs of a resumed run), wait for them, and store their results. Raises SlurmError,
+        HostError, and KeyboardInterrupt if the run was interrupted."""
         with self._interruptible():
             try:
                 self._find() if resumed else self._submit()
@@ -99,7 +99,7 @@ class AcceptanceRun:
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """Let SIGINT, SIGTERM and SIGHUP end the run in order. A second signal changes nothing."""
+        """Let SIGINT, SIGTERM and SIGHUP stop the run, so that it cancels its jobs and ends. A second signal has no effect."""
         kept = {}
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -245,7 +245,7 @@ class AcceptanceRun:
         self._nodes_at = time.monotonic()
 
     def _blocked(self, node: str) -> str:
-        """Return why no job starts on the node, "" while no reason is known."""
+        """Return why no job starts on the node, or "" if no reason is known."""
         state = self._nodes.get(node)
         if state is None:
             return "slurmctld has no such node"
@@ -300,7 +300,7 @@ class AcceptanceRun:
         self._finish(progress, "measured" if read.done and not read.cut else ended)
 
     def _no_output(self, progress: NodeProgress) -> str:
-        """Return why a job wrote nothing."""
+        """Return why a job has no output."""
         ended = ENDS.get(progress.state, f"it ended as {progress.state}")
         if progress.state == "COMPLETED":
             return (
@@ -328,7 +328,8 @@ class AcceptanceRun:
 
 
 def _written(path: str) -> bytes:
-    """Return the beginning of a job's output; nothing for what is no plain file. A node may have put a link or a pipe there."""
+    """Return the first FILE_MAX bytes of a job's output file. Return nothing if it is no plain file, because a node may have put
+    a link or a pipe there."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             return file.read(FILE_MAX) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
@@ -352,7 +353,7 @@ def _result(step: ToolStep, ran: job_output.ToolRun, said: ToolReading) -> Store
 
 
 def alive(pid: int, host: str, began: float) -> bool:
-    """Say whether the process of a run still lives. The answer is True for a process on another host, because nobody can know."""
+    """Say whether the process of a run still lives. For a process on another host return True, because nobody here can know."""
     if host != os.uname().nodename:
         return True
     try:
@@ -362,4 +363,4 @@ def alive(pid: int, host: str, began: float) -> bool:
         return False
     with open("/proc/uptime", encoding="ascii") as file:
         booted = time.time() - float(file.read().split()[0])
-    return booted + ticks / os.sysconf("SC_CLK_TCK") <= began + 5  # otherwise a later process has the number
+    return booted + ticks / os.sysconf("SC_CLK_TCK") <= began + 5  # otherwise a later process has the same pid

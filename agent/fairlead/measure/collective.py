@@ -1,8 +1,8 @@
-"""Reads what nccl-tests writes on one node about one collective. One process drives all GPUs (option -g), so no MPI is needed.
+"""Reads the output of nccl-tests for one collective on one node. One process drives all GPUs (option -g), so no MPI is needed.
 
-The figure is that of the largest size, and the mean of out-of-place and in-place. That is "Avg bus bandwidth" of a run with
-one size, by which the public reference figures were taken. ``fairlead.nccl.results`` judges the data: one wrong value in any
-row fails.
+The figure is the bus bandwidth at the largest size, as the mean of out-of-place and in-place. A run with one size prints this
+mean as "Avg bus bandwidth", and the public reference figures come from such runs. ``fairlead.nccl.results`` counts the wrong
+values. One wrong value in any row is a failure.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _SAID_VERSION = re.compile(r"NCCL version (\d[\w.]*?)(?:\+cuda(\d[\d.]*))?\s", r
 
 
 def read(collective: str, out: str, err: str) -> ToolReading:
-    """Return what an output of ``collective`` says. Errors that ranks wrote to standard error count as those of standard
-    output do."""
+    """Return the reading of an output of ``collective``. Errors that ranks wrote to standard error count like errors in standard
+    output."""
     try:
         aside = tuple(e for run in parse(err) for e in run.errors)
     except DataError:
@@ -72,10 +72,10 @@ def read(collective: str, out: str, err: str) -> ToolReading:
 
 
 def _hole(out: str, sizes: set[int]) -> str:
-    """Return which row is missing: one that the header announces, and that is so damaged that it is not recognised. "" for
-    none.
+    """Return which row is missing, or "" if none is. A row is missing if the header announces its size, and the output has no
+    row that can be recognised for it.
 
-    Sizes are rounded down to what the ranks can divide evenly, so they are compared roughly.
+    nccl-tests rounds sizes down so that the ranks can divide them evenly. Therefore sizes are compared with a tolerance.
     """
     header = _SIZES.search(out)
     if header is None:
@@ -102,7 +102,7 @@ def so_far(out: str) -> str:
 
 
 def size_text(size: int) -> str:
-    """Return a size as text such as ``16 GiB``; in bytes where it is not a whole number of a unit."""
+    """Return a size as text such as ``16 GiB``, or in bytes if it is not a whole number of a larger unit."""
     for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if size >= factor and size % factor == 0:
             return f"{size // factor} {unit}"

@@ -1,7 +1,7 @@
-"""Reads what a job of ``job_script`` wrote, by tool. Pure.
+"""Reads the output of a job of ``job_script``, and splits it by tool. The code is pure.
 
-The node's root may be hostile, so the text may be cut anywhere, or be anything. What is taken from it is bounded and
-printable, and no text raises an error.
+The node's root may be hostile, so the output may be cut anywhere or be any text. All texts taken from it are cut and made
+printable, and no output makes this module raise an error.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from fairlead.measure.tool import MeasuredOutcome, Tool, ToolReading, can_be, la
 from fairlead.model.isolated import isolated
 from fairlead.model.plain_text import one_line
 
-#: Signals that a program causes itself. Others come from outside and say nothing about the node (signal(7)).
+#: Signals that a program causes itself. Other signals come from outside and say nothing about the node (signal(7)).
 CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGSYS, signal.SIGTRAP})
 
 
 NAME_MAX, WHY_MAX = 100, 800  # characters
 LINES_MAX = 200
-#: The most figures that one tool may give. 16 GPUs give 240 pairs and 32 copies of the host. 16 ports with ib_write_bw's 23
-#: sizes give 368 figures. No node gives more, and judging them costs this host time.
+#: The most figures that one tool may give, because judging figures costs this host time. No real node gives more: 16 GPUs have
+#: 240 pairs and 32 copies with the host, and 16 ports with ib_write_bw's 23 sizes give 368 figures.
 FIGURES_MAX = 600
-MARKS_MAX, MARK_LINE_MAX = 1000, 1000  # marks of one job (two for each tool), characters of such a line
+MARKS_MAX, MARK_LINE_MAX = 1000, 1000  # the most marks of one job (two for each tool); the longest line with a mark
 
 
 class ToolRun(Struct, frozen=True, kw_only=True):
-    """Holds what the job says about one tool. ``status``: the shell's exit status, None while the tool has not ended.
-    ``begun``: whether the job got as far as this tool."""
+    """Holds the part of a job's output about one tool. ``status``: the tool's exit status, or None if the tool has not ended.
+    ``begun``: whether the job has started this tool."""
 
     out: str = ""
     err: str = ""
@@ -53,8 +53,8 @@ class ReportedGpu(Struct, frozen=True, kw_only=True):
 
 
 class JobOutput(Struct, frozen=True, kw_only=True):
-    """Holds what a job wrote. node: where it ran, "" where it did not say. done: it came to its end. cut: it wrote more than
-    is read."""
+    """Holds the output of a job. node: the node that the job ran on, or "" if the output does not say. ran: what each tool wrote,
+    by the tool's name. done: the job has come to its end. cut: the output is longer than what is read."""
 
     node: str
     ran: dict[str, ToolRun]
@@ -67,7 +67,7 @@ class JobOutput(Struct, frozen=True, kw_only=True):
 
 
 def parse(mark: str, out: str, err: str = "", *, cut: bool = False) -> JobOutput:
-    """Return the report in a job's output file and error file."""
+    """Return the report in the output file and the error file of a job. ``mark``: the text that begins the job script's lines."""
     ran: dict[str, ToolRun] = {}
     aside = {name: text for name, text, _, _ in _framed(mark, err)[0]}
     frames, node, done = _framed(mark, out)
@@ -77,8 +77,8 @@ def parse(mark: str, out: str, err: str = "", *, cut: bool = False) -> JobOutput
 
 
 def _framed(mark: str, text: str) -> tuple[list[tuple[str, str, int | None, int]], str, bool]:
-    """Return the frames, the node, and whether the job is done. Only the lines with the mark are read, because a node may
-    write millions of others."""
+    """Return the tools' output, as (name, text, exit status, seconds) for each tool, the node, and whether the job is done. Only
+    lines with the mark are parsed, because a node may write millions of other lines."""
     frames: list[tuple[str, str, int | None, int]] = []
     node, done, name, begun = "", False, "", 0
     for line in itertools.islice(re.finditer(rf"^{re.escape(mark)} ([^\n]*)(?:\n|\Z)", text, re.MULTILINE), MARKS_MAX):
@@ -118,8 +118,8 @@ def _is_number(word: str) -> bool:
 
 
 def said(tool: Tool, step: ToolStep, ran: ToolRun, gpus_wanted: int | None, ended: str) -> ToolReading:
-    """Return what a tool's run says, by its status and its output. ``ended``: why the job ended, for a tool that the job did
-    not start or did not finish."""
+    """Return the reading of a tool's run, from its exit status and its output. ``ended``: why the job ended, which explains a
+    tool that the job did not start or did not finish."""
     return isolated(
         lambda: _bounded(_said(tool, step, ran, gpus_wanted, ended)),
         lambda why: ToolReading(outcome=MeasuredOutcome.UNKNOWN, why=f"its output cannot be read: {one_line(why, NAME_MAX)}"),
@@ -127,7 +127,8 @@ def said(tool: Tool, step: ToolStep, ran: ToolRun, gpus_wanted: int | None, ende
 
 
 def _bounded(said: ToolReading) -> ToolReading:
-    """Return the reading with no more figures and text than a table can show. One impossible figure makes all of it unknown."""
+    """Return the reading with its texts cut to what a table can show. If one figure is impossible, or there are too many figures,
+    the whole reading becomes UNKNOWN."""
     few = len(said.figures) <= FIGURES_MAX
     if not few or not all(can_be(f.value) and 0 <= f.bytes < 1 << 53 for f in said.figures):
         return ToolReading(outcome=MeasuredOutcome.UNKNOWN, why="its output has impossible figures", versions=_versions(said))
@@ -167,7 +168,7 @@ def _said(tool: Tool, step: ToolStep, ran: ToolRun, gpus_wanted: int | None, end
 
 
 def hung(tool: Tool, step: ToolStep, ran: ToolRun) -> ToolReading:
-    """Return the reading of a tool that ran until the job's time limit: its own deadline could not end it."""
+    """Return the reading of a tool that ran until the job's time limit, because it could not be killed at its own deadline."""
     return _bounded(
         ToolReading(
             outcome=MeasuredOutcome.FAIL, why=f"hung, and could not be ended after {step.seconds} s: {tool.so_far(ran.out)}"
@@ -183,7 +184,7 @@ def _signalled(tool: Tool, ran: ToolRun, ended: str) -> ToolReading:
         name = f"signal {number}"
     read = tool.read(ran.out, ran.err)
     if read.outcome is MeasuredOutcome.FAIL and "Segmentation fault" not in read.why:
-        return read  # what the tool wrote before it died says more
+        return read  # what the tool wrote before it was killed says more than the signal
     crashed = number in {int(s) for s in CRASHES}
     how = f"crashed ({name})" if crashed else f"ended from outside ({name}), {ended}"
     why = f"{how}: {tool.so_far(ran.out)}"

@@ -1,8 +1,9 @@
-"""Writes the job that measures a node, as text. It runs each tool in turn with a deadline, and writes marks between them.
+"""Writes the script of the job that measures a node. The job runs each tool in turn with a deadline, and prints a line with a
+mark before and after each tool.
 
-Tools write straight to the job's output. Therefore it also has what a tool wrote that hangs, crashes or is killed with the
-job. The mark is random for each run, so that no tool's output is mistaken for one. Nothing is set up for the tools: the job
-gets what any user's job on the node gets.
+Tools write directly to the job's output. Therefore the output also has the text of a tool that hangs, crashes or is killed with
+the job. The mark is random for each run, so that no line of a tool is mistaken for a line of the job. Nothing is set up for the
+tools. They run with the same limits and environment as any user's job on the node.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ class ToolStep(Struct, frozen=True, kw_only=True):
 
 
 def limit_minutes(steps: Sequence[ToolStep]) -> int:
-    """Return the job's time limit: all deadlines, and two minutes for the rest. It is in whole minutes, as Slurm counts."""
+    """Return the job's time limit in whole minutes: the sum of all deadlines, and two minutes for the rest."""
     return -(-(sum(step.seconds + GRACE_SECONDS for step in steps) + INVENTORY_SECONDS + 120) // 60)
 
 
 def script(mark: str, node: str, steps: Sequence[ToolStep], *, gpus: int | None = None, prelude: str = "") -> str:
-    """Return the job's script. ``gpus``: how many the node should have; None for as many as it has."""
+    """Return the job's script. ``gpus``: the number of GPUs that the node should have, or None to use all that it has.
+    ``prelude``: shell commands that run before the tools."""
     count = str(gpus) if gpus else '$(nvidia-smi -L 2>/dev/null | grep -c "^GPU ")'
     lines = [
         "#!/bin/sh",

@@ -1,17 +1,19 @@
-"""Compares a figure with its class and the profile's reference. Pure: it takes numbers and returns words.
+"""Compares a figure with the class median and the profile's reference. The code is pure.
 
-FAIL     below 0.85 of the profile's reference, or of the class median
-WARN     below 0.95 of the class median, or more than 3 MAD below it; a device below 0.95 of its siblings on the node
-UNKNOWN  there are neither a reference nor enough nodes of the class; this is never a pass by default
+FAIL     the figure is below 0.85 of the profile's reference, or below 0.85 of the class median
+WARN     the figure is below 0.95 of the class median, more than 3 MAD (median absolute deviations) below the class median, or
+         below 0.95 of the median of its siblings on the node
+UNKNOWN  there is no reference, and too few nodes of the class were measured; such a figure never passes
 
-The class median is that of the *other* nodes, so that no node is compared with itself. It counts from 3 nodes on. Each node
-has one vote, which is divided among its figures, so that a node that writes many figures does not outvote the others. Where
-all nodes have the same number of figures, as honest nodes do, the median is that of all their figures.
+The class median is the median of the figures of the *other* nodes, so that no node is compared with itself. It is used only if
+there are at least 3 other nodes. Each node has one vote, which is divided among its figures. So a node that writes many figures
+does not outvote the others. If all nodes have the same number of figures, as honest nodes do, this is the plain median of all
+figures.
 
-MAD is the median of the absolute deviations from that median, by the same votes and without a factor. It counts from 5 figures
-on. It is taken as at least 1 % of the median: equal figures have a MAD of 0, and two runs on one node differ by that much. A
-figure faster than its siblings passes. A figure more than 3 MAD above the median gets a note, and so does one above the
-theoretical peak. The peak judges nothing: healthy nodes reach 78 to 107 % of it, depending on the algorithm.
+The MAD is the median of the absolute deviations from the class median, with the same votes and without a scale factor. It is
+used only if there are at least 5 figures. It is set to at least 1 % of the median, because equal figures have a MAD of 0, and
+two runs on one node differ by about 1 %. A figure more than 3 MAD above the median gets a note, but passes. The theoretical peak
+is not used here: healthy nodes reach 78 to 107 % of it, depending on the algorithm.
 """
 
 from __future__ import annotations
@@ -27,15 +29,15 @@ from fairlead.measure.tool import MeasuredOutcome, can_be, worst
 FAIL_RATIO = 0.85
 WARN_RATIO = 0.95
 MADS = 3.0
-NODES_MIN = 3  # nodes of the class, without the node itself
+NODES_MIN = 3  # the least number of other nodes of the class
 MAD_MIN = 5  # with fewer figures a deviation means nothing
 MAD_FLOOR = 0.01  # as a fraction of the median
-OWN_MIN = 3  # other devices of the same node
+OWN_MIN = 3  # the least number of other devices of the node
 
 
 class Judgement(Struct, frozen=True, kw_only=True):
-    """Holds how a figure compares. median: of the class, None where it does not count. mad: in the figure's unit, at least its
-    floor; None where it does not count."""
+    """Holds the outcome of comparing a figure. median: the class median, or None if there are too few other nodes. mad: the MAD
+    in the figure's unit, or None if there are too few figures. nodes: the number of other nodes."""
 
     outcome: MeasuredOutcome
     why: str
@@ -47,7 +49,7 @@ class Judgement(Struct, frozen=True, kw_only=True):
 
 
 class Class(Struct, frozen=True, kw_only=True):
-    """Describes the other nodes' figures of one kind. median, mad: None where they do not count."""
+    """Describes the other nodes' figures of one kind. nodes: the number of other nodes. median, mad: as in ``Judgement``."""
 
     nodes: int
     median: float | None = None
@@ -60,7 +62,7 @@ def class_of(siblings: Iterable[Sequence[float]]) -> Class:
     nodes = [kept for each in siblings if (kept := [v for v in each if _sound(v)])]
     if len(nodes) < NODES_MIN:
         return Class(nodes=len(nodes))
-    whole = math.lcm(*(len(each) for each in nodes))  # a node's vote: a number that each node can divide among its figures
+    whole = math.lcm(*(len(each) for each in nodes))  # a node's vote, as a number that each node can divide evenly
     votes: dict[float, int] = {}
     for each in nodes:
         part = whole // len(each)
@@ -76,9 +78,9 @@ def class_of(siblings: Iterable[Sequence[float]]) -> Class:
 
 
 def _middle(votes: Mapping[float, int]) -> float:
-    """Return the median of values, each of which has a number of votes. It is the mean of the middle two where the middle lies
-    between two values. Raises ValueError where there is no vote."""
-    half, seen = sum(votes.values()), 0  # twice half of the votes; ``seen`` is doubled as well
+    """Return the weighted median of the values in ``votes``, each of which has a number of votes. If the middle lies between two
+    values, return their mean. Raises ValueError if there is no vote."""
+    half, seen = sum(votes.values()), 0  # both are doubled, so that half of the votes is a whole number
     low = None
     for v in sorted(votes):
         seen += 2 * votes[v]
@@ -97,11 +99,11 @@ def judge(
     reference: float | None = None,
     no_reference: str = "the profile has no reference",
 ) -> Judgement:
-    """Judge one figure. siblings: the figures of each other node of the class, or what ``class_of`` made of them. own: those
-    of the node's other devices, of the same kind. no_reference: why there is no reference, in words.
+    """Judge one figure. siblings: the figures of each other node of the class, or what ``class_of`` has returned for them. own:
+    the figures of the same kind of the node's other devices. no_reference: why there is no reference, in words.
 
-    Figures that are not positive, and those that no tool can have measured, are left out. Such a ``value`` is UNKNOWN, but 0
-    is judged.
+    Figures that are not positive, and those that no tool can have measured, are left out. If ``value`` is such a figure, the
+    outcome is UNKNOWN. Only a ``value`` of 0 is judged.
     """
     if not _sound(value) and value != 0:
         return Judgement(outcome=MeasuredOutcome.UNKNOWN, why=f"{value} is no measurement")

@@ -1,7 +1,8 @@
-"""Keeps results in SQLite: each run, each node's tools with their output, versions and serials, each figure and its judgement.
+"""Stores results in SQLite: the runs, the nodes with their tools' outputs, versions and serials, and the figures with their
+judgements.
 
-A row is written when its job has ended, so that a run that is killed keeps what it has. A row that is not judged yet says so.
-decisions/0019 is the schema's contract.
+A node's results are written when its job has ended, so that they are not lost if the run is killed. If a node's figures are not
+judged yet, its row says so. decisions/0019 describes the tables, and when they may change.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ Kind = tuple[str, int, str]  #: name, bytes and unit of a figure; only equal kin
 
 
 class StoredResult(Struct, frozen=True, kw_only=True):
-    """Holds the result of one tool on one node. ``outcome``: what the tool's output says by itself. Figures are judged
+    """Holds the result of one tool on one node. ``outcome``: the outcome by the tool's output alone. The figures are judged
     separately."""
 
     tool: str
@@ -61,18 +62,19 @@ class StoredResult(Struct, frozen=True, kw_only=True):
 
 
 def default_path() -> str:
-    """Return root's path below /var/lib/fairlead, and any other user's below their own state folder (XDG Base Directory
-    Specification)."""
+    """Return the default path of the file: for root below /var/lib/fairlead, for another user below the user's state folder (XDG
+    Base Directory Specification)."""
     if os.geteuid() == 0:
         return "/var/lib/fairlead/accept.sqlite"
     return os.path.join(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"), "fairlead/accept.sqlite")
 
 
 class ResultStore:
-    """Reads and writes the file at ``path``. Every method may raise HostError, with one line; nothing is half written."""
+    """Reads and writes the file at ``path``. Every method may raise HostError with a message of one line. A write is done
+    completely or not at all."""
 
     def __init__(self, path: str, *, make: bool = True) -> None:
-        """Open the file. Raises InputMissing where it does not exist and ``make`` is false, DataError for another schema."""
+        """Open the file. Raises InputMissing if it does not exist and ``make`` is false, and DataError for another schema."""
         self.path = path
         if not make and not os.path.isfile(path):
             raise InputMissing(
@@ -81,7 +83,7 @@ class ResultStore:
         with self._errors():
             if make:
                 os.makedirs(os.path.dirname(path) or ".", mode=0o755, exist_ok=True)
-                # only its owner may read it: outputs name users and paths
+                # only the owner may read the file, because outputs name users and paths
                 os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             self._db = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
@@ -146,7 +148,7 @@ class ResultStore:
         gpus: Sequence[ReportedGpu],
         results: Sequence[StoredResult],
     ) -> None:
-        """Write what a node's job gave, before it is compared. kind: model and number of its GPUs."""
+        """Write the results of a node's job, before they are judged. kind: the model and number of the node's GPUs."""
         data = [
             (
                 *(run, node, r.tool, r.command, r.outcome, r.why, _packed(r.notes), r.seconds, _packed(r.versions)),
@@ -172,7 +174,7 @@ class ResultStore:
         )
 
     def judged(self, run: str, node: str, outcome: str, why: str, judgements: Mapping[tuple[str, Figure], Judgement]) -> None:
-        """Write how a node's figures compare. This does not end the run."""
+        """Write the judgements of a node's figures, and the node's outcome."""
         rows = [
             (
                 j.outcome,
@@ -205,8 +207,8 @@ class ResultStore:
     def siblings(
         self, *, without: Sequence[str], class_name: str, kind: str, driver: str, tool: str, command: str
     ) -> dict[Kind, dict[str, list[float]]]:
-        """Return the newest figures of a tool, by their kind, of each other node of the class. They were measured by the same
-        command under the same driver. Stored figures that no tool can have measured are left out."""
+        """Return the newest figures of a tool by kind and node, of nodes with the same class, GPUs, driver and command. The nodes
+        in ``without`` are left out, and so are stored figures that no tool can have measured."""
         rows = self.read(
             "SELECT node, name, bytes, unit, value FROM (SELECT node.node AS node, name, bytes, unit, value,"
             " RANK() OVER (PARTITION BY node.node, name, bytes, unit ORDER BY node.at DESC, node.run DESC) AS age"

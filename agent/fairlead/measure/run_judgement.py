@@ -1,4 +1,4 @@
-"""Ends a run: compares each figure with the other nodes of its class, of this run and of the store."""
+"""Judges a run at its end: compares each figure with those of the other nodes of the class, in this run and in the store."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WHYS_MAX = 3
 
 
 class JudgedFigure(Struct, frozen=True, kw_only=True):
-    """Holds a figure and how it compares; ``judgement`` is None where the run ended before."""
+    """Holds a figure and its judgement, which is None if the run ended before the figure was judged."""
 
     figure: Figure
     judgement: Judgement | None
@@ -148,7 +148,7 @@ def judge_run(store: ResultStore, run: str) -> RunResult:
     stored: dict[tuple[str, ...], dict[Kind, dict[str, list[float]]]] = {}
     for node in result.nodes:
         if not node.tools:
-            continue  # its job gave nothing, so its row in the store stays
+            continue  # its job gave no result, so its row in the store is not changed
         there = {}
         for tool in node.tools:
             key = (node.class_name, node.kind, node.driver, tool.tool, tool.command)
@@ -192,8 +192,8 @@ Judgements = dict[tuple[str, Figure], Judgement]
 def _judged(
     node: MeasuredNode, target: PlannedNode, here: Measured, there: Mapping[str, Mapping[Kind, Mapping[str, list[float]]]]
 ) -> tuple[MeasuredOutcome, str, Judgements]:
-    """Return how a node and each of its figures compare. An unexpected error makes the outcome of this node unknown, and of no
-    other one."""
+    """Return a node's outcome, the reason for it, and the judgement of each figure. An unexpected error makes only this node's
+    outcome UNKNOWN."""
 
     def each() -> tuple[MeasuredOutcome, str, Judgements]:
         judgements: Judgements = {}
@@ -210,8 +210,8 @@ def _judged(
 
 
 def _alike(target: PlannedNode, tool: str, figures: Sequence[Figure], others: Class) -> Judgements:
-    """Judge figures of one kind, of a node's devices. All are compared with the same values, except that none is compared with
-    itself."""
+    """Judge the figures of one kind of a node's devices. All are compared with the same class and reference, and each with the
+    figures of the node's other devices."""
     values = [f.value for f in figures]
     reference, without = reference_of(target, tool, figures[0])
     found: Judgements = {}
@@ -222,12 +222,13 @@ def _alike(target: PlannedNode, tool: str, figures: Sequence[Figure], others: Cl
 
 
 def _sound(tool: ToolResult) -> bool:
-    """Say whether the tool itself found nothing wrong. Other nodes are then compared with its figures, however these compare."""
+    """Say whether the tool itself found nothing wrong. Other nodes are then compared with its figures, even if these figures are
+    judged to be bad."""
     return tool.said in (MeasuredOutcome.PASS, MeasuredOutcome.WARN)
 
 
 def reference_of(target: PlannedNode, tool: str, figure: Figure) -> tuple[float | None, str]:
-    """Return the profile's reference, or None and why there is none."""
+    """Return the profile's reference for a figure, or None and the reason why the profile has none."""
     fits = [r for r in target.references if r.measure == f"{tool}.{figure.name}" and r.unit == figure.unit]
     for r in fits:
         if r.bytes in (0, figure.bytes):
@@ -240,7 +241,8 @@ def reference_of(target: PlannedNode, tool: str, figure: Figure) -> tuple[float 
 def verdict(
     node: MeasuredNode, target: PlannedNode, judgements: Mapping[tuple[str, Figure], Judgement]
 ) -> tuple[MeasuredOutcome, str]:
-    """Return the node's outcome, and why in one line: the worst first, each device of a tool once."""
+    """Return the node's outcome, and in one line the reasons for it. Of each tool, the line names the worst figure and the number
+    of other figures with the same outcome."""
     said: list[tuple[MeasuredOutcome, str]] = []
     for tool in node.tools:
         if tool.said is MeasuredOutcome.ABSENT:
@@ -267,14 +269,14 @@ def verdict(
 
 
 def fraction_of_class(figure: Figure, judgement: Judgement | None) -> float:
-    """Return the figure as a fraction of the class median, or else of the reference, or else of 1. Figures of several kinds
-    are ordered by it."""
+    """Return the figure as a fraction of the class median, so that figures of several kinds can be sorted. Without a median it is
+    a fraction of the reference. Without a reference it is the value itself."""
     to = (judgement.median or judgement.reference) if judgement else None
     return figure.value / (to or 1)
 
 
 def figure_text(figure: Figure) -> str:
-    """Return a figure as text: ``busbw at 16 GiB 470.2 GB/s``."""
+    """Return a figure as text, such as ``busbw at 16 GiB 470.2 GB/s``."""
     size = f" at {size_text(figure.bytes)}" if figure.bytes else ""
     device = f" {figure.device}" if figure.device else ""
     return f"{figure.name}{device}{size} {figure.value:.4g} {figure.unit}"

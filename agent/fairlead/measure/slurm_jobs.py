@@ -1,7 +1,7 @@
-"""Submits, finds and cancels the jobs of a run in Slurm. There is one job for each node. It is found again by its name, which
-no other job has.
+"""Submits, finds and cancels the jobs of a run in Slurm. A run has one job for each node. All jobs of a run have the same name,
+which no job of another run has, and fairlead finds them again by this name.
 
-Everything is done as the calling user. A job is never cancelled by its number alone, because Slurm uses numbers again.
+Everything is done as the calling user. A job is never cancelled by its job id alone, because Slurm uses job ids again.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from fairlead.errors import SlurmError, SlurmUnavailable
 from fairlead.slurm.scontrol import Scontrol, plain
 
 PREFIX = "fairlead-accept-"
-#: The variables of the caller's environment that a job gets: the user, and where programs are. It does not get NCCL_* and the
-#: like.
+#: The variables of the caller's environment that a job gets: the user, and the paths of programs. Other variables, such as
+#: NCCL_*, are not passed on.
 KEPT = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LD_LIBRARY_PATH", "MODULEPATH", "MODULESHOME", "BASH_ENV", "ENV")
 #: States of jobs that have not ended (squeue(1), JOB STATE CODES).
 WAITING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
@@ -26,7 +26,7 @@ RUNNING = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "STAGE_OUT
 
 
 class AcceptanceJob(Struct, frozen=True, kw_only=True):
-    """Describes a job as squeue has it. ``node``: the one that it asked for. ``reason``: why it waits."""
+    """Describes a job as squeue prints it. ``node``: the node that the job requested. ``reason``: why the job waits, or ""."""
 
     id: int
     name: str
@@ -40,7 +40,7 @@ class AcceptanceJob(Struct, frozen=True, kw_only=True):
 
 
 def user() -> str:
-    """Return the caller's name, or the number of a user without a name."""
+    """Return the caller's user name, or the user id if the user has no name."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
@@ -55,7 +55,7 @@ class AcceptanceJobs(Scontrol):
         return {**super().environment(), **own}
 
     def submit(self, path: str, node: str, *, name: str, minutes: int, more: Sequence[str], folder: str) -> int:
-        """Submit a script for one node; return the job's number. Raises SlurmError, SlurmUnavailable."""
+        """Submit a script for one node, and return the job id. Raises SlurmError, SlurmUnavailable."""
         said = self.ask(submit_command(path, node, name=name, minutes=minutes, more=more, folder=folder)).strip().splitlines()
         number = said[-1].split(";")[0] if said else ""
         if not number.isdecimal():
@@ -63,7 +63,7 @@ class AcceptanceJobs(Scontrol):
         return int(number)
 
     def seen(self, name: str) -> tuple[AcceptanceJob, ...]:
-        """Return the jobs of this name that slurmctld still knows, also those that have ended."""
+        """Return the jobs with this name that slurmctld still has, including ended jobs."""
         return self._listed(["-n", name])
 
     def own(self) -> tuple[AcceptanceJob, ...]:
@@ -82,7 +82,7 @@ class AcceptanceJobs(Scontrol):
         self.ask(["scancel", f"--name={name}", f"--user={user()}", str(job)])
 
     def accounted(self, job: int) -> str:
-        """Return the state that accounting has of a job, "" where it has none or there is no accounting."""
+        """Return the state of a job in Slurm's accounting, or "" if there is no accounting or no such job in it."""
         try:
             said = self.ask(["sacct", "-X", "-n", "-P", "-j", str(job), "-o", "State"])
         except (SlurmError, SlurmUnavailable):
@@ -90,7 +90,7 @@ class AcceptanceJobs(Scontrol):
         return said.split()[0] if said.split() else ""
 
     def reserved(self, reservation: str) -> tuple[str, ...]:
-        """Return the nodelist of a reservation, as one text. Raises SlurmError."""
+        """Return the nodelist of a reservation as a tuple with one text, or () if it has no nodes. Raises SlurmError."""
         found = re.search(r"\bNodes=(\S+)", self.ask(["scontrol", "-o", "show", "reservation", plain(reservation)]))
         return (found[1],) if found and found[1] != "(null)" else ()
 
@@ -107,7 +107,7 @@ def submit_command(path: str, node: str, *, name: str, minutes: int, more: Seque
 
 
 def _literal(path: str) -> str:
-    """Return a path for --output, in which a single % begins a filename pattern (sbatch(1))."""
+    """Return a path for --output with every % doubled, because a single % begins a filename pattern (sbatch(1))."""
     return path.replace("%", "%%")
 
 

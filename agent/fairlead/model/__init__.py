@@ -1,2 +1,2 @@
-"""Defines what fairlead speaks of: facts about a node, findings about what is wrong, and a verdict on whether jobs may run
-there."""
+"""Defines fairlead's data: facts about a node, findings about what is wrong with the node, and the verdict on whether jobs may
+start there."""

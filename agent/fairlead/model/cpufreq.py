@@ -1,7 +1,7 @@
 """Reads and changes one attribute of every CPU's cpufreq folder, for the settings cpu_governor and energy_performance.
 
-The kernel's documentation (admin-guide/pm/cpufreq.rst) describes each attribute, and a file beside it with the values that the
-driver offers.
+The kernel's documentation (admin-guide/pm/cpufreq.rst) describes each attribute, and the file beside the attribute that lists the
+values that the driver offers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ObservedCpufreq(Struct, frozen=True):
 
 
 def reads(*names: str) -> tuple[str, ...]:
-    """Return the paths of the files ``names`` of all CPUs."""
+    """Return the paths of the files ``names`` for all CPUs, as globs."""
     return tuple(FOLDER.format("*") + name for name in names)
 
 
@@ -57,7 +57,7 @@ def plan(setting: str, key: str, wanted: str, observed: ObservedCpufreq, *, name
                 hint="declare one of these",
             )
     seen = "/".join(sorted({now for _, now, _ in wrong}))
-    # Every CPU gets the same words, so that 112 CPUs become one finding.
+    # The text is the same for every CPU, so that drift on 112 CPUs becomes one finding.
     why = f"{words} is {seen} on {len(wrong)} of {len(observed.cpus)} CPUs, wanted {wanted}"
     return tuple(
         KernelValue(setting=setting, why=why, path=FOLDER.format(cpu) + name, value=wanted, before=now) for cpu, now, _ in wrong

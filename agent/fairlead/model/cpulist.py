@@ -11,7 +11,7 @@ _WRITTEN_BY_KERNEL = frozenset("0123456789-,")
 
 
 def parse_cpulist(text: str) -> tuple[int, ...]:
-    """Return the sorted CPU (or NUMA node) numbers of "0-3,8"; an empty list is no CPU.
+    """Return the sorted CPU (or NUMA node) numbers of "0-3,8". An empty text gives an empty tuple.
 
     Raise ValueError for anything else.
     """
@@ -40,7 +40,8 @@ def parse_cpu_set(text: str) -> int:
 
 
 def parse_cpumask(text: str) -> tuple[int, ...]:
-    """Return the CPU numbers of a hexadecimal mask in groups of 32 bits, "00000000,000000ff". Raise ValueError."""
+    """Return the CPU numbers of a hexadecimal mask in groups of 32 bits, "00000000,000000ff". Raise ValueError for anything
+    else."""
     digits = text.strip().replace(",", "")
     if not digits or len(digits) > CPUS_MAX // 4 or not all(c in "0123456789abcdefABCDEF" for c in digits):
         raise ValueError(f"not a CPU mask: {text[:40]!r}")
@@ -48,7 +49,7 @@ def parse_cpumask(text: str) -> tuple[int, ...]:
 
 
 def format_cpulist(numbers: tuple[int, ...]) -> str:
-    """Return a set of CPUs as the kernel writes it, "0-3,8"; "" for none."""
+    """Return a set of CPUs as the kernel writes it, "0-3,8", or "" for an empty set."""
     parts: list[str] = []
     ordered = sorted(set(numbers))
     start = 0
@@ -60,7 +61,7 @@ def format_cpulist(numbers: tuple[int, ...]) -> str:
 
 
 def format_cpu_set(cpu_set: int) -> str:
-    """Return a CPU set as "0-3,8"; "-" for none, as in the files below /run/fairlead."""
+    """Return a CPU set as "0-3,8", or "-" for an empty set, as in the files below /run/fairlead."""
     return format_cpulist(cpus_in(cpu_set)) or "-"
 
 
@@ -78,7 +79,7 @@ def cpus_in(cpu_set: int) -> tuple[int, ...]:
 
 
 def _range(part: str) -> tuple[int, int]:
-    """Return the first and the last number of "0-3" or "8". Raise ValueError."""
+    """Return the first and the last number of "0-3" or "8". Raise ValueError for anything else."""
     first, dash, last = part.partition("-")
     low, high = _number(first), _number(last) if dash else _number(first)
     if high < low:

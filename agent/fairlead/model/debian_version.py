@@ -8,8 +8,8 @@ _PART = re.compile(r"(\D*)(\d*)")
 
 
 def key(version: str) -> tuple[object, ...]:
-    """Return a sort key that orders as dpkg does: epoch, upstream version, revision; digits by value, letters before others, ~
-    before the end."""
+    """Return a sort key with dpkg's order: by epoch, then upstream version, then revision. Digits are compared by value. Letters
+    come before other characters, and ~ comes before the end of the text."""
     epoch, colon, rest = version.partition(":")
     if not colon:
         epoch, rest = "0", version

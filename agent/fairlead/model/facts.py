@@ -1,6 +1,7 @@
-"""Holds facts: what a node is, read at one time. They are plain frozen values and do not know how they are read or used.
+"""Holds facts, which are the values of a node that were read at one time. They are plain frozen values without code that reads
+or judges them.
 
-A value is either there or :class:`Missing`. Units are in the names. PCI addresses are ``0000:1b:00.0``.
+Every value was read, or is :class:`Missing`. Units are in the names. PCI addresses have the form ``0000:1b:00.0``.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from fairlead.model.missing import unreadable as unreadable  # noqa: PLC0414
 
 
 class Ecc(Struct, frozen=True, kw_only=True):
-    """Holds ECC error counts (nvmlDeviceGetTotalEccErrors). Volatile counts began when the driver loaded; aggregate counts are
-    of the GPU's lifetime."""
+    """Holds ECC error counts (nvmlDeviceGetTotalEccErrors). Volatile counts began when the driver was loaded. Aggregate counts
+    are of the GPU's lifetime."""
 
     mode_current: bool | Missing
     mode_pending: bool | Missing
@@ -33,8 +34,8 @@ class Ecc(Struct, frozen=True, kw_only=True):
 
 
 class RowRemap(Struct, frozen=True, kw_only=True):
-    """Holds row remapping (nvmlDeviceGetRemappedRows). ``histogram``: banks by spare rows left (max, high, partial, low,
-    none)."""
+    """Holds the remapped rows of a GPU (nvmlDeviceGetRemappedRows). ``histogram``: the number of memory banks by their remaining
+    spare rows (max, high, partial, low, none)."""
 
     corrected: int
     uncorrected: int
@@ -66,7 +67,7 @@ class NvLink(Struct, frozen=True, kw_only=True):
     recoveries_failed: int | Missing = Missing(Why.UNREADABLE, "not read")
     recoveries: int | Missing = Missing(Why.UNREADABLE, "not read")
     effective_errors: int | Missing = Missing(Why.UNREADABLE, "not read")
-    version: int | Missing = Missing(Why.UNREADABLE, "not read")  # also where the far end cannot be read
+    version: int | Missing = Missing(Why.UNREADABLE, "not read")  # is read even if the far end of the link cannot be read
 
 
 class GpuProcess(Struct, frozen=True):
@@ -78,7 +79,7 @@ class GpuProcess(Struct, frozen=True):
 
 
 class Gpu(Struct, frozen=True, kw_only=True):
-    """Describes one GPU. ``pci`` and ``uuid`` identify it; ``index`` is for display only."""
+    """Describes one GPU. ``pci`` and ``uuid`` identify the GPU. ``index`` is for display only."""
 
     pci: str
     index: int
@@ -107,7 +108,7 @@ class Gpu(Struct, frozen=True, kw_only=True):
     processes: tuple[GpuProcess, ...] | Missing
     retired: RetiredPages | Missing = Missing(Why.UNREADABLE, "not read")
     inforom_valid: bool | Missing = Missing(Why.UNREADABLE, "not read")  # nvmlDeviceValidateInforom
-    aer: AerCounts | Missing | None = None  # None: the kernel has no such counters for it
+    aer: AerCounts | Missing | None = None  # None: the kernel has no such counters for this GPU
     port_aer: AerCounts | Missing | None = None  # of the port above the GPU
     load: GpuLoad = GpuLoad()
     details: GpuDetails = GpuDetails()
@@ -115,26 +116,27 @@ class Gpu(Struct, frozen=True, kw_only=True):
 
 
 class Driver(Struct, frozen=True, kw_only=True):
-    """Describes the NVIDIA driver: what the kernel module says, and what the library says."""
+    """Describes the NVIDIA driver: the values of the kernel module and those of the library."""
 
     module_version: str | Missing  # /sys/module/nvidia/version or /proc/driver/nvidia/version
     library_version: str | Missing  # nvmlSystemGetDriverVersion
     nvml_version: str | Missing
     cuda_version: int | Missing  # 12080 means 12.8
-    init_code: int = 0  # why NVML as a whole does not answer (nvmlReturn_t); 0 when it does, or when that is not known
+    init_code: int = 0  # why NVML as a whole does not answer (nvmlReturn_t); 0 if NVML answers or the reason is not known
     software: Software = Software()
 
 
 class StuckCall(Struct, frozen=True, kw_only=True):
-    """Describes an NVML call that has not come back. ``process_state`` is the worker's state letter in /proc/PID/stat."""
+    """Describes an NVML call that has not returned. ``process_state``: the NVML worker's state letter in /proc/PID/stat."""
 
     call: str
     gpu: str  # PCI address, or "" for a call about the whole system
     seconds: float
-    process_state: str  # "D" is uninterruptible sleep, "R"/"S" may come back, "X" the worker is gone
+    process_state: str  # "D": uninterruptible sleep. "R", "S": the call may still return. "X": the worker is gone
 
 
-CLASS_UNREADABLE = 0xFFFFFF  # no device has this class. Class 0 exists: "unclassified", as the PIIX4 of an EC2 instance says
+# No device has this class. Class 0 cannot be used, because devices such as the PIIX4 of an EC2 instance have it ("unclassified").
+CLASS_UNREADABLE = 0xFFFFFF
 
 
 class PciDevice(Struct, frozen=True, kw_only=True):
@@ -153,16 +155,17 @@ class PciDevice(Struct, frozen=True, kw_only=True):
     acs_capability: int | Missing | None = None  # ACSCap; None: the device has no ACS capability
     acs_control: int | Missing | None = None  # ACSCtl word
     acs_offset: int | None = None  # offset of the ACS extended capability in config space
-    express_offset: int | None = None  # offset of the PCI Express capability, where the next two are read
+    express_offset: int | None = None  # offset of the PCI Express capability, which has device_control and link_control
     device_control: int | Missing | None = None  # PCI_EXP_DEVCTL of GPUs, adapters and NVMe drives; None: not read
-    link_control: int | Missing | None = None  # PCI_EXP_LNKCTL of the same
+    link_control: int | Missing | None = None  # PCI_EXP_LNKCTL of GPUs, adapters and NVMe drives; None: not read
     virtual_function: bool = False
-    local_cpus: tuple[int, ...] = ()  # read where the NUMA node is unknown, because some firmware gives CPUs and no node
+    local_cpus: tuple[int, ...] = ()  # read if the NUMA node is unknown, because some firmware gives CPUs and no NUMA node
     subsystem: int = 0  # subsystem vendor and device, 32 bit, of bridges whose vendor gives them a meaning; 0: not read
 
 
 class GpuLink(Struct, frozen=True, kw_only=True):
-    """Describes links of one kind between two GPUs that NVML does not know (AMD's xGMI), by their PCI addresses."""
+    """Describes the links between two GPUs of which NVML has no data (AMD's xGMI). a, b: the GPUs' PCI addresses. count: the
+    number of links."""
 
     a: str
     b: str
@@ -217,10 +220,10 @@ class Nic(Struct, frozen=True, kw_only=True):
 class Node(Struct, frozen=True, kw_only=True):
     """Holds everything that is known about one node at one time.
 
-    ``thorough``: everything in it was read for this sweep. Otherwise only what is judged at every sweep was read; the rest is
-    from the last thorough sweep, and what NVML says of the rest (``host.nvml_device``) is from that sweep or from when metrics
-    were last written. ``texts`` holds the files that settings and checks declare in their ``reads``: the content, ``None``
-    when there is no such file, or Missing when it could not be read. Its keys are absolute paths on the node.
+    ``thorough``: True if all facts were read for this sweep. Otherwise only the facts that are judged at every sweep were read.
+    The other facts are from the last thorough sweep. Among them, facts from NVML (``host.nvml_device``) may be newer, from the
+    time when metrics were last written. ``texts``: the files that settings and checks declare in their ``reads``, by absolute
+    path on the node. A value is the content, ``None`` if there is no such file, or Missing if it could not be read.
     """
 
     name: str
@@ -238,8 +241,8 @@ class Node(Struct, frozen=True, kw_only=True):
     thorough: bool = True
     host: Host | Missing = Missing(Why.UNREADABLE, "not read")
     texts: Mapping[str, str | Missing | None] = field(default_factory=dict)
-    nvml_released: bool = False  # the agent was asked to let go of NVML, and has
+    nvml_released: bool = False  # the agent has released NVML on request
 
     def text(self, path: str) -> str | Missing | None:
-        """Return the content of a declared file, or Missing when nobody has asked for it to be read."""
+        """Return the entry of ``texts`` for a file, or Missing if no setting or check has declared the file."""
         return self.texts.get(path, Missing(Why.UNREADABLE, f"{path} was not read"))

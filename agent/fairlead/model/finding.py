@@ -11,7 +11,7 @@ from msgspec.structs import force_setattr, replace
 
 
 class Level(IntEnum):
-    """Says how bad a finding is. The order is that of exit codes. UNKNOWN has its own rank (see ``worst``)."""
+    """Names how bad a finding is. The numbers are the exit codes of commands. ``worst`` puts UNKNOWN between WARN and DRAIN."""
 
     OK = 0
     WARN = 1
@@ -28,7 +28,7 @@ OVERRUN = "overrun"
 
 
 class Action(StrEnum):
-    """Names what to do next, in NVIDIA's words (GPU debug guidelines, Xid catalogue) where NVIDIA has one."""
+    """Names what to do next, with NVIDIA's word (GPU debug guidelines, Xid catalogue) if NVIDIA has one."""
 
     NONE = "none"
     RESTART_APP = "restart_app"
@@ -43,7 +43,7 @@ class Action(StrEnum):
 
 
 class Service(StrEnum):
-    """Says when a node with this finding should leave service."""
+    """Names when a node with this finding should leave service."""
 
     KEEP = "keep"
     DRAIN_AFTER_JOB = "drain_after_job"
@@ -51,7 +51,7 @@ class Service(StrEnum):
 
 
 class Mode(StrEnum):
-    """Names a check's mode. observe: it reports only. enforce: it may drain."""
+    """Names a check's mode. observe: the check only reports. enforce: the check may drain the node."""
 
     OBSERVE = "observe"
     ENFORCE = "enforce"
@@ -61,13 +61,13 @@ _BY_LEVEL: Any = None
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """Describes one thing that is wrong. ``summary`` completes the sentence in `sinfo -R`; ``evidence`` is what was read.
+    """Describes one thing that is wrong. ``summary``: the text at the end of a reason in `sinfo -R`. ``evidence``: what was read.
 
-    ``check``: whoever calls a check fills it in (``named``), so no check writes its own name. ``service``: where it is left
-    out, DRAIN takes the node out of service now, and any other level keeps it in service. ``evidence_id`` names the evidence
-    itself (a kernel record, a counter value): an acknowledgement covers it, and only new evidence counts again. None of them
-    holds a process name, a comment or other text of a user. ``jobs``: the jobs on the device when the newest evidence came;
-    None where the check does not know.
+    ``check``: the caller of a check fills this in (``named``), so no check writes its own name. ``service``: without a value, a
+    finding at DRAIN takes the node out of service now, and any other level keeps the node in service. ``evidence_id`` names the
+    evidence (a kernel record, a counter value). An acknowledgement is for this evidence, and only new evidence counts again. No
+    field contains a process name, a comment or other text of a user. ``jobs``: the jobs on the device when the newest evidence
+    came, or None if the check does not know them.
     """
 
     check: str = ""
@@ -78,7 +78,7 @@ class Finding(Struct, frozen=True, kw_only=True):
     action: Action = Action.NONE
     service: Service = _BY_LEVEL
     evidence_id: str = ""
-    # which of its check's faults this is, such as an Xid's code. Two findings with one fault are the same fault again
+    # the name of the fault within the check, such as an Xid's code. Two findings with the same name are the same fault again
     fault: str = ""
     needs_history: bool = False  # one reading is not enough to judge this
     jobs: tuple[int, ...] | None = None
@@ -109,8 +109,8 @@ def with_action(
     evidence_id: str = "",
     fault: str = "",
 ) -> Finding:
-    """Return a finding whose summary ends with what to do next. ``service`` is that of a drain: any other level keeps the node
-    in service. Empty evidence is left out."""
+    """Return a finding whose summary ends with what to do next. ``service`` applies only to a finding at DRAIN. Any other level
+    keeps the node in service. Empty evidence is left out."""
     return Finding(
         level=level,
         device=device,

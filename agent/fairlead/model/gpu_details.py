@@ -1,5 +1,5 @@
-"""Holds static facts of a GPU (part number, VBIOS, ...). No check judges their values. ``checks.gpu_readings`` warns when one
-that used to be readable is unreadable, and ``model.rma`` shows those that a vendor asks for."""
+"""Holds static facts of a GPU (part number, VBIOS, ...). No check judges their values. ``checks.gpu_readings`` warns if such a
+fact was readable before and is now unreadable. ``model.rma`` shows the facts that a vendor asks for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from fairlead.model.missing import Missing
 
 
 class GpuDetails(Struct, frozen=True, kw_only=True):
-    """Describes by nvml.h the card, the firmware and the modes. memory_node: the NUMA node of nvmlDeviceGetMemoryAffinity."""
+    """Describes the card, the firmware and the modes of a GPU. The numbers are those of nvml.h. memory_node: the NUMA node that
+    nvmlDeviceGetMemoryAffinity returns."""
 
     board_part_number: str | Missing = NOT_READ
     vbios_version: str | Missing = NOT_READ

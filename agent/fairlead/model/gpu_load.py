@@ -1,6 +1,6 @@
-"""Holds facts beside ``Gpu`` and ``Driver``: how a GPU behaves under load, and which driver software is there.
+"""Holds further facts of GPUs and of the driver: how a GPU behaves under load, and which driver software is installed.
 
-They are plain frozen values as in ``facts``, with units in the names.
+These facts are plain frozen values like those in ``facts``, with units in the names.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from fairlead.model.missing import Missing, unreadable
 
 NOT_READ = unreadable("not read")
 
-#: nvml.h, nvmlClocksEventReason* (nvmlClocksThrottleReason* before r535): bit, name.
+#: The bit and the name of each reason: nvml.h, nvmlClocksEventReason* (nvmlClocksThrottleReason* before r535).
 REASONS = (
     (0x001, "gpu_idle"),
     (0x002, "applications_clocks_setting"),
@@ -28,11 +28,11 @@ LOAD_PERCENT = 50
 
 
 class GpuFabric(Struct, frozen=True, kw_only=True):
-    """Says how a GPU is connected to its NVLink fabric (nvmlDeviceGetGpuFabricInfoV, nvml.h nvmlGpuFabricInfo_v2_t).
+    """Describes how a GPU is connected to its NVLink fabric (nvmlDeviceGetGpuFabricInfoV, nvml.h nvmlGpuFabricInfo_v2_t).
 
-    state: 0 not supported, 1 not started, 2 in progress, 3 completed. status: an nvmlReturn_t, which counts once the state is
-    completed. cluster: 32 hexadecimal digits. health: bit fields NVML_GPU_FABRIC_HEALTH_MASK_*; Missing where the driver has
-    none.
+    state: 0 not supported, 1 not started, 2 in progress, 3 completed. status: an nvmlReturn_t, which is valid once the state is
+    completed. cluster: 32 hexadecimal digits. health: bit fields NVML_GPU_FABRIC_HEALTH_MASK_*, or Missing if the driver does
+    not report them.
     """
 
     state: int
@@ -43,9 +43,9 @@ class GpuFabric(Struct, frozen=True, kw_only=True):
 
 
 class ClockEvents(Struct, frozen=True, kw_only=True):
-    """Holds the driver's own counters of how long clocks were slowed down, in seconds since it loaded.
+    """Holds the driver's own counters of how long clocks were slowed down, in seconds since the driver was loaded.
 
-    NVML_FI_DEV_PERF_POLICY_* (74 to 79) and NVML_FI_DEV_CLOCKS_EVENT_REASON_* (from r575 on) are both in nanoseconds.
+    The sources are NVML_FI_DEV_PERF_POLICY_* (74 to 79) and NVML_FI_DEV_CLOCKS_EVENT_REASON_* (from r575 on), in nanoseconds.
     """
 
     sw_power_cap_seconds: float | Missing = NOT_READ
@@ -58,12 +58,12 @@ class ClockEvents(Struct, frozen=True, kw_only=True):
 
 
 class LoadSeen(Struct, frozen=True, kw_only=True):
-    """Holds sums over the sweeps of one process, which grow from 0: how long a GPU was loaded, and what slowed its clocks
-    meanwhile.
+    """Holds sums over all sweeps since this process started: how long a GPU was loaded, and what slowed its clocks meanwhile.
 
-    busy_seconds: at ``LOAD_PERCENT`` or more (in MIG mode: not idle). reasons_seconds: seconds of these with each of
-    ``REASONS``, in its order. brake_seconds: with the power brake, loaded or not. free_seconds: loaded without any reason.
-    free_cycles: SM clock cycles in free_seconds (mean clock = cycles / seconds).
+    busy_seconds: the time at ``LOAD_PERCENT`` or more (in MIG mode: the time in which the GPU was not idle). reasons_seconds:
+    the part of busy_seconds with each reason, in the order of ``REASONS``. watched_seconds: the time in which the reasons were
+    read, loaded or not. brake_seconds: the part of watched_seconds with the power brake. free_seconds: the part of busy_seconds
+    without a reason that slows clocks. free_cycles: SM clock cycles in free_seconds (mean clock = cycles / seconds).
     """
 
     busy_seconds: float = 0.0
@@ -77,7 +77,8 @@ class LoadSeen(Struct, frozen=True, kw_only=True):
 class GpuLoad(Struct, frozen=True, kw_only=True):
     """Holds limits, temperatures and fabric of one GPU, and what was seen of its clocks.
 
-    margin_celsius: nvmlDeviceGetMarginTemperature (driver r570 and later): degrees to the nearest slowdown, below 0 past it.
+    margin_celsius: nvmlDeviceGetMarginTemperature (driver r570 and later). It is the number of degrees below the nearest
+    slowdown temperature, and negative above that temperature.
     """
 
     margin_celsius: int | Missing = NOT_READ
@@ -94,10 +95,11 @@ class GpuLoad(Struct, frozen=True, kw_only=True):
 
 
 class ProcessOwner(Struct, frozen=True, kw_only=True):
-    """Says to whom a process on a GPU belongs, by its control group, which no user can choose (/proc/PID/cgroup).
+    """Describes the owner of a process on a GPU, by its control group, which no user can choose (/proc/PID/cgroup).
 
-    job: the Slurm job; 0 for a job that cannot be named (Slurm 26.05's SLUID without a record). unit: the systemd unit below
-    system.slice, or the outermost group. uid: of a login session. gone: there is no such process, although NVML lists it.
+    job: the id of the Slurm job, 0 if the id is not known (Slurm 26.05's SLUID without a job record), or None outside of jobs.
+    unit: the systemd unit below system.slice, or the outermost group. uid: the user of a login session. gone: True if the
+    process has ended although NVML lists it.
     """
 
     job: int | None = None
@@ -109,9 +111,10 @@ class ProcessOwner(Struct, frozen=True, kw_only=True):
 class Software(Struct, frozen=True, kw_only=True):
     """Describes the driver's software on disk and in the kernel.
 
-    library_file: the version that libnvidia-ml.so.1 leads to, which processes started from now on load; None: its name holds
-    no version. open_module: the open kernel modules are loaded. kernel: (major, minor). peermem: nvidia_peermem or nv_peer_mem
-    is loaded. imex_channels: devices in /dev/nvidia-caps-imex-channels.
+    library_file: the version of the library that new processes load, which is in the name of the file that libnvidia-ml.so.1
+    leads to. It is None if that name has no version. open_module: whether the open kernel modules are loaded. kernel: the Linux
+    version (major, minor). peermem: whether nvidia_peermem or nv_peer_mem is loaded. imex_channels: the number of devices in
+    /dev/nvidia-caps-imex-channels.
     """
 
     library_file: str | Missing | None = NOT_READ

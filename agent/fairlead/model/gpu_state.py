@@ -1,4 +1,4 @@
-"""Holds what a GPU is set to: application clocks, the range of its power limit, MIG instances. Settings observe it here."""
+"""Holds the values that settings observe on a GPU: application clocks, the range of the power limit, MIG instances."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from fairlead.model.missing import Missing
 
 
 class MigInstance(Struct, frozen=True):
-    """Describes a GPU instance: its profile as `nvidia-smi mig -lgip` names it ("3g.40gb"), its first memory slice, and how
-    many compute instances it holds. Slurm and CUDA use one compute instance that fills it."""
+    """Describes a GPU instance: its profile as `nvidia-smi mig -lgip` names it ("3g.40gb"), its first memory slice, and the
+    number of its compute instances. Slurm and CUDA use a GPU instance with one compute instance that fills it."""
 
     profile: str
     start: int
@@ -18,10 +18,11 @@ class MigInstance(Struct, frozen=True):
 
 
 class GpuState(Struct, frozen=True, kw_only=True):
-    """Holds the application clocks (nvmlDeviceGet(Default)ApplicationsClock), which newer GPUs and drivers no longer have.
+    """Holds the values of one GPU.
 
-    power_minimum_watts: nvmlDeviceGetPowerManagementLimitConstraints. mig_instances: () while MIG is off. mig_profiles: the
-    names of the profiles that the GPU offers; () while MIG is off, since NVML lists them only while it is on.
+    application clocks: nvmlDeviceGet(Default)ApplicationsClock, which newer GPUs and drivers no longer have.
+    power_minimum_watts: the lowest value of nvmlDeviceGetPowerManagementLimitConstraints. mig_instances: () while MIG is off.
+    mig_profiles: the names of the profiles that the GPU offers, or () while MIG is off, because NVML then lists none.
     """
 
     application_sm_hertz: int | Missing = NOT_READ

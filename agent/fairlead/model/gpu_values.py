@@ -1,4 +1,4 @@
-"""Collects the same values from every GPU of a node, for settings that are made GPU by GPU."""
+"""Collects the same facts of every GPU of a node, for settings that are set on each GPU."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ Values = dict[str, tuple[Any, ...]]
 
 
 def of_gpus(node: Node, what: str, *names: str) -> Values | Missing:
-    """Return by PCI address the values of the facts ``names`` (dotted fields of ``Gpu``). ``what``: how a person calls them.
+    """Return the values of the facts ``names`` (dotted fields of ``Gpu``) of each GPU by PCI address. ``what``: the words for
+    these facts in the text of a Missing.
 
-    The check gpu_count reports lost GPUs. A GPU that does not have these facts, as the profile says (UNSUPPORTED), is left
-    out. If one does not answer, the whole answer is Missing.
+    Lost GPUs are left out, because the check gpu_count reports them. A GPU that does not have these facts by its profile
+    (UNSUPPORTED) is left out too. If a fact of one GPU cannot be read, the whole result is Missing.
     """
     if isinstance(node.gpus, Missing):
         return node.gpus

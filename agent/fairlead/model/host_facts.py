@@ -1,8 +1,8 @@
 """Holds facts about the host itself: ports, memory errors, disks, file systems, tasks, units, the clock. They are read on
 thorough sweeps.
 
-A field of ``Host`` that is Missing could not be read at all; ``()`` means that there is none. Counters are as the kernel
-counts them: since the driver loaded. Some of them stop at their width (``PORT_COUNTER_BITS``).
+A field of ``Host`` is Missing if it could not be read at all, and ``()`` if the host has no such thing. Counters are those of
+the kernel, which begin when the driver is loaded. Some counters stop at their largest value (``PORT_COUNTER_BITS``).
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ PORT_COUNTER_BITS = {
     "local_link_integrity_errors": 4,
     "excessive_buffer_overrun_errors": 4,
 }
-#: Names of block devices that a job's user may provide begin so: files, network and removable devices.
+#: Block devices whose names begin with these words may be provided by a job's user: files, network and removable devices.
 USERS_DEVICES = ("loop", "nbd", "rbd", "sr", "fd", "ram", "zram")
 NOT_READ = unreadable("not read")
 
 
 class RdmaPort(Struct, frozen=True, kw_only=True):
-    """Holds what the errors of one RDMA port are judged by. Its state and rate are in ``Node.nics``.
+    """Holds the facts by which the errors of one RDMA port are judged. The port's state and rate are in ``Node.nics``.
 
-    width_lanes: 4 of "400 Gb/sec (4X NDR)". counters: of ``counters`` (``PORT_COUNTER_BITS``) and ``hw_counters``.
-    carrier_downs: per interface of the adapter (/sys/class/net/NAME/carrier_down_count, Linux 4.16).
+    width_lanes: the number of lanes, such as 4 for "400 Gb/sec (4X NDR)". counters: the values of the files in the port's
+    folders ``counters`` (``PORT_COUNTER_BITS``) and ``hw_counters``. carrier_downs: how often each interface of the adapter
+    lost its carrier (/sys/class/net/NAME/carrier_down_count, Linux 4.16).
     """
 
     name: str
@@ -44,9 +45,9 @@ class RdmaPort(Struct, frozen=True, kw_only=True):
 
 
 class MemoryController(Struct, frozen=True, kw_only=True):
-    """Describes one EDAC memory controller (/sys/devices/system/edac/mc/mcN), with errors since the driver loaded.
+    """Describes one EDAC memory controller (/sys/devices/system/edac/mc/mcN), with errors since the driver was loaded.
 
-    worst_dimm: the label of the DIMM with the most corrected errors, "" where none is named.
+    worst_dimm: the label of the DIMM with the most corrected errors, or "" if no DIMM has a label.
     """
 
     name: str
@@ -64,32 +65,32 @@ class NvmeController(Struct, frozen=True, kw_only=True):
 
 
 class MountPoint(Struct, frozen=True, kw_only=True):
-    """Describes one mount as PID 1 sees it, but no FUSE mount of a user. ``read_only``: the file system itself is, not only
-    this mount of it (mountinfo, last field). ``device``: its major:minor; two mounts with the same one are of the same file
-    system."""
+    """Describes one mount that PID 1 sees. FUSE mounts of users are left out. ``read_only``: True if the file system itself is
+    read-only (mountinfo, last field). ``device``: major:minor of the file system. Two mounts of one file system have the same
+    ``device``."""
 
     path: str
     device: str
     kind: str  # ext4, xfs, nfs4, tmpfs, ...
     source: str
     read_only: bool
-    flagged_read_only: bool = False  # this mount of it
+    flagged_read_only: bool = False  # True if this mount of the file system is read-only
 
 
 class FsErrors(Struct, frozen=True, kw_only=True):
-    """Counts the errors that a file system keeps in its superblock (/sys/fs/ext4/DEVICE/errors_count), over mounts, until
-    fsck."""
+    """Holds the number of errors in the superblock of a file system (/sys/fs/ext4/DEVICE/errors_count). This number survives an
+    unmount, and fsck resets it."""
 
     device: str
     errors: int | Missing
 
 
 class Space(Struct, frozen=True, kw_only=True):
-    """Holds statfs of one declared mount, which a process of its own has asked for. ``waiting_seconds``: for how long it has
-    not answered.
+    """Holds the result of statfs(2) for one declared mount. A separate process calls it. ``waiting_seconds``: for how long the
+    call has not returned.
 
-    failed: the error that came instead of an answer, such as a stale file handle. Bytes are those available to users, as df
-    counts them. Inodes are 0 of 0 where the file system has none.
+    failed: the error of the call, such as a stale file handle, or "". available_bytes: the bytes that users may use, as df
+    counts them. Both numbers of inodes are 0 if the file system has no inodes.
     """
 
     path: str
@@ -102,12 +103,13 @@ class Space(Struct, frozen=True, kw_only=True):
 
 
 class StuckTask(Struct, frozen=True, kw_only=True):
-    """Describes a task in uninterruptible sleep ("D") that has not been scheduled for ``seconds``. It has no name, because a
-    user chose that.
+    """Describes a task in uninterruptible sleep ("D") that has not been scheduled for ``seconds``. The task's name is left out,
+    because a user chose it.
 
-    job, step: of its cgroup; 0 and "" where that is none of Slurm's. killed: SIGKILL is pending, so the task cannot be killed.
-    kernel: it is a kernel thread. fuse: it waits for the server of a FUSE mount, which is a process, often of the same user,
-    or for another task of its user's that does. vfork: it waits for its child of vfork(2), and SIGKILL would end it.
+    job, step: the job and step of the task's cgroup, or 0 and "" if Slurm did not make that cgroup. killed: SIGKILL is pending,
+    so the task cannot be killed. kernel: the task is a kernel thread. fuse: the task waits for the server of a FUSE mount,
+    which is a process, often of the same user. Or it waits for another task of the same user that waits for such a server.
+    vfork: the task waits for its child of vfork(2), and SIGKILL would end the task.
     """
 
     pid: int
@@ -121,8 +123,8 @@ class StuckTask(Struct, frozen=True, kw_only=True):
 
 
 class Tasks(Struct, frozen=True, kw_only=True):
-    """Holds the stuck tasks. ``seen``: how many processes this sweep went through, of ``total``. On a large machine each sweep
-    goes through a part of them."""
+    """Holds the stuck tasks. ``seen``: how many of the ``total`` processes this sweep has read. On a large machine each sweep
+    reads only a part of the processes."""
 
     total: int
     seen: int
@@ -139,9 +141,9 @@ class UnitState(Struct, frozen=True, kw_only=True):
 
 
 class Clock(Struct, frozen=True, kw_only=True):
-    """Describes the kernel's clock (adjtimex(2)). Errors are in seconds. The kernel lets ``maximum_error_seconds`` grow by 500
-    ppm while nobody sets the clock, and says unsynchronised at 16 s. offset_seconds: time of day minus CLOCK_BOOTTIME, which
-    only a step of the clock changes quickly."""
+    """Describes the kernel's clock (adjtimex(2)). Errors are in seconds. While nobody sets the clock, the kernel increases
+    ``maximum_error_seconds`` by 500 ppm. At 16 s it reports the clock as unsynchronised. offset_seconds: time of day minus
+    CLOCK_BOOTTIME, which only a step of the clock changes quickly."""
 
     synchronised: bool
     maximum_error_seconds: float
@@ -158,7 +160,7 @@ class Host(Struct, frozen=True, kw_only=True):
     mounts: tuple[MountPoint, ...] | Missing = NOT_READ
     fs_errors: tuple[FsErrors, ...] | Missing = NOT_READ
     devices: frozenset[str] | Missing = NOT_READ  # the node's own block devices, with partitions, and memory controllers, by name
-    images: frozenset[str] = frozenset()  # ``USERS_DEVICES`` and devices on top of only these, by name and by major:minor
+    images: frozenset[str] = frozenset()  # ``USERS_DEVICES`` and devices built only on them, by name and by major:minor
     spaces: tuple[Space, ...] | Missing = ()
     tasks: Tasks | Missing = NOT_READ
     units: tuple[UnitState, ...] | Missing = ()
@@ -166,11 +168,12 @@ class Host(Struct, frozen=True, kw_only=True):
     memory_bytes: int | Missing = NOT_READ
     smt: str | Missing = NOT_READ  # /sys/devices/system/cpu/smt/control: on, off, forceoff, notsupported, notimplemented
     cpus_online: int | Missing = NOT_READ
-    hung_task_warnings: int | Missing = NOT_READ  # how many more hung tasks the kernel will report; -1: all
+    hung_task_warnings: int | Missing = NOT_READ  # how many more hung tasks the kernel will report, -1 for all
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
-    """Lists what has to be asked for by name: mounts that a process asks, and whether systemd is asked for its units."""
+    """Lists what must be read because a check needs it. mounts: the paths for statfs(2). units: whether systemd is asked for the
+    states of its units."""
 
     mounts: tuple[str, ...] = ()
     units: bool = False

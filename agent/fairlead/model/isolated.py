@@ -1,4 +1,4 @@
-"""Reads what one node says so that its errors do not affect other nodes."""
+"""Reads the answer of one node so that an error in this answer does not affect other nodes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ ODD = "what it said could not be read"
 
 
 def isolated(read: Callable[[], T], failed: Callable[[str], T]) -> T:
-    """Return what ``read`` returns. Where ``read`` raises anything, return what ``failed`` makes of it: the failure of this
-    node, in one line.
+    """Return the result of ``read``. If ``read`` raises any exception, call ``failed`` with the exception in one line, and return
+    its result.
 
-    Readers refuse by themselves what they know (NotAnAnswerError, DataError). This is for errors that nobody has foreseen.
+    Readers already raise NotAnAnswerError or DataError for the errors that they expect. This function also catches exceptions
+    that nobody has foreseen.
     """
     try:
         return read()

@@ -1,4 +1,4 @@
-"""Lists what decoding raises for bytes that are not JSON: malformed, not UTF-8, or nested too deeply to be held.
+"""Lists the exceptions that decoding raises for bytes that are not JSON: malformed, not UTF-8, or nested too deeply.
 
 msgspec.DecodeError alone is not enough: text that is not UTF-8 raises a UnicodeError, and 100,000 brackets raise a
 RecursionError.

@@ -1,17 +1,19 @@
-"""Finds kernel records that begin with a text that a user chooses. They are dropped before any check sees them.
+"""Finds kernel records that begin with a text that a user chooses. Such records are dropped before any check sees them.
 
-The kernel prints a task's name (``comm``, up to 15 bytes of any kind: include/linux/sched.h, TASK_COMM_LEN) at the beginning
-of some messages, and the name of the executable (up to 255 bytes) further on. So a process that is called "EDAC MC0: 1 UE "
-and crashes writes a record of facility kernel that begins like one of EDAC. ``NAME_FIRST`` lists the messages that begin so,
-with the place in the kernel's source that prints them (read in Linux 6.1, with what 4.18 and newer versions print otherwise).
-Each form needs a text after at most 15 characters that no message of a driver that fairlead reads has there. An Xid line ends
-with a task's name, but it begins with more than 15 characters of its own, so no Xid is lost. Messages that begin with words of
-the kernel's own ("INFO: task NAME:PID blocked", "Out of memory: Killed process PID (NAME)") need no entry, but a pattern must
-not match text behind the name in them.
+The kernel prints a task's name at the beginning of some messages (``comm``, up to 15 bytes of any kind: include/linux/sched.h,
+TASK_COMM_LEN). Some messages have the name of the executable further on (up to 255 bytes). If a process that is called
+"EDAC MC0: 1 UE " crashes, the record of facility kernel therefore begins like a record of EDAC. ``NAME_FIRST`` lists the
+messages that begin with a task's name, with the place in the kernel's source that prints each message. The messages were read
+in Linux 6.1. If 4.18 or newer versions print a different text, both texts match.
+
+Each form requires a certain text after at most 15 characters. No message of a driver that fairlead reads has this text there.
+An Xid line ends with a task's name, but begins with more than 15 characters of fixed text, so no Xid is lost. Messages that
+begin with the kernel's own words ("INFO: task NAME:PID blocked", "Out of memory: Killed process PID (NAME)") need no form. A
+check's pattern for such a message must not match text after the name.
 
 Some drivers print with dev_printk() only. Then /dev/kmsg names the device in a line of its own (" DEVICE=+pci:0000:1b:00.0";
-Documentation/ABI/testing/dev-kmsg). A record that begins like one of these drivers' (``BY_DEVICE``) and names no device does
-not come from them.
+Documentation/ABI/testing/dev-kmsg). If a record begins like a message of such a driver (``BY_DEVICE``) and names no device, it
+does not come from that driver.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from msgspec import Struct
 from fairlead.model.plain_text import printable
 
 NAME_MAX = 15  # bytes of a task's name, which never has more characters than bytes
-_LOG_PREFIX_MAX = 128  # of the netfilter log: NF_LOG_PREFIXLEN, include/net/netfilter/nf_log.h
+_LOG_PREFIX_MAX = 128  # size of a prefix in the netfilter log: NF_LOG_PREFIXLEN, include/net/netfilter/nf_log.h
 
 
 class Form(Struct, frozen=True):
@@ -115,11 +117,11 @@ NAME_FIRST = (
          "fs/xfs/kmem.c", before=_XFS),
 )  # fmt: skip
 
-#: The LOG targets of netfilter print a prefix of up to 127 characters first. A user with a network namespace may set it;
-#: the kernel prints those of other namespaces where net.netfilter.nf_log_all_netns says so (net/netfilter/nf_log_syslog.c).
+#: The LOG targets of netfilter print a prefix of up to 127 characters first. A user with a network namespace may set the prefix.
+#: The kernel prints messages of other namespaces if net.netfilter.nf_log_all_netns is set (net/netfilter/nf_log_syslog.c).
 _FIREWALL = re.compile(rf"(?s:.{{0,{_LOG_PREFIX_MAX}}}?)IN=(?s:.{{0,15}}?) OUT=(?s:.{{0,15}}?)(?:\s|\Z)")
-#: With kernel.print-fatal-signals the kernel prints the name of the executable first, and then the task's (kernel/signal.c,
-#: print_fatal_signal: "%pD: %s: potentially unexpected fatal signal %d.").
+#: With kernel.print-fatal-signals the kernel prints the name of the executable first, and then the name of the task
+#: (kernel/signal.c, print_fatal_signal: "%pD: %s: potentially unexpected fatal signal %d.").
 _FATAL_SIGNAL = re.compile(r"(?s:.{0,273}?): potentially unexpected fatal signal \d")
 _BEFORE = tuple(dict.fromkeys(form.before for form in NAME_FIRST))
 _FORMS = re.compile(
@@ -129,24 +131,26 @@ _FORMS = re.compile(
     )
 )
 
-#: Messages that only dev_printk() prints, after the names of driver and device, begin so: NVMe
-#: (drivers/nvme/host), AER and DPC of any PCI driver (drivers/pci/pcie), mlx5 (drivers/net/ethernet/mellanox/mlx5, with the
-#: interface's name by netdev_printk(), and drivers/infiniband/hw/mlx5 with the RDMA device's by ibdev_printk()).
+#: Matches the beginning of messages that only dev_printk() prints, which has the names of the driver and the device: NVMe
+#: (drivers/nvme/host), AER and DPC of any PCI driver (drivers/pci/pcie), and mlx5. The messages of mlx5 come from
+#: drivers/net/ethernet/mellanox/mlx5 with the name of the interface (netdev_printk()), and from drivers/infiniband/hw/mlx5
+#: with the name of the RDMA device (ibdev_printk()).
 BY_DEVICE = re.compile(
     r"nvme nvme\d|(?:pcieport|nvidia|mlx5_core|pci) (?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7][ :]|"
     r"\S{1,40} \S{7,16}: (?:AER|DPC): "
 )
 
 
-#: The NVIDIA driver appends KERN_CONT to all that it prints (kernel-open/nvidia/os-interface.c, nv_printf), so that each of its
-#: lines carries the flag of a fragment although it is whole. What stands between "cpuset=" and "mems_allowed=" in the report
-#: of the out-of-memory killer is the name of a cgroup (mm/oom_kill.c, dump_oom_summary; kernel/cgroup/cpuset.c).
+#: The NVIDIA driver appends KERN_CONT to all that it prints (kernel-open/nvidia/os-interface.c, nv_printf). So the kernel flags
+#: each of its lines as a fragment, which is the continuation of another line, although the line is complete. In the report of
+#: the out-of-memory killer, the text between "cpuset=" and "mems_allowed=" is the name of a cgroup (mm/oom_kill.c,
+#: dump_oom_summary; kernel/cgroup/cpuset.c).
 _WHOLE_FRAGMENT, _CGROUP_FOLLOWS, _AFTER_A_CGROUP = "NVRM: ", "cpuset=", "mems_allowed="
 
 
 def begins_with_a_name(text: str) -> bool:
-    """Say whether a user may have chosen the beginning of a kernel record's text. The text is also tested as the checks see
-    it, with blanks in place of control characters."""
+    """Return whether a user may have chosen the beginning of a kernel record's text. The text is also tested in the form in which
+    the checks see it, with spaces in place of control characters."""
     shown = printable(text)
     return _begins_with_a_name(text) or (shown != text and _begins_with_a_name(shown))
 
@@ -160,17 +164,20 @@ def _begins_with_a_name(text: str) -> bool:
 
 
 def is_whole(fragment: str) -> bool:
-    """Say whether a record that the kernel calls a fragment of another one is a whole line of the NVIDIA driver's."""
+    """Return whether a record that the kernel flags as a fragment is in fact a complete line of the NVIDIA driver."""
     return fragment.startswith(_WHOLE_FRAGMENT) and _AFTER_A_CGROUP not in fragment
 
 
 def name_follows(text: str) -> bool:
-    """Say whether the kernel was about to print the name of a cgroup when another CPU printed. The name then comes as a
-    fragment."""
+    """Return whether this record ends where the name of a cgroup follows, because another CPU printed in between. The name then
+    comes in a separate record, which is a fragment."""
     return text.rstrip().endswith(_CGROUP_FOLLOWS)
 
 
 def lacks_its_device(text: str, device: str | None) -> bool:
-    """Say whether a record begins like one that names its device, and names none. ``device``: what the kernel named with the
-    record; "" for nothing; None where the source does not report that (a FIFO, a saved log)."""
+    """Return whether a record begins like a message that names its device (``BY_DEVICE``), but names no device.
+
+    ``device``: the device that the kernel named with the record, or "" if it named none. It is None if the source of the record
+    does not report devices, such as a FIFO or a saved log.
+    """
     return device == "" and BY_DEVICE.match(printable(text)) is not None

@@ -1,11 +1,11 @@
-"""Which GPU instances (MIG) a GPU can hold at the same time.
+"""Decides which GPU instances (MIG) a GPU can hold at the same time.
 
-A GPU has slices of compute and slices of memory. A profile takes some of both, and an instance of it can begin only at certain
-slices of memory. A geometry can exist if all its instances find room beside each other.
+A GPU has compute slices and memory slices. An instance of a profile takes some of both, and can begin only at certain memory
+slices. A geometry is a list of instances. A GPU can hold a geometry if all its instances fit beside each other.
 
 Sources: NVIDIA Multi-Instance GPU User Guide, "Supported MIG Profiles" (names and numbers of instances) and "Getting Started with
-MIG" (the places, as `nvidia-smi mig -lgipp` lists them); NVIDIA mig-parted, deployments/systemd/config-default.yaml (GH200 with
-144 GB, GB200 with 189 GB); AWS SageMaker API reference, AcceleratorPartitionConfig (GB200 with 186 GB) and hyperpod-cli pull
+MIG" (the positions, as `nvidia-smi mig -lgipp` lists them); NVIDIA mig-parted, deployments/systemd/config-default.yaml (GH200
+with 144 GB, GB200 with 189 GB); AWS SageMaker API reference, AcceleratorPartitionConfig (GB200 with 186 GB) and hyperpod-cli pull
 request 403 (B300). All were read on 2026-11-23.
 """
 
@@ -19,14 +19,18 @@ from itertools import groupby
 
 from msgspec import Struct
 
-#: What a profile's name looks like; the table below need not have it, for a GPU may be newer than the table.
+#: The form of a profile's name. The table below may lack a profile, because a GPU may be newer than the table.
 NAME = re.compile(r"[1-7]g\.[0-9]{1,3}gb(\+[a-z.]{1,12}|-me)?")
 SLICES_MAX = 7  # compute slices: no GPU has more
 
 
 class MigProfile(Struct, frozen=True, kw_only=True):
-    """``memory``: the slices of memory that an instance takes. ``starts``: the slices at which one can begin. ``most``: how many
-    there can be. ``base``: a profile that the list of geometries is made of; the others are variants of these."""
+    """Describes a profile of GPU instances.
+
+    compute, memory: the numbers of slices that an instance takes. starts: the memory slices at which an instance can begin.
+    most: how many instances a GPU can hold. base: True if the list of geometries is made of this profile. The other profiles
+    are variants of base profiles.
+    """
 
     name: str
     compute: int
@@ -37,7 +41,7 @@ class MigProfile(Struct, frozen=True, kw_only=True):
 
 
 class MigGpu(Struct, frozen=True, kw_only=True):
-    """GPUs that have the same profiles. ``names`` says which these are."""
+    """Describes GPUs that have the same profiles. ``names``: the names of these GPUs. ``compute``: their compute slices."""
 
     names: str
     compute: int
@@ -48,7 +52,7 @@ class MigGpu(Struct, frozen=True, kw_only=True):
 
 
 def _seven(names: str, one: int, two: int, four: int, whole: int) -> MigGpu:
-    """A GPU with seven compute and eight memory slices; the numbers are the GB in the names of its profiles."""
+    """Return a GPU with seven compute and eight memory slices. The numbers are the GB in the names of its profiles."""
 
     def profile(name: str, memory: int, starts: Sequence[int], most: int, *, base: bool = True) -> MigProfile:
         return MigProfile(name=name, compute=int(name[0]), memory=memory, starts=tuple(starts), most=most, base=base)
@@ -65,7 +69,8 @@ def _seven(names: str, one: int, two: int, four: int, whole: int) -> MigGpu:
 
 
 def _four(names: str, gigabytes: tuple[int, int, int], variants: Iterable[tuple[str, int]]) -> MigGpu:
-    """A GPU with four slices of both. ``variants``: the end of a name, as in 1g.24gb-me, and how many there can be."""
+    """Return a GPU with four compute and four memory slices. ``gigabytes``: the GB in the names of its profiles with one, two and
+    four slices. ``variants``: the name of each variant, such as 1g.24gb-me, and how many instances of it a GPU can hold."""
     bases = [
         MigProfile(name=f"{n}g.{gb}gb", compute=n, memory=n, starts=tuple(range(0, 4, n)), most=4 // n)
         for n, gb in zip((4, 2, 1), reversed(gigabytes), strict=True)
@@ -99,7 +104,7 @@ GPUS: tuple[MigGpu, ...] = (
 
 
 def fits(gpu: MigGpu, geometry: Iterable[str]) -> bool:
-    """Say whether the GPU can hold all these instances at the same time."""
+    """Return whether the GPU can hold all these instances at the same time."""
     wanted = [gpu.profile(name) for name in geometry]
     found = [p for p in wanted if p is not None]
     if len(found) < len(wanted) or sum(p.compute for p in found) > gpu.compute:
@@ -110,7 +115,7 @@ def fits(gpu: MigGpu, geometry: Iterable[str]) -> bool:
 
 
 def _room(wanted: Sequence[MigProfile], taken: int) -> bool:
-    """Say whether the instances find room beside the slices of memory that are taken (a bit for each)."""
+    """Return whether the instances fit beside the memory slices that are already taken. ``taken``: one bit for each slice."""
     if not wanted:
         return True
     first, *rest = wanted
@@ -147,10 +152,11 @@ def in_words(geometry: Iterable[str]) -> str:
 
 
 def refusal(geometry: Sequence[str], among: Collection[MigGpu] = GPUS, *, sure: bool = False) -> tuple[str, str] | None:
-    """Return why none of these GPUs can hold the geometry and what can be, or None where one of them may be able to.
+    """Return why none of these GPUs can hold the geometry, and what they can hold. Return None if a GPU may be able to hold it.
 
-    ``sure``: the node's GPU is one of these. Otherwise it may be a GPU that the table does not have, so that a profile which no
-    GPU of the table has is refused only where its name cannot be one.
+    ``sure``: True if the node's GPU is one of these. Otherwise the GPU may be newer than the table. A geometry with a profile
+    that is not in the table is then refused in two cases: the profile's name has a wrong form, or the geometry has more than
+    ``SLICES_MAX`` compute slices.
     """
     if not geometry or any(fits(gpu, geometry) for gpu in among):
         return None

@@ -1,4 +1,4 @@
-"""Describes a value that is not there, and why."""
+"""Describes a value that could not be read or that the hardware does not have, and the reason."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from msgspec import Struct
 
 
 class Why(StrEnum):
-    """Says why a value is missing. Only the hardware profile may say UNSUPPORTED; everything else is a finding."""
+    """Names why a value is missing. Only the hardware profile may declare a value UNSUPPORTED. An UNREADABLE value becomes a
+    finding."""
 
     UNSUPPORTED = "unsupported"
     UNREADABLE = "unreadable"
 
 
 class Missing(Struct, frozen=True):
-    """Stands for a value that is not there. ``detail`` says in one line what was tried and what came back."""
+    """Describes a missing value. ``detail``: one line about what was tried and what came back."""
 
     why: Why
     detail: str = ""

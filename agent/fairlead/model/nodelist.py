@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-NODES_MAX = 1 << 17  # of one nodelist: Slurm's own limit is 65536 nodes (MAX_SLURM_NODES, src/common/hostlist.h)
+# The most nodes in one nodelist. Slurm's own limit is 65536 nodes (MAX_SLURM_NODES, src/common/hostlist.h).
+NODES_MAX = 1 << 17
 _BRACKETS = re.compile(r"\[([^\]]*)\]")
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 _PARTS = re.compile(r"([0-9]+)")
@@ -18,7 +19,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 def is_name(word: str) -> bool:
-    """Return whether this can be a NodeName: letters, digits, ``_``, ``.`` and ``-``; not what Slurm reads as a keyword."""
+    """Return whether ``word`` can be a NodeName: it has only letters, digits, ``_``, ``.`` and ``-``, and is no keyword of
+    Slurm."""
     return len(word) <= 64 and bool(_NAME.fullmatch(word)) and word.lower() not in {"default", "all"}
 
 
@@ -28,12 +30,12 @@ def natural(name: str) -> tuple[tuple[int, str, int], ...]:
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Return the names without doubles, n2 before n10; names of one number (n1, n01) are always in the same order."""
+    """Return the names without duplicates, n2 before n10. Names with the same number (n1, n01) have a fixed order too."""
     return sorted(set(names), key=lambda name: (natural(name), name))
 
 
 def fold(names: Iterable[str]) -> str:
-    """Return the nodelist of these names; the same set gives the same text."""
+    """Return the nodelist of these names. The same set of names always gives the same text."""
     groups: dict[str, list[str]] = {}
     for name in in_order(names):
         match = _TAIL.fullmatch(name)
@@ -59,12 +61,12 @@ def _fold_group(head: str, numbers: list[str]) -> str:
 
 
 def _follows(first: str, last: str, digits: str) -> bool:
-    """Return whether ``first-digits`` is expanded so that ``digits`` follows ``last``."""
+    """Return whether Slurm expands the range ``first-digits`` so that ``digits`` follows ``last``."""
     return int(digits) == int(last) + 1 and digits == f"{int(digits):0{len(first)}d}"
 
 
 def expand(nodelist: str) -> list[str]:
-    """Return the names of a nodelist, in its order; several brackets in one name give all combinations.
+    """Return the names of a nodelist in the order of the nodelist. Several brackets in one name give all combinations.
 
     Raise ValueError for anything that is no nodelist, or for more than ``NODES_MAX`` names.
     """

@@ -1,5 +1,5 @@
-"""Defines profiles: what a kind of node should be, and what NCCL needs on a kind of network. Every value says why it is so,
-and its source."""
+"""Defines profiles: what a kind of node should be, and what NCCL needs on a kind of network. Every value has a reason and a
+source."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 
 
 class Value(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Holds one declared value: the dotted ``key`` of the node document, why it is so, and the source."""
+    """Holds one declared value: the dotted ``key`` of the node document, the value, why it is declared, and the source."""
 
     key: str
     value: Any
@@ -18,8 +18,8 @@ class Value(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Reference(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Says what a healthy node of this kind delivers. ``measure``: tool and figure, such as ``all_reduce.busbw``. ``bytes``:
-    the message size that it applies to, 0 for any."""
+    """Holds the value that a healthy node of this kind reaches in one figure. ``measure``: tool and figure, such as
+    ``all_reduce.busbw``. ``bytes``: the message size that the value applies to, or 0 for every size."""
 
     measure: Annotated[str, Meta(pattern=r"^[a-z_]+\.[a-z0-9_]+$")]
     value: Annotated[float, Meta(gt=0)]
@@ -30,8 +30,8 @@ class Reference(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Peak(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Holds a theoretical peak, which is shown beside a figure and by which nothing is judged. ``algorithm``: what it is the
-    peak of."""
+    """Holds a theoretical peak. The peak is shown beside a figure, and no node is judged by it. ``algorithm``: the algorithm or
+    the link that the peak belongs to."""
 
     measure: Annotated[str, Meta(pattern=r"^[a-z_]+\.[a-z0-9_]+$")]
     value: Annotated[float, Meta(gt=0)]
@@ -43,9 +43,9 @@ class Peak(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class Profile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Holds a profile file (TOML).
 
-    ``unsupported``: facts that this hardware cannot give, which are skipped and not found unreadable (dotted names of Gpu
-    fields, such as ``nvlinks`` or ``ecc.sram_threshold_exceeded``); and hardware that settings may not find (``cpufreq``,
-    ``cpuidle``, ``energy_performance``, ``pcie_aspm``), so that such a setting is not applicable.
+    ``unsupported``: names of facts and of parts that this hardware does not have. A fact is a dotted name of a Gpu field, such
+    as ``nvlinks`` or ``ecc.sram_threshold_exceeded``. Such a fact does not count as unreadable. A part is ``cpufreq``,
+    ``cpuidle``, ``energy_performance`` or ``pcie_aspm``. A setting for such a part is not applicable.
     """
 
     name: str
@@ -61,7 +61,7 @@ Day = Annotated[str, Meta(pattern=r"^20[0-9]{2}-[01][0-9]-[0-3][0-9]$")]
 
 
 class FabricValue(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Holds a key of the node document. ``reviewed``: the day on which somebody last read the source."""
+    """Holds the value of a key of the node document. ``reviewed``: the day on which somebody last read the source."""
 
     key: str
     value: Any
@@ -73,9 +73,10 @@ class FabricValue(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 class FabricVariable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Describes a variable that differs from NCCL's default.
 
-    ``where``: node (/etc/nccl.conf), or job (the task prolog). For a job, ``when``: nodes (more than one), nodes:N (at least
-    N); ``unless``: not when the user has set that other variable. ``nccl``: the versions that it is for (>=2.21,<2.30), or
-    "any".
+    ``where``: node (set in /etc/nccl.conf), or job (set by the task prolog). ``when`` and ``unless`` apply to a job. ``when``:
+    nodes (a job on more than one node), or nodes:N (a job on at least N nodes). ``unless``: another variable. If the user has
+    set that variable, fairlead does not set this one. ``nccl``: the versions of NCCL that the variable is for (>=2.21,<2.30),
+    or "any".
     """
 
     name: str
@@ -90,7 +91,7 @@ class FabricVariable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class LeftOut(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Names what others set on this fabric and fairlead does not set."""
+    """Names a variable that others set on this fabric and that fairlead does not set."""
 
     name: str
     why: str
@@ -98,7 +99,8 @@ class LeftOut(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Fabric(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Holds a fabric profile file (TOML). ``owner``: the vendor's plugin that sets the variables; fairlead then sets none."""
+    """Holds a fabric profile file (TOML). ``owner``: the vendor's plugin that sets the variables, or "". With an owner, fairlead
+    sets no variables."""
 
     name: str
     summary: str

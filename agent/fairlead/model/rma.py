@@ -1,4 +1,4 @@
-"""Shows what a vendor asks for when a GPU is returned (RMA), as evidence of every finding that says contact_support."""
+"""Adds the details that a vendor asks for when a GPU is returned (RMA) to every finding with the action contact_support."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fairlead.model.finding import Action, Finding
 
 
 def with_rma_details(finding: Finding, node: Node) -> Finding:
-    """Return the finding with the serial, part number, VBIOS and InfoROM of its GPU, as far as they can be read."""
+    """Return the finding with evidence of its GPU: those of serial, part number, VBIOS and InfoROM version that can be read."""
     if finding.action is not Action.CONTACT_SUPPORT or isinstance(node.gpus, Missing):
         return finding
     for gpu in node.gpus:

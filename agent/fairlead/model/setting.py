@@ -1,4 +1,5 @@
-"""Defines what a setting is: one module in ``settings/`` with a ``setting = Setting(...)``. Its file name is its name."""
+"""Defines what a setting is: one module in ``settings/`` with a ``setting = Setting(...)``. The file's name is the setting's
+name."""
 
 from __future__ import annotations
 
@@ -15,16 +16,16 @@ from fairlead.model.finding import Action, Finding, Level, Mode, Service, named
 
 
 class Want(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Holds what every setting's declaration has. When it is absent from the document, or ``managed`` is false, fairlead
-    changes nothing."""
+    """Holds the fields that every setting's declaration has. If a setting has no declaration in the document, or ``managed`` is
+    false, fairlead does not change the setting."""
 
     managed: Annotated[bool, Meta(description="fairlead observes and changes this setting.")] = True
     mode: Annotated[Mode, Meta(description="enforce: drift of this setting may drain. observe: it is reported.")] = Mode.OBSERVE
 
 
 class HardwareAbsent(ConfigError):
-    """Is raised when the node has no hardware for this setting. ``fact``: what the profile names in ``unsupported`` to allow
-    that. ``missing``: what is not there, as part of a sentence."""
+    """Reports that the node has no hardware for this setting. ``fact``: the name that allows this in the profile's
+    ``unsupported``. ``missing``: the absent hardware, as part of a sentence."""
 
     def __init__(self, setting: str, fact: str, missing: str, *, hint: str) -> None:
         allow = f"or name {fact!r} in `unsupported` of the hardware profile if nodes of this kind never have it"
@@ -36,23 +37,23 @@ class HardwareAbsent(ConfigError):
 class Setting(Struct, frozen=True, kw_only=True):
     """Declares a setting.
 
-    summary: one line for the docs table. group: the name by which `--tags` chooses it together with others of its kind, such
-    as pcie. want: its Want class. reads: the files (globs allowed) whose text it needs. reads_for: the files that it needs
-    besides ``reads``, by what is wanted. nvml: observe needs what NVML says.
+    summary: one line for the docs table. group: the name by which `--tags` chooses related settings together, such as pcie.
+    want: the class of the setting's declaration. reads: the files (globs allowed) whose text the setting needs. reads_for:
+    returns further files that the setting needs for a given ``want``. nvml: True if observe needs facts from NVML.
 
-    observe: returns what the node is now, or Missing. plan: returns the changes from observed to wanted; () means that the
-    node is as wanted. plan may raise ConfigError for a wanted value that this node cannot take; drift and apply then say so
-    and change nothing. It raises HardwareAbsent where the node has no hardware for the setting: that is a warning, or not
-    applicable where the profile allows it, and all other settings are made.
+    observe: returns the node's present state, or Missing. plan: returns the changes from the observed to the wanted state, or
+    () if the node is as wanted. plan may raise ConfigError for a wanted value that this node cannot have. drift and apply then
+    report the error and change nothing. plan raises HardwareAbsent if the node has no hardware for the setting. drift and apply
+    then report a warning, or skip the setting if the profile allows that. All other settings are still applied.
 
-    disruption: the worst that a change may do. volatile: a reboot loses the value, so the boot unit applies it again.
-    lost_by_reset: the reset of one PCIe device loses it too, so the agent has it applied again as soon as it sees that
-    (``agent.reapply``). live: its plan needs the running node, its hardware or its units, so an image leaves it to the node's
-    boot. as_wanted: what the kernel of a node says where ``want`` holds, path -> text. An image has no kernel, so only what is
-    persisted is left to plan.
+    disruption: the greatest disruption of any change. volatile: a reboot loses the value, so the boot unit applies the setting
+    again. lost_by_reset: the reset of one PCIe device also loses the value. The agent then applies the setting again as soon as
+    it sees the loss (``agent.reapply``). live: the plan needs the running node, its hardware or its units. So the setting is
+    not applied to an image, but at the boot of the node. as_wanted: returns the texts of the kernel's files, by path, on a node
+    that is as ``want`` declares. They are used for an image, which has no kernel, so that plan returns only persisted changes.
 
-    instead_of: what a setting declares is never also a check: these parameters of checks apply while it is declared.
-    tuned_too: a profile of tuned may write the same values, so where tuned runs, drift and apply say so.
+    instead_of: parameters of checks that apply while this setting is declared, so that no check judges what the setting
+    declares. tuned_too: a profile of tuned may write the same values. If tuned runs, drift and apply report that.
     """
 
     summary: str
@@ -79,7 +80,7 @@ class Setting(Struct, frozen=True, kw_only=True):
 def drift(name: str, setting: Setting, want: Want, node: Node, unsupported: Collection[str] = ()) -> Iterable[Finding]:
     """Return the drift of one setting as findings of the check ``setting.NAME``, by the same observe and plan that apply uses.
 
-    unsupported: what nodes of this kind do not have by their profile. Hardware that is absent never drains.
+    unsupported: the names of parts that nodes of this kind do not have by their profile. Absent hardware never drains a node.
     """
     return named(f"setting.{name}", _drift(setting, want, node, unsupported))
 
@@ -95,7 +96,7 @@ def _drift(setting: Setting, want: Want, node: Node, unsupported: Collection[str
         if absent.fact not in unsupported:
             yield Finding(level=Level.WARN, summary=absent.missing, evidence=(absent.hint,))
         return
-    except ConfigError as refused:  # the node cannot take the wanted value: drift says so, and apply never tries it
+    except ConfigError as refused:  # the node cannot have the wanted value: drift reports this, and apply never tries it
         yield Finding(
             level=Level.DRAIN if want.mode is Mode.ENFORCE else Level.WARN,
             summary=str(refused),

@@ -11,7 +11,7 @@ from fairlead.model.change import AnyChange, Disruption, File, Layer, Unit
 from fairlead.model.facts import Node
 
 UNIT = "slurmd.service"
-# The reader of the machine replaces "@slurmd" by the process id of slurmd. A machine tree has a folder of this name.
+# On a machine, the reader replaces "@slurmd" by the process id of slurmd. A machine tree has a folder that is named "@slurmd".
 LIMITS = "/proc/@slurmd/limits"
 _SYSTEMD_LIMITS = "/proc/1/limits"
 _SYSTEMD_STATUS = "/proc/1/status"
@@ -30,7 +30,7 @@ def content(setting: str, line: str) -> str:
 
 
 def parse(text: str, name: str) -> tuple[str, str] | None:
-    """Return the soft and the hard limit ``name`` of /proc/PID/limits, as numbers or "infinity"; None when there is no such
+    """Return the soft and the hard limit ``name`` of /proc/PID/limits, as numbers or "infinity". Return None if there is no such
     line."""
     for line in text.splitlines():
         fields = line.removeprefix(name).split()
@@ -41,7 +41,7 @@ def parse(text: str, name: str) -> tuple[str, str] | None:
 
 
 def ceiling(node: Node, name: str) -> int | None:
-    """Return the hard limit ``name`` that systemd itself cannot exceed (in a container); None where it can."""
+    """Return the hard limit ``name`` that systemd itself cannot exceed in a container. Return None if systemd can exceed it."""
     status, limits = node.texts.get(_SYSTEMD_STATUS), node.texts.get(_SYSTEMD_LIMITS)
     if not isinstance(status, str) or not isinstance(limits, str):
         return None
@@ -55,8 +55,8 @@ def ceiling(node: Node, name: str) -> int | None:
 
 
 def out_of_reach(setting: str, limit: str, most: int, what: str, declare: str) -> ConfigError:
-    """Return the error for a wanted limit above the ceiling. ``what``: what is counted, such as bytes. ``declare``: how
-    site.toml says the most that is possible."""
+    """Return the error for a wanted limit above the ceiling. ``what``: the unit, such as bytes. ``declare``: the value for
+    site.toml that declares the highest possible limit."""
     return ConfigError(
         "node.json",
         f"settings.{setting}.limit",
@@ -78,6 +78,6 @@ def persist(setting: str, line: str, before: str | None) -> tuple[AnyChange, ...
 
 
 def restart(setting: str, why: str) -> Unit:
-    """Return the restart of slurmd. It leaves running jobs alone, because slurmstepd runs them, but it is not done on a busy
-    node."""
+    """Return the change that restarts slurmd. A restart does not affect running jobs, because slurmstepd runs them. It is still
+    done only on an idle node."""
     return Unit(setting=setting, why=why, disruption=Disruption.IDLE, name=UNIT, restart=True)

@@ -16,8 +16,8 @@ GLOBS = tuple(f"{d}*.conf" for d in DIRECTORIES)
 
 
 def proc_path(key: str) -> str:
-    """Return ``vm.swappiness`` as /proc/sys/vm/swappiness. In a key whose first separator is a slash, dots are part of a name
-    (sysctl.d(5): net/ipv4/conf/enp3s0.200/forwarding)."""
+    """Return the path of a key, such as /proc/sys/vm/swappiness for ``vm.swappiness``. In a key whose first separator is a slash,
+    dots are part of a name (sysctl.d(5): net/ipv4/conf/enp3s0.200/forwarding)."""
     first = min((key.find(c) for c in "./" if c in key), default=-1)
     parts = key.split("/") if first >= 0 and key[first] == "/" else [p.replace("/", ".") for p in key.split(".")]
     return "/proc/sys/" + "/".join(parts)
@@ -32,13 +32,13 @@ def assignments(text: str) -> Iterator[tuple[str, str]]:
 
 
 def unreadable_file(texts: Mapping[str, str | Missing | None]) -> Missing | None:
-    """Return a file of these directories that is there and cannot be read, so that what it sets is not known."""
+    """Return the Missing of a file in these directories that exists but cannot be read, or None if all files can be read."""
     return next((t for path, t in sorted(texts.items()) if path.startswith(DIRECTORIES) and isinstance(t, Missing)), None)
 
 
 def later_writers(texts: Mapping[str, str | Missing | None], ours: str, keys: Collection[str]) -> dict[str, tuple[str, str]]:
-    """Return for each key the last file (path, value) that is read after ours and names the key. ``ours``: the path of our
-    file."""
+    """Return for each key the last file that is read after fairlead's file and sets the key, as (path, value). ``ours``: the path
+    of fairlead's file."""
     chosen: dict[str, str] = {}  # file name -> path; the file in the first directory counts
     for directory in DIRECTORIES:
         for path in sorted(texts):

@@ -1,7 +1,8 @@
 """Finds out whether tuned runs, and with which profile, for settings whose values tuned may write too.
 
-By tuned(8) and tuned-profiles(7), a profile sets governor and energy hint (plugin cpu), idle states (force_latency),
-transparent huge pages (vm) and sysctls. tuned is a daemon of the system. Nothing of ours makes it start after our boot unit.
+According to tuned(8) and tuned-profiles(7), a profile sets governor and energy hint (plugin cpu), idle states (force_latency),
+transparent huge pages (vm) and sysctls. tuned is a system daemon. fairlead does not control whether tuned starts before or
+after fairlead's boot unit.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ READS = (COMM, PROFILE)
 
 
 def second_writer(texts: Mapping[str, str | Missing | None]) -> str:
-    """Return "tuned runs with the profile X", or "" where no tuned runs."""
+    """Return "tuned runs with the profile X", or "" if tuned does not run."""
     if not isinstance(texts.get(COMM), str):
         return ""
     profile = texts.get(PROFILE)

@@ -1,4 +1,4 @@
-"""Describes a systemd unit as a setting sees it: the text of ``/@unit/NAME`` (``systemctl show``)."""
+"""Describes a systemd unit for settings. The data come from the text ``/@unit/NAME``, the output of ``systemctl show``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ PREFIX = "/@unit/"
 
 
 class UnitSeen(Struct, frozen=True):
-    """Holds the state of a unit. load: loaded, masked, not-found, ... (LoadState). active: ActiveState. file: UnitFileState,
-    "" where there is none. triggers: the units that start it (TriggeredBy): sockets, timers, paths."""
+    """Holds the state of a unit. load: loaded, masked, not-found, ... (LoadState). active: ActiveState. file: UnitFileState, or
+    "" if there is none. triggers: the sockets, timers and paths that start the unit (TriggeredBy)."""
 
     name: str
     load: str
@@ -37,7 +37,7 @@ def reads_of(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def unit_seen(node: Node, name: str) -> UnitSeen | Missing:
-    """Return the unit called ``name``. A unit that the machine's reader does not know is not installed."""
+    """Return the unit called ``name``. A unit for which there is no text counts as not installed."""
     text = node.text(f"{PREFIX}{name}")
     if isinstance(text, Missing):
         return text

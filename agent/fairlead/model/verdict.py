@@ -21,7 +21,7 @@ class State(StrEnum):
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
-    """Answers whether jobs may run here. ``expires`` is in whole seconds of CLOCK_BOOTTIME (compare with /proc/uptime)."""
+    """Describes whether jobs may start on this node. ``expires``: whole seconds of CLOCK_BOOTTIME, as in /proc/uptime."""
 
     state: State
     expires: int
@@ -29,14 +29,14 @@ class Verdict(Struct, frozen=True, kw_only=True):
     text: str = ""
 
     def to_line(self) -> str:
-        """Return ``1<TAB>state<TAB>expires<TAB>sequence<TAB>text<LF>``. No field is empty, and the text holds no control
+        """Return ``1<TAB>state<TAB>expires<TAB>sequence<TAB>text<LF>``. No field is empty, and the text has no control
         character."""
         text = one_line(self.text)[:TEXT_MAX] or "-"
         return f"{WIRE_VERSION}\t{self.state.value}\t{self.expires}\t{self.sequence}\t{text}\n"
 
 
 def parse_line(line: str) -> Verdict:
-    """Return the verdict of such a line. Raises DataError for anything but exactly one complete line."""
+    """Return the verdict of a line that ``to_line`` has made. Raises DataError for anything but exactly one complete line."""
     fields = line.removesuffix("\n").split("\t")
     if not line.endswith("\n") or len(fields) != 5 or fields[0] != WIRE_VERSION:
         raise DataError("verdict: not one line of five TAB separated fields")

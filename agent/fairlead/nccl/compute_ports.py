@@ -1,8 +1,8 @@
 """Compares the compute ports of the nodes of a class: their number, rate, MTU, and which rail is beside which GPU.
 
-Names may differ between nodes, because each node has its own /etc/nccl.conf. The numbers may not: NCCL counts ports in the
-order of their PCI addresses and pairs equal numbers (NCCL 2.30.7 src/transport/net_ib), so rail N must be the same network
-everywhere.
+The names of ports may differ between nodes, because each node has its own /etc/nccl.conf. Their order may not differ: NCCL
+numbers ports in the order of their PCI addresses and connects ports with equal numbers (NCCL 2.30.7 src/transport/net_ib). So
+rail N must be the same network on all nodes.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from fairlead.nccl.route import Route, parse_routes
 
 
 class Port(Struct, frozen=True, kw_only=True):
-    """Describes one compute port, up or not. rate_gbps and mtu_bytes: 0 where it is not known.
+    """Describes one compute port, up or not. rate_gbps, mtu_bytes: 0 if the value is not known.
 
-    gpus: the numbers of the GPUs below the same PCIe switch, in the order of PCI addresses. network: the network of its
-    interface's own route (RoCE), "" for none.
+    gpus: the GPUs below the same PCIe switch, each by its number in the order of PCI addresses. network: for RoCE, the network
+    that the port's interface is connected to, or "" if it has no route.
     """
 
     name: str
@@ -128,7 +128,7 @@ def _mtus(some: Sequence[Port]) -> tuple[str, ...]:
 
 
 def _rails(some: Sequence[Port]) -> tuple[str, ...]:
-    """Return for each rail which GPUs it is beside, and which network it is."""
+    """Return for each rail that is up the GPUs beside it, and its network."""
     said = []
     for port in some:
         if port.up:

@@ -1,8 +1,8 @@
 """Chooses from the node's facts which HCA ports carry NCCL's traffic.
 
 The sources are NCCL's own selection in src/transport/net_ib (all ports that are ACTIVE with link layer InfiniBand or Ethernet)
-and its user guide, environment variable NCCL_IB_HCA. The rules on top are fairlead's and numbered as in docs/explanation. NCCL
-pairs ranks and HCAs itself, so no rank is ever pinned here.
+and its user guide, environment variable NCCL_IB_HCA. fairlead adds rules of its own, which docs/explanation/nccl-conf.md lists.
+NCCL pairs ranks and HCAs itself, so fairlead never ties a rank to an HCA.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ NVIDIA = 0x10DE
 class HcaChoice(Struct, frozen=True, kw_only=True):
     """Holds which ports of a node are for NCCL, and why the others are not.
 
-    compute: the names of the ports for NCCL. default: the names that NCCL would take itself once all ports are up; with it, a
-    port that goes down and up changes no file. problems: why the set cannot be trusted. left_out: why a port is not compute,
-    by its name. ports: the compute ports themselves, by PCI address, which is NCCL's order. down: the names of ports that
-    would be compute if they were up.
+    compute: the names of the ports for NCCL. default: the names of the ports that NCCL itself would take if all ports were up. It
+    has ports that are down too, so that a port that goes down and up does not change the file. problems: why the choice cannot be
+    trusted. left_out: for each other port, by its name, why it is no compute port. ports: the compute ports themselves, in the
+    order of PCI addresses, which is NCCL's order. down: the names of ports that would be compute ports if they were up.
     """
 
     compute: tuple[str, ...]
@@ -35,7 +35,8 @@ class HcaChoice(Struct, frozen=True, kw_only=True):
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Return whether a name is ``pattern``, or begins with it where the pattern ends in ``*``. mlx5_1 does not match mlx5_10."""
+    """Return whether a name is equal to ``pattern``. If ``pattern`` ends in ``*``, return whether the name begins with the text
+    before it. mlx5_1 does not match mlx5_10."""
     return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
 
 
@@ -45,17 +46,17 @@ def gpu_paths(pci: tuple[PciDevice, ...]) -> tuple[tuple[str, ...], ...]:
 
 
 def near_gpu(path: tuple[str, ...], gpus: tuple[tuple[str, ...], ...]) -> bool:
-    """Return whether a PCIe switch (not only a host bridge) is above both devices, which is NCCL's class PIX or PXB."""
+    """Return whether a PCIe switch (not only a host bridge) is above both the device and a GPU. NCCL calls this PIX or PXB."""
     return len(path) > 2 and any(len(g) > 2 and g[:2] == path[:2] for g in gpus)
 
 
 def up(nic: Nic) -> bool:
-    """Return whether a port is ACTIVE and LinkUp. NCCL uses a port that is ACTIVE; LinkUp is the state of the link itself."""
+    """Return whether a port is ACTIVE and LinkUp. NCCL uses a port that is ACTIVE. LinkUp is the state of the physical link."""
     return nic.state == "ACTIVE" and (nic.physical_state == "LinkUp" or isinstance(nic.physical_state, Missing))
 
 
 def port_name(nic: Nic, ports_of: Counter[str]) -> str:
-    """Return the name of a port as NCCL_IB_HCA takes it: mlx5_0, or mlx5_0:2 where the device has several ports."""
+    """Return the name of a port for NCCL_IB_HCA: mlx5_0, or mlx5_0:2 if the device has several ports."""
     return f"{nic.name}:{nic.port}" if ports_of[nic.name] > 1 else nic.name
 
 
@@ -69,9 +70,9 @@ def choose(
 ) -> HcaChoice:
     """Return which ports of ``nics`` are compute ports.
 
-    ``expected``: how many ports the profile declares, or None where it declares none. ``exclude``: the site's names, or
-    prefixes with ``*``. ``other_traffic``: what a network interface carries (default route, storage), by its name; such a port
-    is compute only beside a GPU.
+    ``expected``: how many ports the profile declares, or None if it declares none. ``exclude``: the devices and interfaces that
+    the site excludes, each by its name or by a prefix with ``*``. ``other_traffic``: by interface, what it carries besides NCCL
+    (default route, storage). A port with such an interface is a compute port only beside a GPU, or if it is the only port.
     """
     rdma = [n for n in nics if n.rdma and n.link_layer in ("InfiniBand", "Ethernet")]
     names = _Names(rdma)
@@ -108,9 +109,9 @@ class _Names:
 def _candidates(
     rdma: list[Nic], names: _Names, pci: tuple[PciDevice, ...], exclude: tuple[str, ...], other_traffic: Mapping[str, str]
 ) -> tuple[list[Nic], dict[str, str]]:
-    """Return the ports that may be compute when they are up, and for each other port, by its name, why it may not.
+    """Return the ports that may be compute ports when they are up. For each other port, by its name, return why it may not.
 
-    Where one of the ports is beside a GPU, the ports that are not are left out.
+    If one of the ports is beside a GPU, the ports that are not beside a GPU are left out.
     """
     all_virtual = all(n.virtual_function for n in rdma)
     only_bond = all("bond" in n.name or n.master for n in rdma)
@@ -140,19 +141,20 @@ def _candidates(
 
 
 def _fastest(active: list[Nic]) -> list[Nic]:
-    """Return the ports with the fastest link layer and rate. Of link layers with equal rates it takes the one with most ports."""
+    """Return the ports of the link layer and rate that is the fastest. If two link layers have equal rates, return the ports of
+    the link layer with more ports."""
     groups = Counter(map(_link, active))
     best = max(groups, key=lambda g: (g[1], groups[g]), default=None)
     return [n for n in active if _link(n) == best]
 
 
 def _link(nic: Nic) -> tuple[str, float]:
-    """Return the link layer, and the rate in Gb/s (0 where it cannot be read)."""
+    """Return the link layer, and the rate in Gb/s (0 if it cannot be read)."""
     return nic.link_layer, 0.0 if isinstance(nic.rate_gbps, Missing) else nic.rate_gbps
 
 
 def _problems(names: _Names, expected: int | None, compute: list[Nic], active: list[Nic], down: list[Nic]) -> tuple[str, ...]:
-    """Return one line with the state of the unusable ports where another number of ports is usable than expected, else ()."""
+    """Return () if as many ports are usable as expected. Otherwise return one line with the state of the unusable ports."""
     if expected is None or len(compute) == expected:
         return ()
     said = "".join(f"; {names.of(n)} is {_state(n)}" for n in down)

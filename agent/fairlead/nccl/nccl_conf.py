@@ -1,7 +1,8 @@
-"""Knows /etc/nccl.conf: what NCCL reads of it, what must never be in it, and how fairlead writes it.
+"""Defines how NCCL reads /etc/nccl.conf, which variables must never be in it, and how fairlead writes it.
 
-The source is NCCL 2.30.7 src/misc/param.cc. NCCL sets ``NAME=value`` only where the environment does not set the name (the
-user wins). ``#`` starts a comment only in column 0. White space is not stripped, and there are no inline comments.
+The source is NCCL 2.30.7 src/misc/param.cc. NCCL takes ``NAME=value`` from the file only if the environment does not set the
+name, so the user's value wins. ``#`` starts a comment only in column 0. NCCL does not strip white space and knows no inline
+comments.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 from msgspec import Struct
 
 HEADER = "# Written by fairlead (setting nccl) from the facts of this node; changes made here are put back.\n"
-# Ranks must agree on these, or they hang or corrupt data. So they never go into a file that differs between nodes.
+# All ranks must have the same value of each of these variables. Otherwise they hang or corrupt data. So fairlead never writes
+# these variables into a file that differs between nodes.
 RANK_CONSISTENT = frozenset(
     {
         "NCCL_ALGO",
@@ -51,7 +53,7 @@ RANK_CONSISTENT = frozenset(
 
 
 class ConfLine(Struct, frozen=True):
-    """Holds one assignment and the reason that the line above it gives."""
+    """Holds one assignment, and the reason for it, which is written as a comment above the assignment."""
 
     name: str
     value: str
@@ -67,7 +69,8 @@ class Problem(Struct, frozen=True):
 
 
 class Draft(Struct, frozen=True, kw_only=True):
-    """Holds what the file should contain. notes: for people, what was not changed and why."""
+    """Holds what the file should contain. notes: what was not changed and why, in words. problems: why the file must stay as it
+    is."""
 
     lines: tuple[ConfLine, ...] = ()
     notes: tuple[str, ...] = ()
@@ -92,7 +95,7 @@ def parse(text: str) -> dict[str, str]:
 
 
 def fault(name: str, value: str) -> str:
-    """Return why this assignment must not be written, or "" where it may."""
+    """Return why this assignment must not be written, or "" if it may be written."""
     if not name.startswith("NCCL_") or not name.isascii() or not name.replace("_", "").isalnum() or name != name.upper():
         return "not a name of NCCL (NCCL_...)"
     if name in RANK_CONSISTENT:
@@ -103,5 +106,5 @@ def fault(name: str, value: str) -> str:
 
 
 def render(lines: tuple[ConfLine, ...]) -> str | None:
-    """Return the file's text, or None where there are no lines."""
+    """Return the file's text, or None if there are no lines."""
     return HEADER + "".join(f"# {x.why}\n{x.name}={x.value}\n" for x in lines) if lines else None

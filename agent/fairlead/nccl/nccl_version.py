@@ -1,8 +1,8 @@
-"""Reads NCCL's version numbers, and ranges of them as profiles write them: ``>=2.21``, ``>=2.18,<2.20``, "" for any."""
+"""Reads NCCL's version numbers, and the ranges of versions in profiles: ``>=2.21``, ``>=2.18,<2.20``, or "" for any version."""
 
 from __future__ import annotations
 
-CURRENT = (2, 30)  # the version that is assumed where a site does not say which NCCL its jobs bring
+CURRENT = (2, 30)  # the version that is assumed if a site does not declare which NCCL its jobs use
 
 
 def parse(text: str) -> tuple[int, ...]:

@@ -1,12 +1,12 @@
 """Reads the output of nccl-tests, as text of any version or as its ``-J`` JSON, into one record per run.
 
 The layout depends on the version: before 2.13 there is a column ``error``, and for some collectives no ``redop`` or ``root``.
-Later versions have ``#wrong``. Since 2.17 lines give the version and the collective. ``-I`` adds four columns to each side,
-and ``-S`` a time stamp (nccl-tests, src/util.cu: writeResultHeader, writeBenchmarkLineBody). mpirun and srun put their own
-prefix before each line, and NCCL prints its messages between the lines.
+Later versions have ``#wrong``. Since 2.17 the output names the version and the collective. A row has two sides, out-of-place and
+in-place. ``-I`` adds four columns to each side, and ``-S`` adds a time stamp (nccl-tests, src/util.cu: writeResultHeader,
+writeBenchmarkLineBody). mpirun and srun put their own prefix before each line, and NCCL prints its messages between the lines.
 
-A run counts as complete only with both lines of its footer. The average bus bandwidth is over all sizes, small ones too, and
-does not show what a fabric can do. So it is read as a sign of completeness, never as a figure.
+A run counts as complete only if both lines of its footer are there. The average bus bandwidth in the footer is over all sizes,
+including small ones, so it does not show what a fabric can do. It only shows that the run is complete, and is never a figure.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from fairlead.errors import DataError
 from fairlead.model.json_text import NOT_JSON
 from fairlead.model.plain_text import shown
 
-ERRORS_MAX = 50  # the number of distinct lines that are kept of a run that fails on every rank
+ERRORS_MAX = 50  # the most different error lines that are kept of one run, which may fail on every rank
 LINE_MAX = 2048  # a row has some 250 characters, and a message of NCCL at most 1024
 _TEXT_MAX = 200
 
 _PREFIX = re.compile(r"^\s*(?:\[\d+,\d+\]<std(?:out|err|diag)>:\s?|\d+:\s(?=[\s#]|\d+\s))?\s*")
 _ROW = re.compile(r"^\d+\s+\d+\s+[a-z][a-z0-9_]*\s")
-_CUT_ROW = re.compile(r"^\d+\s+(?:\d+\s+[a-z]\w*\s|\([^()]*\)\s).*[\d.]")  # it begins like a row and is not one
+_CUT_ROW = re.compile(r"^\d+\s+(?:\d+\s+[a-z]\w*\s|\([^()]*\)\s).*[\d.]")  # begins like a row, and is damaged
 _RANK = re.compile(r"^#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+(\S+)\s+on\s+(\S+)")
 _VERSION = re.compile(r"^# nccl-tests version (\S+)")
 _STARTS = re.compile(r"^# (?:nccl-tests version|Collective test starting:|nThread\s+\d+)")
@@ -51,8 +51,8 @@ _WARNS, _WARNS_OF = re.compile("NCCL WARN ", re.IGNORECASE), re.compile("fail|er
 
 
 class ResultRow(Struct, frozen=True, kw_only=True):
-    """Holds one measurement. time_us: of one operation. algbw_gbps, busbw_gbps: in 10^9 byte/s. wrong: None where it was not
-    checked."""
+    """Holds one measurement. time_us: the time of one operation. algbw_gbps, busbw_gbps: in 10^9 byte/s. wrong: the number of
+    wrong values, or None if the data was not checked."""
 
     bytes: int
     time_us: float
@@ -66,10 +66,11 @@ _DELTA = {"half": 1e-2, "bfloat16": 1e-2, "float": 1e-5, "double": 1e-12}
 
 
 class NcclTestRun(Struct, frozen=True, kw_only=True):
-    """Holds one run of one test. A field is None where the output does not say.
+    """Holds one run of one test. A field is None if the output does not say.
 
-    complete: both lines of the footer are there. wrong_total: the wrong elements of all rows, and those that only the footer
-    counts. checked: the test compared the data somewhere. errors: what failed, each line once. peak_busbw_gbps: the best row.
+    complete: both lines of the footer are there. wrong_total: the number of wrong elements in all rows or in the footer,
+    whichever is greater. checked: the test compared the data of at least one row. errors: the lines that report a failure, each
+    once. peak_busbw_gbps: the bus bandwidth of the best row.
     """
 
     collective: str | None = None
@@ -100,7 +101,7 @@ class _Open(Struct):
     average: bool = False
     out_of_bounds: int = 0
     errors: dict[str, None] = field(default_factory=dict)
-    compared: bool = False  # the older column "error" compared the data
+    compared: bool = False  # the older column "error" shows that the data was compared
 
     def error(self, text: str) -> None:
         if len(self.errors) < ERRORS_MAX:
@@ -180,7 +181,8 @@ def _fails(line: str) -> bool:
 
 
 def _rows(run: _Open, line: str) -> tuple[ResultRow, ...] | None:
-    """Return both sides of a row (one where only in-place was run), or None when it cannot be read."""
+    """Return the out-of-place and the in-place result of a row, or only in-place if only that was run. Return None if the row
+    cannot be read."""
     size, _, kind, *rest = line.split()
     while rest and _STAMP.match(rest[-1]):
         del rest[-1]
@@ -211,10 +213,10 @@ def _rows(run: _Open, line: str) -> tuple[ResultRow, ...] | None:
 
 
 def _off(run: _Open, kind: str, word: str) -> int | None:
-    """Return 1 where the older column "error" is above the limit of the test itself, else None. The column has the greatest
-    difference.
+    """Return 1 if the older column "error" is above the limit of the test itself, else None. The column has the greatest
+    difference from the right value.
 
-    The limit is DeltaMaxValue(type) * (ranks - 1) in src/common.cu of nccl-tests 2.11. Where the output lists no rank, 4096
+    The limit is DeltaMaxValue(type) * (ranks - 1) in src/common.cu of nccl-tests 2.11. If the output lists no rank, 4096
     ranks are assumed.
     """
     limit = _DELTA.get(kind, 0.0) * max(1, (len(run.ranks) or 4096) - 1)
@@ -222,7 +224,8 @@ def _off(run: _Open, kind: str, word: str) -> int | None:
 
 
 def _wrong(word: str) -> int | None:
-    """Return a count of wrong elements. A count that is not finite is 1, because the test compared and the data was not right."""
+    """Return the number of wrong elements, or None if the data was not checked. A number that is not finite counts as 1, because
+    the test compared the data and found it wrong."""
     value = math.nan if word == "N/A" else float(word)
     return None if word == "N/A" else int(value) if math.isfinite(value) else 1
 

@@ -1,8 +1,9 @@
 """Decides which RoCE address NCCL should use, and when /etc/nccl.conf has to name it.
 
-The sources are NCCL 2.30.7 src/transport/net_ib and its user guide. Since 2.21, ncclIbGetGidIndex searches the table for RoCE
-v2, the family of NCCL_IB_ADDR_FAMILY and, where it is set, the subnet of NCCL_IB_ADDR_RANGE. From 2.21 on NCCL_IB_GID_INDEX
-"should not be set" (user guide). An index differs between ports, nodes and boots; an address range does not.
+The sources are NCCL 2.30.7 src/transport/net_ib and its user guide. Since 2.21, ncclIbGetGidIndex searches a port's GID table for
+a RoCE v2 address of the family in NCCL_IB_ADDR_FAMILY. If NCCL_IB_ADDR_RANGE is set, the address must be in that subnet. From
+2.21 on NCCL_IB_GID_INDEX "should not be set" (user guide). An index may differ between ports, nodes and boots, but an address
+range is the same everywhere.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def address(gid: Gid) -> Address | None:
-    """Return the IP address of a GID, or None for a zero, link-local or unreadable one."""
+    """Return the IP address of a GID, or None if the GID is zero, link-local or unreadable."""
     try:
         whole = ipaddress.IPv6Address(gid.text)
     except ValueError:
@@ -28,7 +29,7 @@ def address(gid: Gid) -> Address | None:
 
 
 def addresses(nic: Nic) -> tuple[Address, ...]:
-    """Return the port's RoCE v2 addresses, in the order of its table."""
+    """Return the port's RoCE v2 addresses, in the order of its GID table."""
     gids = () if isinstance(nic.gids, Missing) else nic.gids
     return tuple(dict.fromkeys(a for g in gids if g.version == 2 and (a := address(g)) is not None))
 
@@ -36,7 +37,7 @@ def addresses(nic: Nic) -> tuple[Address, ...]:
 def draft(ports: tuple[Nic, ...], *, version: tuple[int, ...], subnet: str = "", gid_index: int | None = None) -> Draft:
     """Return what the file has to set for the compute ``ports``, all on Ethernet.
 
-    ``subnet``, ``gid_index``: as the site declares them.
+    ``subnet``, ``gid_index``: settings.nccl.roce_subnet and settings.nccl.gid_index of the site.
     """
     unread = [n for n in ports if isinstance(n.gids, Missing)]
     if unread:
@@ -86,8 +87,8 @@ def _by_address(ports: tuple[Nic, ...], subnet: str) -> Draft:
 
 
 def _by_index(ports: tuple[Nic, ...], gid_index: int | None) -> Draft:
-    """Return the one index for all ports, for an NCCL before 2.21. It is set only as the site declares it, because it must be
-    the same on all nodes; this node only checks it."""
+    """Return what the file sets for an NCCL before 2.21: one GID index for all ports. Only the site can choose the index, because
+    it must be the same on all nodes. The node only checks it."""
     fits = [{g.index for g in _gids(n) if g.version == 2 and getattr(address(g), "version", 0) == 4} for n in ports]
     common = sorted(set.intersection(*fits)) if fits else []
     if gid_index is None:

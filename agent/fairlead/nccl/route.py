@@ -102,7 +102,7 @@ def ipv4(text: str) -> int | None:
 
 
 def servers(mounts: str) -> tuple[int, ...]:
-    """Return the IPv4 addresses of the servers of mounted network file systems, where /proc/mounts gives addresses."""
+    """Return the IPv4 addresses of the servers of mounted network file systems, as far as /proc/mounts has addresses."""
     found: set[int] = set()
     for line in mounts.splitlines():
         f = line.split()

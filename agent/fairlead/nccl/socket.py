@@ -1,7 +1,7 @@
-"""Decides by the routes which interface NCCL's own sockets (bootstrap, out of band) use.
+"""Decides from the node's routes which interface NCCL's own sockets (bootstrap, out of band) use.
 
-NCCL itself takes the first interface that is up, except docker* and lo. But tunnels, bridges and container interfaces are up
-everywhere and reach no other node (NCCL 2.30.7 src/misc/socket.cc, ncclFindInterfaces; NVIDIA/nccl#913).
+NCCL itself takes the first interface that is up, except docker* and lo. But tunnels, bridges and container interfaces are up on
+every node and do not reach other nodes (NCCL 2.30.7 src/misc/socket.cc, ncclFindInterfaces; NVIDIA/nccl#913).
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ FAMILY = ConfLine("NCCL_SOCKET_FAMILY", "AF_INET6", "The addresses of this netwo
 
 
 class Network(Struct, frozen=True, kw_only=True):
-    """Holds the node's interfaces and the texts of /proc/net/route, if_inet6 and ipv6_route, "" where a file does not exist."""
+    """Holds the node's interfaces, and the texts of /proc/net/route, if_inet6 and ipv6_route. A text is "" if there is no such
+    file."""
 
     nics: tuple[Nic, ...]
     routes: str
@@ -28,8 +29,8 @@ class Network(Struct, frozen=True, kw_only=True):
     routes6: str = ""
 
     def state(self, name: str) -> str:
-        """Return the state of an interface: UP, another word of the kernel, "there" where only its addresses show it, "" where
-        it does not exist."""
+        """Return the state of an interface: UP or another state of the kernel. Return "there" if the interface exists but its
+        state is not known, and "" if it does not exist."""
         for nic in self.nics:
             if not nic.rdma and nic.name == name:
                 return nic.state if isinstance(nic.state, str) else "there"
@@ -40,7 +41,7 @@ class Network(Struct, frozen=True, kw_only=True):
 def draft(wish: str, network: Network) -> Draft:
     """Return what the file sets for NCCL's sockets.
 
-    ``wish``: auto, none, an interface, or a network (10.1.0.0/16). A network means its interface, whatever its name is here.
+    ``wish``: auto, none, an interface, or a network (10.1.0.0/16). A network means the node's interface in this network.
     """
     if wish in ("none", ""):
         return Draft()

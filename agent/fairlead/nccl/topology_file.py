@@ -1,8 +1,9 @@
-"""Checks a file for NCCL_TOPO_FILE, a vendor's topology XML. Only a virtual machine needs one, and it must describe this
-machine.
+"""Checks a file for NCCL_TOPO_FILE, a vendor's topology XML. Only a virtual machine needs such a file, and the file must describe
+this machine.
 
-The sources are NCCL 2.30.7 src/graph/xml.cc and the files that Azure, OCI and AWS publish. Such a file may leave GPUs or NICs
-to NCCL's own detection, and has made-up addresses for switches (ffff:ff:..). The GPUs and NICs that it names must be here.
+The sources are NCCL 2.30.7 src/graph/xml.cc and the files that Azure, OCI and AWS publish. Such a file may leave out all GPUs,
+and any NIC, because NCCL detects these itself. Its switches have made-up addresses (ffff:ff:..). The machine must have every GPU
+and NIC that the file names. If the file names a GPU, it must name all NVIDIA GPUs of the machine.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def named(text: str) -> dict[str, str]:
 
 
 def fault(text: str, pci: tuple[PciDevice, ...]) -> str:
-    """Return why this file does not describe this machine, or "" where it does."""
+    """Return why this file does not describe this machine, or "" if it does."""
     if "<system" not in text:
         return "is not a topology of NCCL (no <system>)"
     there = named(text)

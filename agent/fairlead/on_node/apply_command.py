@@ -1,7 +1,7 @@
-"""Runs `fairlead apply` with the code of the release that the admin host wants, and reads its answer.
+"""Runs `fairlead apply` with the code of the release that the admin host wants, and reads its report.
 
-Where the program already runs in that release's Python, it calls the command in this process, which saves another start of
-Python. Otherwise the release's own interpreter runs the command.
+If the program already runs in that release's Python, it calls the command in this process, which saves another start of Python.
+Otherwise the release's own interpreter runs the command.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any
 from .installed_release import Release
 from .stop import Stop
 
-APPLY_SECONDS = 2400.0  # apt and dkms build a kernel module in minutes
+APPLY_SECONDS = 2400.0  # apt and dkms need minutes to build a kernel module
 
 
 def apply(request: dict[str, Any], release: Release, *, sent: bool, document_differs: bool) -> dict[str, Any] | None:
-    """Run `fairlead apply`; return its report, or None where no release is installed and none was ``sent``.
+    """Run `fairlead apply`. Return its report, or None if no release is installed and none was ``sent``. Raises Stop.
 
-    document_differs: the document on this node is another one. A check leaves that document and gives the wanted one to the
-    command. Raises Stop.
+    document_differs: the document on this node is not the wanted document. A check does not replace it, but passes the wanted
+    document to the command.
     """
     document = request["documents"][0]["content"]
     words = ["apply", "--json"] + ["--dry-run"] * request["check"] + ["--drained"] * request["drained"]
@@ -44,8 +44,8 @@ def apply(request: dict[str, Any], release: Release, *, sent: bool, document_dif
 
 
 def _unpacked_apply(release: Release, words: list[str], document: str) -> dict[str, Any]:
-    """Check a fresh node with the code that would be installed, which is unpacked for this one call. Return the report. Raises
-    Stop."""
+    """Check a node without a release. The release that would be installed is unpacked for this call only. Return the report.
+    Raises Stop."""
     import tempfile
 
     with tempfile.TemporaryDirectory(prefix="fairlead-check.", dir=release.scratch()) as folder:
@@ -59,7 +59,7 @@ def _unpacked_apply(release: Release, words: list[str], document: str) -> dict[s
 
 
 def _called(words: list[str]) -> dict[str, Any]:
-    """Call the command of the release in which this process runs; return its report. Raises Stop."""
+    """Call the command of the release in which this process runs, and return its report. Raises Stop."""
     from fairlead.cli import main
 
     out, err = io.StringIO(), io.StringIO()
@@ -69,7 +69,7 @@ def _called(words: list[str]) -> dict[str, Any]:
 
 
 def run(command: list[str]) -> dict[str, Any]:
-    """Run a command of fairlead; return what it writes as JSON. Raises Stop."""
+    """Run a command of fairlead, and return the JSON that the command writes. Raises Stop."""
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=APPLY_SECONDS, check=False)
     except subprocess.TimeoutExpired:
@@ -78,14 +78,13 @@ def run(command: list[str]) -> dict[str, Any]:
 
 
 def read_report(code: int, out: str, err: str) -> dict[str, Any]:
-    """Return the report in the command's output. Raises Stop with the error that the command has printed, where there is no
-    report."""
+    """Return the report in the command's output. If there is no report, raise Stop with the error that the command printed."""
     try:
         return dict(json.loads(out))
     except ValueError:
         lines = err.strip().splitlines() or [f"exit code {code}"]
         hint = [line.split("next:", 1)[1].strip() for line in lines if "next:" in line]
-        if "Traceback" in err:  # the error is above the line that calls it a bug
+        if "Traceback" in err:  # the error is the last line before "this is a bug"
             lines = [line for line in lines if "this is a bug in fairlead" not in line][-1:]
             hint = ["this is a bug in fairlead: `fairlead apply` on the node shows all of it; please report that"]
         said = lines[0]

@@ -1,8 +1,8 @@
-"""Keeps the package files of the declared driver in the node's cache.
+"""Puts the package files of the declared driver into the node's cache.
 
-The request lists the files that the node's driver needs. The node answers which of them it lacks. The action plugin copies
-only those into a folder of its own on the node. From there each file moves into the cache, if its content is what the request
-says. Thus hundreds of MB never go through the request, and a node that lacks no file needs no further round trip.
+The request lists the files that the node's driver needs. The node answers which of these files it lacks. Ansible's action plugin
+copies only the missing files to a separate folder on the node. From there each file is moved into the cache, if its hash is that
+of the request. Thus the request does not contain hundreds of MB, and a node that lacks no file needs no further round trip.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ PACKAGES = "/var/cache/fairlead/packages"
 
 
 def lacking(request: dict[str, Any]) -> list[str]:
-    """Return the names of the files that are not in the node's cache with their size. Their content is compared before they
-    are used."""
+    """Return the names of the files that are not in the node's cache, or have another size there. The hash of a file is
+    compared later, before the file is used."""
     return [entry["file"] for entry in request["package_files"] if not _cached(entry)]
 
 
@@ -31,8 +31,8 @@ def _cached(entry: dict[str, Any]) -> bool:
 
 
 def take_in(request: dict[str, Any]) -> int:
-    """Move what was copied to the node into the cache, each file whole. Return how many. Raises Stop for a file with other
-    content."""
+    """Move the files that were copied to the node into the cache, and return their number. Raises Stop for a file with another
+    hash."""
     incoming = request.get("incoming", "")
     digests = {entry["file"]: entry["sha256"] for entry in request["package_files"]}
     count = 0

@@ -1,6 +1,7 @@
-"""Enters the program: reads a request from standard input, makes the visit, and answers with one line of JSON.
+"""Contains the main function: it reads a request from standard input, makes the visit, and answers with one line of JSON.
 
-A shell has found a Python that is new enough before this is sent (``FIND`` and ``START`` in provision/node_python.py).
+Before the admin host sends this program, a shell has found a Python that is new enough (``FIND`` and ``START`` in
+provision/node_python.py).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def visit(stream: BinaryIO) -> dict[str, Any]:
 @contextlib.contextmanager
 def locked(request: dict[str, Any]) -> Iterator[None]:
     """Let one run at a time change this node. The kernel releases the lock when the process ends. A check takes no lock and
-    does not wait. Raises Stop where another run keeps the lock."""
+    does not wait. Raises Stop if another run still has the lock after LOCK_SECONDS."""
     if request["check"] or (request["state"] == "absent" and not os.path.isdir(request["opt"])):
         yield
         return
@@ -72,8 +73,8 @@ def locked(request: dict[str, Any]) -> Iterator[None]:
 
 
 def answer_to(request: dict[str, Any], payload: dict[str, Any] | None) -> dict[str, Any]:
-    """Do what the request asks for, and return what was changed. Where something is missing and was not sent, change nothing
-    and return what this node needs."""
+    """Do what the request asks for, and return what was changed. If the node lacks something that was not sent, change
+    nothing and return what the node needs."""
     hostname = os.uname().nodename
     node = NodeVisit(request, payload)
     need = ["name"] if named_otherwise(request, hostname) else []
@@ -92,8 +93,11 @@ def answer_to(request: dict[str, Any], payload: dict[str, Any] | None) -> dict[s
 
 
 def named_otherwise(request: dict[str, Any], hostname: str) -> bool:
-    """Say whether this machine has another name than the node of the request, and was never that node before. In that case the
-    admin host compares the name with those of its other nodes. A hostname that no node has is a site's own choice."""
+    """Return whether this machine's hostname is not the name of the requested node, and its document is not of that node either.
+
+    In that case the admin host compares the hostname with the names of its other nodes. A hostname that is not the name of any
+    node is the site's own choice.
+    """
     name = request.get("node", "")
     if not name or request.get("named") or {hostname, hostname.split(".", maxsplit=1)[0]} & {name, name.split(".")[0]}:
         return False

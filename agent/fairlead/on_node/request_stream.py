@@ -10,8 +10,8 @@ from .stop import Stop
 
 
 def receive(stream: BinaryIO) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Return the request, and the payload that follows it, if any. Raises Stop for a payload that is not what the request
-    lists."""
+    """Return the request, and the payload that follows it, or None if there is no payload. Raises Stop if the payload does not
+    match the request."""
     request = json.loads(stream.read(int(stream.readline())).decode("utf-8"))
     head = stream.readline()
     if not head:

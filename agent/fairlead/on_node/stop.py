@@ -1,4 +1,4 @@
-"""Defines the error that ends a visit with a message, and what to do next about an error of the operating system."""
+"""Defines the error that ends a visit with a message, and the advice for errors of the operating system."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ class Stop(Exception):
 
 
 def next_step(error: OSError) -> str:
-    """Return what to do next, in the words of fairlead.errors.next_step, because that module may not be on the node."""
+    """Return what a person should do about this error, or "". The texts are those of fairlead.errors.next_step, because that
+    module may not be on the node."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "make room there"
     if error.errno == errno.EROFS:

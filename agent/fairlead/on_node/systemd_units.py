@@ -1,4 +1,4 @@
-"""Asks systemd for the state of units, and changes it."""
+"""Reads and changes the state of systemd units."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ class SystemdUnit(NamedTuple):
 
 
 def systemctl(*arguments: str) -> tuple[int, str, str]:
-    """Run systemctl; return (exit status, output, errors). Raises Stop where there is no systemctl, or where it does not
-    answer."""
+    """Run systemctl, and return (exit status, output, errors). Raises Stop if systemctl is not installed or does not answer."""
     try:
         done = subprocess.run(
             ["systemctl", "--no-ask-password", *list(arguments)],
@@ -39,14 +38,14 @@ def systemctl(*arguments: str) -> tuple[int, str, str]:
 
 
 def systemctl_or_stop(*arguments: str) -> None:
-    """Run systemctl. Raises Stop also where systemctl has failed."""
+    """Run systemctl. Raises Stop if it is not installed, does not answer, or fails."""
     code, _, words = systemctl(*arguments)
     if code:
         raise Stop("systemctl {}: {}".format(" ".join(arguments), (words.splitlines() or [f"exit code {code}"])[0]))
 
 
 def enabled_scratch_units() -> list[str]:
-    """Return the enabled units of a local disk of jobs, also those that are no longer declared."""
+    """Return the enabled fairlead-scratch@ units, one for each local disk for jobs, including units no longer declared."""
     found = glob.glob("/etc/systemd/system/*.wants/fairlead-scratch@*")
     return sorted(os.path.basename(path) for path in found)
 

@@ -1,5 +1,7 @@
-"""Turns findings, the saved state and the present time into a decision and the next state. This package is pure: others speak
-to Slurm."""
+"""Turns findings, the saved state and the present time into a decision and the next state.
+
+This package only computes. Other packages read slurmctld and write to it.
+"""
 
 from fairlead.policy.decide import Decision, decide
 from fairlead.policy.decision_rules import CheckPolicy, Rules

@@ -1,9 +1,9 @@
 """Decides what this node's findings mean for Slurm now.
 
-A finding counts once it is confirmed: ``confirm`` bad sweeps of the last ``confirm_of``. It stops counting after ``recover``
-sweeps without it. A missing reading never counts as a clean one. Findings that are suppressed or only observed have the level
-``warn``. The verdict says ``drain`` only for a node that slurmctld has really drained for us, because a prolog that exits with
-1 is itself a drain and would go past the budget.
+A finding counts once it is confirmed: at least ``confirm`` of the last ``confirm_of`` sweeps had it. It stops counting after
+``recover`` sweeps without it. A sweep whose reading is missing never counts as clean. Findings that are suppressed or only
+observed give the node the level ``warn``. The verdict is ``drain`` only if slurmctld has drained the node for fairlead. With this
+verdict the prolog exits with 1, and Slurm then drains the node. An earlier ``drain`` would therefore bypass the budget.
 """
 
 from __future__ import annotations
@@ -34,16 +34,20 @@ from fairlead.policy.tracks import (
 
 
 class Decision(Struct, frozen=True, kw_only=True):
-    """Holds what one sweep has decided. order: for Slurm. level: of the node, by what counts. state_word: the verdict's word
-    until Slurm has confirmed the order.
+    """Holds the decision of one sweep.
 
-    reason_check, reason_summary: the parts of a drain's reason (no text of a user's). job: the job to blame, if it is one.
-    certain: no job can use the device, whoever broke it (``policy.drain_limits``). limited: only a rule across nodes delays
-    this drain, whose parts these are. counted: the findings that drain. suppressed: the findings at DRAIN that do not drain;
-    why_suppressed has one line for each. waits: the drain is decided and waits for the end of the job. text: the verdict's
-    line. state: has to be saved before anything is written to Slurm. escalations: the steps of findings that want more than
-    their check asks for; ``ladder.as_escalated`` adds them to a finding. prove: the return-to-service command may run now, and
-    nothing else is left before the resume.
+    order: what to do in Slurm. level: the level of the node, by the findings that count. state_word: the verdict's word until
+    Slurm has confirmed the order. text: the verdict's one line of text. state: the next policy state. The caller saves this
+    state before anything is written to Slurm.
+
+    reason_check, reason_summary: the parts of the drain's reason, without any text that a user chose. job: the job to blame, or
+    None. certain: no job can use the device, whoever broke it (``policy.drain_limits``). limited: only a drain limit delays
+    the drain that the reason describes. waits: the drain is decided and waits for the end of the job.
+
+    counted: the findings that drain. suppressed: the findings at DRAIN that do not drain. why_suppressed: one reason for each
+    suppressed finding. warned: the findings that only warn. unknown: the findings at UNKNOWN. escalations: the escalation
+    steps of findings that now need a stronger action than their check gives. ``ladder.as_escalated`` adds the step to a
+    finding. prove: the return-to-service command may run now, and nothing else delays the resume.
     """
 
     order: Order
@@ -77,8 +81,9 @@ def decide(
 ) -> Decision:
     """Judge all findings of this sweep and return the decision.
 
-    ``checks``: the enabled checks and the managed settings (``setting.NAME``) with their policies. ``ran``: which of them ran
-    this time, by default all. The others keep what they said last. A check that has never run in this boot is UNKNOWN.
+    ``checks`` has the enabled checks and the managed settings (``setting.NAME``) with their policies. ``ran`` names the checks
+    that ran in this sweep. None means that all of them ran. For the other checks, the findings of their last run stay. A check
+    that has not yet run in this boot is UNKNOWN.
     """
     policies = dict(checks)
     found: dict[str, list[Finding]] = {}
@@ -92,7 +97,7 @@ def decide(
         name = key.partition("/")[0]
         track = started.tracks.get(key, Track())
         if name in blind and key not in found:
-            # the check saw no device at all, and a check that says nothing does not prove health
+            # the check saw no device at all, so a missing finding does not prove health
             track = replace(track, clean=0, floor=Level.OK)
         elif name in judged:
             said = tuple(found.get(key, ()))
@@ -126,7 +131,7 @@ def decide(
 
 
 def _why_not(name: str, policies: dict[str, CheckPolicy], now: Now, rules: Rules) -> str:
-    """Say why a confirmed finding of this check does not drain now; "" when it does."""
+    """Return why a confirmed finding of this check does not drain now, or "" if it drains."""
     if rules.mode is not Mode.ENFORCE:
         return "observed only: policy.mode"
     if not enforced(name, policies, rules):
@@ -141,7 +146,7 @@ def _why_not(name: str, policies: dict[str, CheckPolicy], now: Now, rules: Rules
 
 
 def _unconfirmed(finding: Finding, track: Track, policy: CheckPolicy, now: Now) -> str:
-    """Say why a bad finding does not count yet; "" when it counts."""
+    """Return why a finding at DRAIN does not count yet, or "" if it counts."""
     severity = severity_of(finding)
     if severity <= track.confirmed:
         return ""
@@ -151,8 +156,9 @@ def _unconfirmed(finding: Finding, track: Track, policy: CheckPolicy, now: Now) 
 
 
 class _Sorted(Struct, kw_only=True):
-    """Holds the findings of all tracks by what they do; see ``Decision``. waiting: drains that wait for the end of the job.
-    limited: drains that only a rule across nodes delays. suppressed: each with its reason."""
+    """Holds the findings of all tracks, sorted by their effect (see ``Decision``). waiting: findings whose drain waits for the
+    end of the job. limited: findings whose drain only a drain limit delays. suppressed: pairs of a finding and the reason why it
+    does not drain."""
 
     unknown: list[Finding]
     counted: list[Finding] = []
@@ -163,7 +169,7 @@ class _Sorted(Struct, kw_only=True):
 
 
 def _sort(state: PolicyState, policies: dict[str, CheckPolicy], never: tuple[Finding, ...], now: Now, rules: Rules) -> _Sorted:
-    """Sort what the tracks hold. Checks that have never run are unknown."""
+    """Sort the findings of the tracks by their effect. ``never`` has a finding at UNKNOWN for each check that has not yet run."""
     found = _Sorted(unknown=list(never))
     acknowledged = set(state.acknowledged)
     for key, track in state.tracks.items():
@@ -172,7 +178,7 @@ def _sort(state: PolicyState, policies: dict[str, CheckPolicy], never: tuple[Fin
         found.unknown += [f for f in track.found if f.level is Level.UNKNOWN]
         if track.level is Level.UNKNOWN and not any(f.level is Level.UNKNOWN for f in track.found):
             found.unknown.append(Finding(check=name, level=Level.UNKNOWN, device=device, summary="just readable again"))
-        if track.level is not Level.OK:  # a warning that is confirmed
+        if track.level is not Level.OK:  # a confirmed warning, or worse
             found.warned += [
                 f for f in track.found if f.level is Level.WARN or (f.level is Level.DRAIN and f.service is Service.KEEP)
             ]
@@ -183,12 +189,14 @@ def _sort(state: PolicyState, policies: dict[str, CheckPolicy], never: tuple[Fin
         found.suppressed += [(f, "acknowledged") for f in track.found if f.level is Level.DRAIN and identity(f) in acknowledged]
         if track.level is Level.WARN and not track.found:
             found.warned.append(Finding(check=name, level=Level.WARN, device=device, summary="just well again"))
-    found.unknown.sort(key=lambda f: (f.check != "nvml_responsive", not f.device, f.check))  # its silence explains others'
+    # a driver that does not answer explains the other findings, so its finding comes first
+    found.unknown.sort(key=lambda f: (f.check != "nvml_responsive", not f.device, f.check))
     return found
 
 
 def _sort_drains(found: _Sorted, track: Track, policy: CheckPolicy, now: Now, rules: Rules, *, why_not: str) -> None:
-    """Sort the findings of a track at DRAIN. ``why_not``: why nothing of this check drains now, or ""."""
+    """Sort the findings of a track at DRAIN by their effect. ``why_not`` is the reason why no finding of this check drains now,
+    or ""."""
     for finding in track.bad:
         waits = _waits(finding, track, now, rules)
         why = why_not or earlier_boot_only(track, now) or _unconfirmed(finding, track, policy, now)
@@ -254,8 +262,8 @@ def _conclude(
 
 
 def _order(found: _Sorted, *, ready: bool, prove: bool, now: Now) -> Order:
-    """Return the order for Slurm. ``ready``: the node may be resumed. ``prove``: it may be resumed once the return-to-service
-    command has passed."""
+    """Return the order for Slurm. ``ready`` says that the node may be resumed. ``prove`` says that the return-to-service command
+    must pass before the resume."""
     if ready and (not prove or (now.proof is Proof.PASSED and not now.job_running)):
         return Order.RESUME
     return Order.DRAIN if found.counted and not now.drained else Order.KEEP
@@ -270,23 +278,24 @@ def _level(found: _Sorted, drains: tuple[Finding, ...]) -> Level:
 
 
 def _blamed(finding: Finding, state: PolicyState) -> int | None:
-    """Return the job to name: the job on the finding's device where the check knows it, else the job that ran alone on the
-    node."""
+    """Return the job to blame, or None. If the finding has the jobs on its device, this is the only job there. Otherwise it is
+    the job that ran alone on the node."""
     if finding.jobs is not None:
         return finding.jobs[0] if len(finding.jobs) == 1 else None
     return state.tracks[finding.key].job
 
 
 def _drained_for(state: PolicyState, drains: tuple[Finding, ...], order: Order, now: Now) -> frozenset[str]:
-    """Return the keys of what the drain is for that is set, or that is ordered now."""
+    """Return the keys (check/device) of the findings for which the node is drained, or is to be drained now."""
     if not now.drained and order is not Order.DRAIN:
         return frozenset()
     return (state.drained_for if now.drained else frozenset()) | {f.key for f in drains}
 
 
 def _waits(finding: Finding, track: Track, now: Now, rules: Rules) -> bool:
-    """Say whether a drain waits for the jobs that were on the node when its finding came. It does not wait for later jobs: on
-    a busy node the next job starts as soon as one has ended, and DRAIN lets that job end too."""
+    """Return whether a drain still waits for the jobs that were on the node when its finding appeared. It does not wait for later
+    jobs, because on a busy node the next job starts as soon as a job has ended. A job that runs when the node is set to DRAIN
+    goes on to its end anyway."""
     if finding.service is not Service.DRAIN_AFTER_JOB or not now.job_running:
         return False
     if track.jobs is not None and not track.jobs & now.jobs:

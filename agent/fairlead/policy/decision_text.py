@@ -1,4 +1,4 @@
-"""Words a decision: which finding comes first, the summary of the reason, and the one line of the verdict."""
+"""Writes a decision as text: the summary of the drain's reason and the verdict's line, with the worst finding first."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fairlead.policy.policy_state import Now, Proof
 
 
 class Order(StrEnum):
-    """Names what to do in Slurm. keep: nothing."""
+    """Names what fairlead is to do in Slurm. KEEP means nothing."""
 
     KEEP = "keep"
     DRAIN = "drain"
@@ -20,8 +20,8 @@ _FIRST = ("xid", "gpu_count", "row_remap", "ecc", "nvml_responsive")
 
 
 def weight(finding: Finding) -> tuple[bool, int, str, str]:
-    """Return the sort key of findings in texts: first what must drain now, then what names the cause best, then by name.
-    Findings of one check keep the check's order."""
+    """Return the sort key of a finding in texts. Findings that drain at once come first. Then come checks that name the cause
+    best (``_FIRST``), and then all others by name."""
     index = _FIRST.index(finding.check) if finding.check in _FIRST else len(_FIRST)
     return (finding.service is not Service.DRAIN_NOW, index, finding.check, finding.device)
 
@@ -33,7 +33,7 @@ def summary(findings: tuple[Finding, ...]) -> str:
 
 
 def proof_words(now: Now) -> str:
-    """Say what is known of the return-to-service command's run."""
+    """Return the state of the return-to-service command as text."""
     if now.job_running:
         return "the return command waits for the job to end"
     said = {Proof.RUNNING: "runs", Proof.FAILED: "has failed and is tried again", Proof.PASSED: "has passed"}
@@ -52,8 +52,8 @@ def line(
     manual: bool,
     back: str,
 ) -> str:
-    """Return the verdict's line: the worst finding first, at most one of each kind. ``back``: what keeps a node that is
-    drained and well from going back, when it is not the recovery window. ``manual``: a person drained the node through
+    """Return the verdict's line, with the worst finding first and at most one finding of each kind. ``back`` is the reason why a
+    drained node that is well is not resumed, or "" while it recovers. ``manual`` says that a person drained the node through
     fairlead, so the agent does not resume it."""
     parts: list[str] = []
     if order is Order.RESUME and not manual:

@@ -1,15 +1,17 @@
 """Decides by the list of all nodes whether one more node may be drained: budgets, the common cause, the suspect job.
 
-Each agent decides by itself, at the same time as others, and slurmctld has no lock to offer. So an agent reads the list of
-nodes before it drains (``room``) and again after it (``overshoot``). A drain is kept only when the list that was read *after*
-it is within every limit. Of all drains that are kept, the one whose list was read last has seen all others. So the limit holds
-in the end, whatever the order was. Agents agree by (reason time, name) whose drain goes: a drain past the limit is undone at
-once; a drain within it waits once for the others and reads the list again. Reason times are whole seconds of slurmctld's
-clock.
+Each agent decides by itself, at the same time as others, and slurmctld offers no lock. So an agent reads the list of nodes
+before it drains (``room``) and again after it has drained (``overshoot``). It keeps its drain only if the list that it read
+*after* the drain is within every limit. Of all agents that keep a drain, the agent that read its list last has seen the drains
+of all others. So in the end the drains are within every limit, whatever their order was.
+
+If more nodes are drained than a limit allows, the order of (reason time, name) decides which agents undo their drains. An agent
+whose drain has no room in this order undoes it at once. An agent whose drain has room waits once for the others and reads the
+list again. Reason times are whole seconds of slurmctld's clock.
 
 docs/explanation/many-nodes-at-once.md says which limit covers which drain. Budgets cover every drain. Common cause and suspect
-job cover neither a person's drain nor a device that is certainly gone (``CERTAIN``). Drains by ``fairlead maintain`` count
-nowhere.
+job cover neither a person's drain nor a device that is certainly gone (``CERTAIN``). No limit counts drains by
+``fairlead maintain``.
 """
 
 from __future__ import annotations
@@ -26,9 +28,9 @@ from fairlead.policy.decision_rules import Rules
 from fairlead.policy.drain_budget import allowed, seats
 from fairlead.policy.ownership import MAINTAIN, MANUAL, parse
 
-#: Check and action of findings in which the driver itself says that no job can use the device, whoever broke it:
-#: NVIDIA's RESTART_BM and CHECK_MECHANICALS (Xid catalogue), a failed row remap and too many retired pages (GPU Memory Error
-#: Management, RMA), and NVML's RESET_REQUIRED.
+#: Pairs of check and action. In findings with these pairs the driver itself reports that no job can use the device, whoever
+#: broke it: NVIDIA's RESTART_BM and CHECK_MECHANICALS (Xid catalogue), a failed row remap and too many retired pages (GPU
+#: Memory Error Management, RMA), and NVML's RESET_REQUIRED.
 CERTAIN = frozenset(
     {
         ("xid", Action.REBOOT_NODE),
@@ -38,13 +40,14 @@ CERTAIN = frozenset(
         ("gpu_readings", Action.RESET_GPU),
     }
 )
-#: Check and fault of what the driver does not say: jobs of several users have failed on the same GPU.
+#: Pairs of check and fault that are not certain although ``CERTAIN`` has their action. Here the driver reports no broken
+#: device: jobs of several users have failed on the same GPU.
 ONLY_LIKELY = frozenset({("xid", "users")})
 _JOB = re.compile(r"(?:^| )job=([0-9]{1,19})\Z")
 
 
 class LimitKind(StrEnum):
-    """Names the kind of a limit. Common cause and suspect job are suspicions: they delay nothing that is certain."""
+    """Names the kind of a drain limit. Common cause and suspect job are suspicions. They do not delay a drain that is certain."""
 
     PARTITION = "partition"
     SWITCH = "switch"
@@ -58,7 +61,8 @@ class LimitKind(StrEnum):
 
 
 class ListedNode(Struct, frozen=True, kw_only=True):
-    """Describes a node as slurmctld lists it. ``time``: reason time, Unix seconds. ``available``: new jobs may start there."""
+    """Describes a node as slurmctld lists it. ``time`` is the time of the reason (Unix seconds). ``available`` says whether new
+    jobs may start on the node."""
 
     name: str
     available: bool = True
@@ -69,7 +73,7 @@ class ListedNode(Struct, frozen=True, kw_only=True):
 
 
 class Group(Struct, frozen=True):
-    """Names the nodes that slurmctld's topology puts together: under one leaf switch, or in one block."""
+    """Holds a group of nodes in slurmctld's topology: the nodes under one leaf switch, or in one block."""
 
     kind: LimitKind
     name: str
@@ -77,7 +81,7 @@ class Group(Struct, frozen=True):
 
 
 class NodeList(Struct, frozen=True, kw_only=True):
-    """Holds all nodes as slurmctld lists them at one time, for the node ``me``, with the groups of its topology."""
+    """Holds all nodes as slurmctld lists them at one time, with the groups of its topology. ``me`` is the name of this node."""
 
     me: str
     nodes: tuple[ListedNode, ...]
@@ -89,8 +93,9 @@ class NodeList(Struct, frozen=True, kw_only=True):
 
 
 class DrainCause(Struct, frozen=True, kw_only=True):
-    """Says what a node is to be drained for. job: the job to blame. certain: see ``CERTAIN``. waited: for how many seconds
-    common cause or suspect job have delayed this order already."""
+    """Describes why a node is to be drained. check: the check that found the fault. job: the job to blame, or None. certain: no
+    job can use the device (``CERTAIN``). waited: for how many seconds common cause or suspect job have already delayed this
+    drain."""
 
     check: str
     job: int | None = None
@@ -99,8 +104,9 @@ class DrainCause(Struct, frozen=True, kw_only=True):
 
 
 class LimitUse(Struct, frozen=True, kw_only=True):
-    """Says how far one limit is used up: ``allowed`` nodes may be out of service. ours: (time, name) of the nodes that
-    fairlead drained. others: names of the other nodes that are out."""
+    """Describes how far one limit is used up. allowed: how many nodes may be unavailable. total: the number of nodes that the
+    limit covers. ours: (reason time, name) of the nodes that fairlead drained. others: the names of the other unavailable
+    nodes."""
 
     kind: LimitKind
     name: str
@@ -110,13 +116,13 @@ class LimitUse(Struct, frozen=True, kw_only=True):
     others: frozenset[str] = frozenset()
 
     def out(self, but: str) -> frozenset[str]:
-        """Return the names of the nodes that are out, without this one."""
+        """Return the names of the unavailable nodes, without the node ``but``."""
         return (self.others | {name for _, name in self.ours}) - {but}
 
 
 class DrainLimit(Struct, frozen=True, kw_only=True):
-    """Describes the limit that forbids a drain, or that undoes it. ``text``: one line for the verdict. ``wait``: list the
-    nodes again before the drain is undone."""
+    """Describes the limit because of which a drain is forbidden or undone. ``text`` is one line for the verdict. ``wait`` says
+    that the agent must read the list of nodes again before it undoes the drain."""
 
     kind: LimitKind
     name: str
@@ -125,18 +131,18 @@ class DrainLimit(Struct, frozen=True, kw_only=True):
 
 
 def certain(finding: Finding) -> bool:
-    """Say whether the device is gone for good or until the next boot, whoever caused it."""
+    """Return whether no job can use the device any more, or not before the next boot or reset, whoever caused this."""
     return (finding.check, finding.action) in CERTAIN and (finding.check, finding.fault) not in ONLY_LIKELY
 
 
 def job_of(summary: str) -> int | None:
-    """Return the job that a reason of fairlead's blames (``... job=ID`` at its end), or None."""
+    """Return the job that the summary of fairlead's reason blames (``job=ID`` at its end), or None."""
     match = _JOB.search(summary)
     return int(match[1]) if match else None
 
 
 def room(listed: NodeList, fault: DrainCause, rules: Rules, now: float) -> DrainLimit | None:
-    """Return the first limit that leaves no room for one more drain, or None. An agent asks this before it drains. ``now``:
+    """Return the first limit that leaves no room for one more drain, or None. An agent calls this before it drains. ``now`` is in
     Unix seconds."""
     for limit in limits(listed, fault, rules, now):
         out = limit.out(listed.me)
@@ -146,9 +152,9 @@ def room(listed: NodeList, fault: DrainCause, rules: Rules, now: float) -> Drain
 
 
 def overshoot(listed: NodeList, fault: DrainCause, rules: Rules, *, waited: bool = False) -> DrainLimit | None:
-    """Return the limit past which this node's drain goes, or None when the drain may stay. An agent asks this after it has
-    drained. With ``wait`` in the answer it reads the list once more and asks again with ``waited``; without it, the agent
-    undoes the drain."""
+    """Return the limit that this node's drain exceeds, or None if the drain may stay. An agent calls this after it has drained
+    the node. If the result has ``wait``, the agent reads the list of nodes once more and calls this again with ``waited``. If the
+    result has no ``wait``, the agent undoes the drain."""
     mine = listed.mine
     if mine is None:
         return None
@@ -165,8 +171,8 @@ def overshoot(listed: NodeList, fault: DrainCause, rules: Rules, *, waited: bool
 
 
 def limits(listed: NodeList, fault: DrainCause, rules: Rules, drain_time: float) -> Iterator[LimitUse]:
-    """Return every limit that applies to this node's drain. The window of common cause ends at ``drain_time`` (slurmctld's
-    clock)."""
+    """Yield every limit that applies to this node's drain. The window of common cause ends at ``drain_time`` (Unix seconds of
+    slurmctld's clock)."""
     counted = [n for n in listed.nodes if not (n.drained and n.reason.startswith(MAINTAIN))]
     for partition in listed.mine.partitions if listed.mine else ():
         members = [n for n in counted if partition in n.partitions]

@@ -1,12 +1,12 @@
-"""Remembers for each GPU card its strikes, and which escalation step each of its faults has reached.
+"""Stores the strikes of each GPU card, and the escalation step that each of its faults has reached.
 
-The steps have NVIDIA's order (GPU debug guidelines: restart the application, reset the GPU, reboot the node, then hardware and
-support). A fault that comes again on the same card after its step was taken wants the next step. A step counts as taken when
-the node has gone back into service after a drain for that fault, because the agent or a person resumed it, or when the node
-has booted. Nothing else proves a step: neither a drain that slurmctld has lost, nor other words that a person has written over
-it. Reboots for faults have a budget of their own: a node that was rebooted too often wants a check of its hardware. Cards are
-told apart by serial number. The last serial that was read at an address counts, because a lost GPU cannot say its own any
-more.
+The escalation steps have NVIDIA's order (GPU debug guidelines): restart the application, reset the GPU, reboot the node, check
+the hardware, contact the support. If a fault comes again on the same card after its step was taken, it needs the next step. A
+step counts as taken in two cases. Either the agent or a person has resumed the node after a drain for that fault, or the node
+has booted. If slurmctld has lost the drain, or a person has changed its reason, the step does not count as taken.
+
+Reboots for faults have a limit of their own. A node that was rebooted too often needs a check of its hardware. Cards are
+distinguished by their serial numbers. A lost GPU gives no serial number, so the last serial that was read at its address counts.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from fairlead.policy.policy_state import EscalationStep, Now, PolicyState, Track
 from fairlead.policy.tracks import severity_of
 
 STEPS = (Action.RESTART_APP, Action.RESET_GPU, Action.REBOOT_NODE, Action.CHECK_HARDWARE, Action.CONTACT_SUPPORT)
-NODE = "node"  # faults of the node itself are kept under this name
-STRIKES_KEPT = 100  # the newest of each card: a fault that comes and goes while a limit delays its drain must not fill the state
+NODE = "node"  # name under which faults of the node itself are stored
+# The newest strikes of each card that are stored. A fault may come and go while a limit delays its drain, and its strikes must
+# not fill the state.
+STRIKES_KEPT = 100
 COUNTS = frozenset({"gpu_count"})  # these checks report missing GPUs without naming them
 
 
@@ -32,16 +34,17 @@ def order_of(step: Action) -> int:
 
 
 def gpu_serials(before: Mapping[str, str], now: Now) -> dict[str, str]:
-    """Return the serial by PCI address, as last read. A card that was seen at another address is no longer listed at its old
-    one."""
+    """Return the serial number that was last read at each PCI address. A card that is now at another address is removed from its
+    old address."""
     moved = set(now.serials.values())
     kept = {pci: serial for pci, serial in before.items() if serial not in moved or pci in now.serials}
     return {**kept, **now.serials}
 
 
 def names(check: str, device: str, known: Mapping[str, str], now: Now) -> tuple[str, ...]:
-    """Return the names that a fault is kept under: the card's serial, or its address where there is none; the missing GPUs
-    where a check counts too few; or the node."""
+    """Return the names under which a fault is stored. For a fault of a GPU this is the serial of the card, or its address without
+    a serial. For a check in ``COUNTS`` that finds too few GPUs, these are the serials of the missing GPUs. Otherwise it is
+    ``NODE``."""
     if device:
         return (known.get(device, device),)
     missing = sorted(known[pci] for pci in known.keys() - now.gpus) if check in COUNTS and now.gpus else []
@@ -49,15 +52,15 @@ def names(check: str, device: str, known: Mapping[str, str], now: Now) -> tuple[
 
 
 def replaced(name: str, known: Mapping[str, str]) -> bool:
-    """Say whether a card has left this node: its serial was known here, and another card is at its address now."""
+    """Return whether the card with this serial is no longer in this node, because another card is at its address now."""
     return name != NODE and ":" not in name and name not in known.values()
 
 
 def strikes(
     before: PolicyState, tracks: Mapping[str, Track], policies: dict[str, CheckPolicy], now: Now, rules: Rules
 ) -> dict[str, tuple[float, ...]]:
-    """Return the strikes after this sweep: one more each time that something of a card, or of the node, begins to drain.
-    ``before.gpu_serials`` is up to date."""
+    """Return the strikes after this sweep: times of day by name (see ``names``). Each card, or the node, gets one more strike if
+    a finding of it begins to drain in this sweep. ``before.gpu_serials`` must be up to date."""
     kept = {
         device: times
         for device, all_times in before.strikes.items()
@@ -74,8 +77,8 @@ def strikes(
 
 
 def reboots(before: PolicyState, policies: dict[str, CheckPolicy], now: Now, rules: Rules) -> tuple[float, ...]:
-    """Return the times of day of the boots in the window that followed a fault: the node was drained for one, or was to be
-    drained. A person's own drain (``fairlead drain``) is no fault."""
+    """Return the times of day of the boots in the window that followed a fault. A boot followed a fault if the node was drained
+    for a finding, or was to be drained. A person's own drain (``fairlead drain``) is no fault."""
     kept = tuple(t for t in before.reboots if t > now.wall_seconds - rules.reboots_window_seconds)
     if not before.boot_id or before.boot_id == now.boot_id:
         return kept
@@ -90,8 +93,8 @@ def escalate(
     now: Now,
     rules: Rules,
 ) -> dict[str, EscalationStep]:
-    """Return the escalation steps after this sweep. ``before``: the state as last saved. ``following``: the state with this
-    sweep's tracks, cards and reboots."""
+    """Return the escalation steps after this sweep, by name of the fault. ``before`` is the state as last saved. ``following`` is
+    the state with this sweep's tracks, cards and reboots."""
     escalations = dict(_kept(before, now, rules))
     if not rules.ladder_window_seconds:
         return {}
@@ -112,7 +115,7 @@ def escalate(
 def _begin(
     escalation: EscalationStep | None, finding: Finding, booted: int, now: Now, rules: Rules, *, may_need_person: bool
 ) -> EscalationStep:
-    """Return the step of a fault that comes, for the first time or again."""
+    """Return the escalation step of a fault that begins, for the first time or again."""
     step, taken, why = finding.action, 0, ""
     if escalation is not None and order_of(escalation.step) >= order_of(step):
         step, taken = escalation.step, escalation.taken + 1
@@ -136,8 +139,8 @@ def _begin(
 
 
 def _kept(before: PolicyState, now: Now, rules: Rules) -> Iterator[tuple[str, EscalationStep]]:
-    """Return the steps that are known as this sweep begins. An episode that a boot or the return to service has ended is
-    closed."""
+    """Yield the escalation steps with which this sweep begins. If a boot or the return to service has ended the episode of a
+    fault, its step is no longer ``open``."""
     booted = bool(before.boot_id) and before.boot_id != now.boot_id
     for name, known in before.ladder.items():
         escalation = replace(known, drained=True) if known.open and known.key in before.drained_for else known
@@ -161,7 +164,7 @@ def _kept(before: PolicyState, now: Now, rules: Rules) -> Iterator[tuple[str, Es
 
 
 def _faults(state: PolicyState, now: Now) -> Iterator[tuple[str, str, Finding]]:
-    """Return every fault that counts now and was seen in this boot: its name, its check, the finding."""
+    """Yield (name, check, finding) for every fault that counts now and was seen in this boot."""
     known = frozenset(state.acknowledged)
     for key, track in state.tracks.items():
         check, _, device = key.partition("/")
@@ -173,16 +176,16 @@ def _faults(state: PolicyState, now: Now) -> Iterator[tuple[str, str, Finding]]:
 
 
 def name_of(finding: Finding, of: Collection[str]) -> str:
-    """Return the name of a fault: ``CHECK.FAULT/NAME``."""
+    """Return the name of a fault: ``CHECK.FAULT/NAME``, where NAME is the card or the node."""
     return f"{finding.check}{'.' * bool(finding.fault)}{finding.fault}/{'+'.join(of)}"
 
 
 def _counts(check: str) -> bool:
-    return not check.startswith(SETTING_PREFIX)  # drift belongs to no card
+    return not check.startswith(SETTING_PREFIX)  # drift of a setting is a fault of no card
 
 
 def raised(state: PolicyState, now: Now) -> dict[str, EscalationStep]:
-    """Return the steps that ask for more than their check does, by ``escalation_key`` of the finding."""
+    """Return the escalation steps that are higher than the action of their check, by ``escalation_key`` of the finding."""
     found = {}
     for name, _, finding in _faults(state, now):
         escalation = state.ladder.get(name)
@@ -192,12 +195,13 @@ def raised(state: PolicyState, now: Now) -> dict[str, EscalationStep]:
 
 
 def escalation_key(finding: Finding) -> str:
-    """Return the key under which the raised step of a finding is kept."""
+    """Return the key of a finding in the result of ``raised``."""
     return f"{finding.key}#{finding.fault}"
 
 
 def as_escalated(finding: Finding, escalations: Mapping[str, EscalationStep]) -> Finding:
-    """Return the finding as people read it: with the escalation step that it has reached, and why."""
+    """Return the finding with the escalation step that it has reached as its action, and with the step and its reason in the
+    summary."""
     escalation = escalations.get(escalation_key(finding))
     if escalation is None or finding.level is not Level.DRAIN or order_of(escalation.step) <= order_of(finding.action):
         return finding
@@ -208,7 +212,7 @@ def as_escalated(finding: Finding, escalations: Mapping[str, EscalationStep]) ->
 
 
 def manual_resume_reason(state: PolicyState) -> str:
-    """Say why a person has to resume the node by the escalation steps, or ""."""
+    """Return why the escalation steps require that a person resumes the node, or ""."""
     for name, escalation in sorted(state.ladder.items()):
         fault, _, of = name.partition("/")
         here = [n for n in of.split("+") if not replaced(n, state.gpu_serials)]

@@ -1,8 +1,9 @@
-"""Decides whose drain it is. Only an exact match counts: a match by prefix would lift other people's drains (mej/nhc issue
-134).
+"""Decides by the reason and its user who drained a node.
 
-A drain is ours when the reason is our exact text plus only what slurmctld itself appends (``set_node_reason`` and, in 22.05,
-``set_node_reboot_reason`` of slurmctld/node_mgr.c, with the words below), under our user or SlurmUser.
+A drain is fairlead's if its reason is exactly fairlead's text plus only texts that slurmctld itself appends, and if its user is
+in ``own_users`` (such as root or SlurmUser). slurmctld appends texts in ``set_node_reason`` and, in 22.05, in
+``set_node_reboot_reason`` (slurmctld/node_mgr.c). A match by prefix would also lift other people's drains (mej/nhc issue 134).
+In this file, "ours" means a drain by the agent of this node.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from fairlead.policy.decision_rules import Rules
 
 REASON_MAX = 240
 PROLOG_ERROR = "Prolog error"
-#: These call set_node_reason: ping_nodes.c, controller.c and power_save.c, check_node_timers, validate_node_specs.
+#: The texts that slurmctld appends to a reason. It does so in ping_nodes.c, controller.c and power_save.c, check_node_timers and
+#: validate_node_specs, which call set_node_reason.
 SUFFIXES = (
     " : Not responding",
     " : reboot issued",
@@ -27,11 +29,12 @@ SUFFIXES = (
     " : reboot timed out",
     " : ResumeTimeout reached",
 )
-MAINTAIN = "fairlead:maintain:"  # drains by `fairlead maintain` are counted apart
+MAINTAIN = "fairlead:maintain:"  # begins the reason of a drain by `fairlead maintain`
 MANUAL = "manual"  # the check name of a drain by `fairlead drain`, which the agent never resumes by itself
 
-# What slurmctld says of a registration with less than slurm.conf has (validate_node_specs in slurmctld/node_mgr.c,
-# interfaces/gres.c), comma-separated. Since 23.11 or so it *replaces* the reason of a node that is drained already.
+# Matches the reason that slurmctld sets if a node registers with less than slurm.conf declares: one or more of these texts,
+# comma-separated (validate_node_specs in slurmctld/node_mgr.c, interfaces/gres.c). Since about 23.11 this text *replaces* the
+# reason of a node that is already drained.
 _REGISTRATION = re.compile(
     r"(?:(?:[\w:./-]+ (?:count (?:reported lower than configured|too low|changed and jobs are using them) \(\d+ (?:<|!=) \d+\)"
     r"|type \([\w.-]+\) reported but not configured|type changed and jobs are using them)"
@@ -69,11 +72,11 @@ _REBOOT_MARK = re.compile(r" : reboot (issued|complete|timed out)|^reboot issued
 class Owner(StrEnum):
     """Names the owner of a node's state.
 
-    free: nobody drained the node. ours: we did. foreign: somebody else did, and we change nothing. prolog_error: Slurm has
-    marked the node because our prolog refused a job; this mark may be replaced. orphan: the reason has fairlead's form, and
-    this ledger does not know it (``fairlead resume --adopt``). covered: we drained the node, and slurmctld has replaced the
-    reason by its own words about the node's registration. Under these may be our reason, or that of somebody who came in
-    between. So the drain is kept, and only a person lifts it.
+    free: nobody drained the node. ours: this agent drained it. foreign: somebody else drained it, and fairlead changes nothing.
+    prolog_error: Slurm drained the node because fairlead's prolog refused a job. fairlead may replace this reason. orphan: the
+    reason has fairlead's form, but this node's ledger does not have the drain (``fairlead resume --adopt``). covered: this
+    agent drained the node, and slurmctld has replaced the reason by its own text about the node's registration. The replaced
+    reason was fairlead's, or somebody else has changed it before. So fairlead keeps the drain, and only a person lifts it.
     """
 
     FREE = "free"
@@ -85,7 +88,7 @@ class Owner(StrEnum):
 
 
 class Token(Struct, frozen=True):
-    """Describes one drain of ours. ``token`` is random and comes from the caller. ``text`` is the exact reason."""
+    """Describes one drain by fairlead. ``token`` is random and comes from the caller. ``text`` is the exact reason."""
 
     check: str
     token: str
@@ -97,10 +100,10 @@ class Token(Struct, frozen=True):
 
 
 def build(check: str, token: str, summary: str, *, job: int | None = None) -> Token:
-    """Return a reason that slurmctld, the text output of scontrol and the cap on its length leave unchanged.
+    """Return a reason that slurmctld and the text output of scontrol show unchanged, with at most ``REASON_MAX`` characters.
 
-    Square brackets, quotes, backslashes and " : " are replaced: scontrol shows `reason [user@time]`, and slurmctld appends " :
-    ...". Raises DataError for a check name or token that could not be parsed back.
+    Square brackets, quotes, backslashes and " : " are replaced, because scontrol shows `reason [user@time]` and slurmctld
+    appends " : ...". Raise DataError for a check name or token that ``parse`` could not read from the reason.
     """
     clean = one_line(summary).encode("ascii", "replace").decode()
     for char, instead in (("[", "("), ("]", ")"), ('"', "'"), ("\\", "/"), ("`", "'"), ("|", "/")):
@@ -116,7 +119,7 @@ def build(check: str, token: str, summary: str, *, job: int | None = None) -> To
 
 
 def strip_suffixes(reason: str) -> str:
-    """Return the reason without what slurmctld appends, however often it did."""
+    """Return the reason without the texts that slurmctld has appended, even if it has appended several."""
     while True:
         for suffix in SUFFIXES:
             if reason.endswith(suffix):
@@ -127,13 +130,14 @@ def strip_suffixes(reason: str) -> str:
 
 
 def parse(reason: str) -> Token | None:
-    """Return the token in a reason of fairlead's form, from any node's agent, or None."""
+    """Return the parts of a reason of fairlead's form, from the agent of any node, or None for any other reason."""
     match = _TOKEN.fullmatch(strip_suffixes(reason))
     return Token(*match.groups()) if match else None
 
 
 def is_ours(reason: str, user: str, ours: Token, rules: Rules) -> bool:
-    """Say whether a reason is exactly our text, plus only slurmctld's suffixes, under a user of ours."""
+    """Return whether a reason is exactly the text of our drain, plus only texts that slurmctld appends, and its user is in
+    ``own_users``."""
     return user in rules.own_users and reason.startswith(ours.text) and strip_suffixes(reason) == ours.text
 
 
@@ -146,8 +150,8 @@ def normalise(states: Iterable[str]) -> frozenset[str]:
 def classify(
     states: Collection[str], reason: str, user: str, ours: Token | None, rules: Rules, *, prolog_refused: bool = False
 ) -> Owner:
-    """Say whose the node's state is. ``ours``: the drain in our ledger. ``prolog_refused``: the ledger shows that our prolog
-    refused the job. Anything that is not certain is FOREIGN."""
+    """Return the owner of the node's state. ``ours`` is the drain in this node's ledger, or None. ``prolog_refused`` says that by
+    the ledger fairlead's prolog refused a job. If the owner is not certain, it is FOREIGN."""
     words = normalise(states)
     if words & _ADMIN:
         return Owner.FOREIGN
@@ -162,17 +166,17 @@ def classify(
     known = parse(reason)
     if user in rules.own_users and known is not None and (ours is None or known.token != ours.token):
         return Owner.ORPHAN
-    return Owner.FOREIGN  # also our token with other words: somebody has edited the reason, so the drain is theirs now
+    return Owner.FOREIGN  # also our token with another text: somebody has edited the reason, so the drain is no longer ours
 
 
 def _down(reason: str, user: str, ours: Token | None, rules: Rules) -> Owner:
-    """Say whether the node is DOWN without DRAIN. An admin has set it, or slurmctld has, because the node does not answer. We
-    never change that."""
+    """Return the owner of a node that is DOWN without DRAIN. An admin has set it down, or slurmctld has because the node does not
+    answer. fairlead never changes the state DOWN."""
     return Owner.OURS if ours is not None and is_ours(reason, user, ours, rules) else Owner.FOREIGN
 
 
 def keep_off(states: Collection[str]) -> str:
-    """Say why nothing may be written about a node in these states ("powering up"), or "" when it may."""
+    """Return why fairlead must not change a node in these states (such as "powering up"), or "" if it may."""
     words = normalise(states)
     for word in sorted(words):
         if word in _KEEP_OFF:
@@ -185,17 +189,17 @@ def keep_off(states: Collection[str]) -> str:
 
 
 def rebooting(states: Collection[str]) -> bool:
-    """Say whether slurmctld is to reboot the node, or waits for it to come back."""
+    """Return whether slurmctld is going to reboot the node, or waits until the node has rebooted."""
     return bool(normalise(states) & _REBOOTING)
 
 
 def reboot_mark(reason: str) -> bool:
-    """Say whether slurmctld has written into this reason that it reboots the node (``set_node_reason``,
+    """Return whether slurmctld has written into this reason that it reboots the node (``set_node_reason``,
     ``_slurm_rpc_reboot_nodes``)."""
     return _REBOOT_MARK.search(reason) is not None
 
 
 def in_maintenance(states: Collection[str]) -> bool:
-    """Say whether a maintenance reservation is running. During one, drift and findings of the driver do not drain
-    (``outcome.in_the_way``)."""
+    """Return whether a maintenance reservation is running. During a maintenance reservation, drift and findings of the driver do
+    not drain (``outcome.in_the_way``)."""
     return bool(normalise(states) & {"MAINT", "MAINTENANCE"})

@@ -1,5 +1,4 @@
-"""Holds what the policy remembers between sweeps, and the present time as a value. It is saved before anything is written to
-Slurm."""
+"""Defines the state that the policy stores between sweeps, and the inputs of a decision apart from findings (``Now``)."""
 
 from __future__ import annotations
 
@@ -17,12 +16,12 @@ _RANK = {Level.OK: 0, Level.WARN: 1, Level.UNKNOWN: 2, Level.DRAIN: 3}
 
 
 def rank(level: Level) -> int:
-    """Return how bad a level is, for comparing: OK, WARN, UNKNOWN, DRAIN."""
+    """Return a number by which levels are compared. The order, from good to bad, is OK, WARN, UNKNOWN, DRAIN."""
     return _RANK[level]
 
 
 class Proof(StrEnum):
-    """Says what is known of the return-to-service command's run, for the drain that is set and for the node as it is now."""
+    """Names the state of the return-to-service command for the present drain and the present state of the node."""
 
     NONE = "none"
     RUNNING = "running"
@@ -31,18 +30,24 @@ class Proof(StrEnum):
 
 
 class Now(Struct, frozen=True, kw_only=True):
-    """Describes the present time. ``boot_seconds`` is CLOCK_BOOTTIME. ``wall_seconds`` is the time of day, for strikes and
-    waiting only.
+    """Describes the time of a decision and the state of the node at that time.
 
-    job_running: a job is on the node. jobs: the jobs that are. applying: an apply run or a maintenance reservation is under
-    way. drained: slurmctld has accepted a drain of ours, which still applies. returned: since the last decision the agent or a
-    person has resumed the node from such a drain. A drain that slurmctld has lost, or that a person has put other words over,
-    is no return. hold: there is an admin hold (``fairlead hold``). disabled: /etc/fairlead/disabled exists. over_budget: one
-    line that says why no drain has room (``policy.drain_limits``). suspicion: the same, from common cause or a suspect job.
-    full_sweep: every reading is fresh. A kernel record starts single checks on the last readings, which is no full sweep.
-    serials: GPU serial by PCI address. gpus: addresses of the GPUs that the driver lists. job: the job that runs here alone,
-    if one does. drain_check, drain_since_seconds: what the drain is for and the time of day when it was made. They come from
-    the ledger, which still knows them when the history was lost. proof: of the return-to-service command.
+    boot_seconds: CLOCK_BOOTTIME. wall_seconds: the time of day (Unix seconds), used only for strikes and waiting times.
+
+    job_running: a job is on the node. jobs: the jobs on the node. job: the job that runs alone on the node, or None. applying:
+    an apply run or a maintenance reservation is under way. hold: there is an admin hold (``fairlead hold``). disabled:
+    /etc/fairlead/disabled exists.
+
+    drained: slurmctld has accepted a drain by this agent, and it still applies. returned: since the last decision, the agent or a
+    person has resumed the node from such a drain. ``returned`` is False if slurmctld has lost the drain, or if a person has
+    changed its reason. drain_check, drain_since_seconds: the check in the reason of the drain, and the time of day of the drain.
+    These two come from the ledger, so they are known even if the policy state was lost. proof: the state of the return-to-service
+    command.
+
+    over_budget: why a budget leaves no room for a drain, as one line, or "" (``policy.drain_limits``). suspicion: why a common
+    cause or a suspect job delays a drain, as one line, or "". full_sweep: every reading is new. ``full_sweep`` is False if a
+    kernel record started single checks on the last readings. serials: GPU serials by PCI address. gpus: the PCI addresses of the
+    GPUs that the driver lists.
     """
 
     boot_seconds: float
@@ -67,15 +72,17 @@ class Now(Struct, frozen=True, kw_only=True):
 
 
 class Track(Struct, frozen=True, kw_only=True):
-    """Follows one (check, device) over time.
+    """Holds the history of the findings of one check on one device.
 
-    level: what it counts as, after confirmation and recovery. window: the severity (``decision_rules.Severity``) of the last
-    sweeps. confirmed: the severity up to which its findings count. clean: how many sweeps in a row were better than ``level``.
-    floor: the worst of those. bad: the findings that were last seen at DRAIN. found: what the last sweep found. since_seconds:
-    the time of day when the level became DRAIN. jobs: the jobs that ran here then, for whose end drain_after_job waits; None:
-    it is not known which, so all count. job: the job that ran alone here when the newest of ``bad`` came; None when none did,
-    or several. earlier: ``bad`` was seen in an earlier boot, and nothing has shown it in this one. confirmed_earlier:
-    ``confirmed`` was reached in an earlier boot.
+    level: the level that counts, after confirmation and recovery. window: the severities (``decision_rules.Severity``) of the
+    last sweeps. confirmed: the severity up to which findings count. clean: how many sweeps in a row were better than ``level``.
+    floor: the worst level of these clean sweeps. bad: the findings that were last seen at DRAIN. found: the findings of the
+    last sweep.
+
+    since_seconds: the time of day when the level became DRAIN. jobs: the jobs that ran on the node at that time. A drain after
+    the job waits for their end. None means that these jobs are unknown, and then the drain waits for any job. job: the job that
+    ran alone on the node when the newest finding of ``bad`` appeared. It is None if no job or several jobs ran. earlier: ``bad``
+    was seen in an earlier boot and not yet in this boot. confirmed_earlier: ``confirmed`` was reached in an earlier boot.
     """
 
     level: Level = Level.OK
@@ -93,12 +100,13 @@ class Track(Struct, frozen=True, kw_only=True):
 
 
 class EscalationStep(Struct, frozen=True, kw_only=True):
-    """Says which escalation step one fault of one GPU card has reached (``policy.ladder``).
+    """Describes the escalation step that one fault of one GPU card has reached (``policy.ladder``).
 
-    key: the check/device at which it was last seen. step: what to do next, or what was done when the episode is not ``open``.
-    An episode goes on until the node is back in service, or has booted. taken: how often this step was taken already.
-    since_seconds: the time of day when the episode began, or ended. why: why it is more than the check asks for.
-    manual_resume: a person has to resume the node. drained: the node was drained for it in this episode.
+    An episode begins when the fault begins to count. It ends when the node is back in service or has booted. key: the
+    check/device at which the fault was last seen. open: the episode has not ended. step: the next step while the episode is
+    open, else the step that was taken. taken: how often this step was already taken. since_seconds: the time of day when the
+    episode began, or, after its end, when it ended. why: why the step is higher than the check's own action, or "".
+    manual_resume: a person has to resume the node. drained: the node was drained for this fault in this episode.
     """
 
     key: str
@@ -112,11 +120,11 @@ class EscalationStep(Struct, frozen=True, kw_only=True):
 
 
 class Repair(Struct, frozen=True, kw_only=True):
-    """Says that a person has repaired these devices. What was read of them before does not count again.
+    """Describes a repair that a person has reported. Readings of the repaired devices from before the repair do not count again.
 
-    devices: names of one device (PCI address, GPU serial). everything: the whole node was repaired. boot_id, sequence,
-    boot_seconds: the boot in which the person said so, the last kernel record then, and CLOCK_BOOTTIME. Samples up to that
-    time are of the past.
+    devices: the names of one device (PCI address, GPU serial). everything: the whole node was repaired. boot_id: the boot in
+    which the person reported the repair. sequence: the number of the last kernel record at that time. boot_seconds:
+    CLOCK_BOOTTIME at that time. Records and samples up to then do not count.
     """
 
     boot_id: str
@@ -127,15 +135,18 @@ class Repair(Struct, frozen=True, kw_only=True):
 
 
 class PolicyState(Struct, frozen=True, kw_only=True):
-    """Holds everything that the policy remembers. msgspec encodes it. An empty state is a safe start.
+    """Holds everything that the policy stores between sweeps. msgspec encodes it. An empty state is a safe start.
 
-    acknowledged: identities of evidence that a person has dealt with. ran: checks that have run in this boot. clean_sweeps:
-    sweeps in a row without anything that would drain. thorough_clean_sweeps: those of them that judged every check. strikes:
-    times of day of drains by GPU serial (or address, or "node"). drained_for: (check/device) keys of the drain that is set or
-    ordered. These must be well before a resume, whatever their check's mode is by then. gpu_serials: GPU serial by PCI
-    address, as last read. ladder: escalation steps by fault and GPU card. reboots: times of day of boots for faults. drained:
-    a drain of ours was set at the last decision. repairs: made in this boot. requests: the last requests of people that this
-    state contains. One that is read again after a crash changes nothing.
+    boot_id: the boot of the last sweep. tracks: the track of each check/device. acknowledged: identities of the evidence that
+    people have acknowledged. ran: the checks that have run in this boot. clean_sweeps: the number of sweeps in a row without
+    a finding that would drain. thorough_clean_sweeps: the number of thorough sweeps among them, in which every check ran.
+
+    strikes: the times of day of drains, by GPU serial (or address, or "node"). drained_for: the check/device keys of the
+    findings for which the node is drained, or is to be drained. Before a resume all of them must be well, even if their check
+    is in mode ``observe`` by then. gpu_serials: the GPU serial that was last read at each PCI address. ladder: the escalation
+    steps by fault and GPU card. reboots: the times of day of boots for faults. drained: a drain by this agent was set at the
+    last decision. repairs: the repairs in this boot. requests: the ids of people's last requests that this state contains. If
+    one of these requests is read again after a crash, it changes nothing.
     """
 
     boot_id: str = ""
@@ -155,19 +166,19 @@ class PolicyState(Struct, frozen=True, kw_only=True):
 
 
 def identity(finding: Finding) -> str:
-    """Return what an acknowledgement covers: the evidence where it has a name, else the finding itself."""
+    """Return the name that an acknowledgement stores: the evidence's id if it has one, else the finding's summary."""
     return f"{finding.key}#{finding.evidence_id or finding.summary}"
 
 
 def remembered_findings(state: PolicyState) -> tuple[Finding, ...]:
-    """Return every finding that is remembered as active, at any level, each once."""
+    """Return all findings in the tracks of the state, at any level, each once."""
     return tuple({identity(f): f for track in state.tracks.values() for f in (*track.bad, *track.found)}.values())
 
 
 def acknowledge(state: PolicyState, findings: Iterable[Finding]) -> PolicyState:
-    """Return the state after a person has acknowledged these findings, which then drain no more.
+    """Return the state after a person has acknowledged these findings. They do not drain any more.
 
-    Only new evidence counts again: another kernel record, another counter value, or the same state after it had gone.
+    Only new evidence counts again: another kernel record, another counter value, or the same state after it was gone once.
     """
     return acknowledge_evidence(state, (identity(f) for f in findings))
 

@@ -10,14 +10,14 @@ from fairlead.policy.ladder import manual_resume_reason, replaced
 from fairlead.policy.ownership import MANUAL
 from fairlead.policy.policy_state import Now, PolicyState, Track
 
-CLOCK_SLACK_SECONDS = 60.0  # the clock may be set after the boot began
+CLOCK_SLACK_SECONDS = 60.0  # the clock may have been set after the boot began
 
 
 def blocks(key: str, drained_for: frozenset[str], policies: dict[str, CheckPolicy], rules: Rules) -> bool:
-    """Say whether this must be well before a resume: everything that may drain, and everything that the drain is for. If the
-    latter is not known, everything must be well."""
+    """Return whether the check/device ``key`` must be well before a resume. This holds for every check that may drain, and for
+    every key in ``drained_for``. If ``drained_for`` is empty, the cause of the drain is unknown, and every key must be well."""
     check, _, device = key.partition("/")
-    # a check that reads nothing hides the state of its devices
+    # a check that cannot read anything hides the state of its devices
     blind = not device and any(k.startswith(f"{check}/") for k in drained_for)
     return not drained_for or key in drained_for or blind or enforced(check, policies, rules)
 
@@ -31,7 +31,7 @@ def is_clean(
     now: Now,
     rules: Rules,
 ) -> bool:
-    """Say whether this sweep found nothing that drains, and nothing that could hide a reason to drain."""
+    """Return whether this sweep found nothing that drains, and no unreadable value that could hide a reason to drain."""
     if any(blocks(f.key, before.drained_for, policies, rules) for f in never):
         return False
     for key, track in tracks.items():
@@ -52,7 +52,7 @@ def may_resume(state: PolicyState, policies: dict[str, CheckPolicy], now: Now, r
     for key, track in state.tracks.items():
         if blocks(key, state.drained_for, policies, rules) and (track.level in (Level.DRAIN, Level.UNKNOWN) or track.bad):
             return False
-    # the history does not say what the drain was for: every check has to be clean as long as if the drain were its own
+    # The state does not contain the cause of the drain. So every check needs as many clean sweeps as if it were the cause.
     if not state.drained_for:
         slow = {name: p.recover for name, p in policies.items() if p.slow and now.drain_check in ("", name)}
         if slow and state.thorough_clean_sweeps < max(slow.values()):
@@ -62,7 +62,7 @@ def may_resume(state: PolicyState, policies: dict[str, CheckPolicy], now: Now, r
 
 
 def by_hand(state: PolicyState, policies: dict[str, CheckPolicy], now: Now, rules: Rules) -> str:
-    """Say why a person has to resume this node, or ""."""
+    """Return why a person has to resume this node, or "" if the agent may resume it."""
     if not now.drained:
         return ""
     drained_by = {k.partition("/")[0] for k in state.drained_for} | ({now.drain_check} - {"", MANUAL})
@@ -70,7 +70,7 @@ def by_hand(state: PolicyState, policies: dict[str, CheckPolicy], now: Now, rule
     if removed:
         return f"check {removed[0]} does not run any more"
     this_boot = now.drain_since_seconds > now.wall_seconds - now.boot_seconds - CLOCK_SLACK_SECONDS
-    # a person who clears the node knows what the drain was for
+    # a person who has cleared the whole node knew the cause of the drain
     repaired = any(r.everything and r.boot_id == now.boot_id for r in state.repairs)
     if now.drain_check == "xid" and this_boot and not repaired and not any(k.startswith("xid/") for k in state.drained_for):
         return "the kernel log evidence of this boot is not in the history any more"

@@ -1,5 +1,4 @@
-"""Follows one (check, device) over time: when a finding begins to count (N of M sweeps, boot grace), and when it has
-recovered."""
+"""Decides when the findings of one check on one device begin to count (N of M sweeps, boot grace), and when they have ended."""
 
 from __future__ import annotations
 
@@ -17,11 +16,12 @@ _BOOT = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}:")  # the evidenc
 
 
 def start_of_boot(state: PolicyState, now: Now) -> PolicyState:
-    """Return the state with which a boot begins: a drain is kept, and nothing has been judged or confirmed anew.
+    """Return the state for this boot. At the start of a boot, a drain stays set, and no check counts as run.
 
-    A reboot may have repaired a fault. So a finding of an earlier boot drains a node that is not drained only once this boot
-    has it again. Kernel records of an earlier boot never do: most of them ask for a reboot. A drain that is set because of
-    them ends like any other, after clean sweeps. What was confirmed before the boot counts only for a drain that is set.
+    A reboot may have repaired a fault. So a finding of an earlier boot does not drain a node until this boot finds it again.
+    Kernel records of an earlier boot never drain, because most of them ask for a reboot. If the node is already drained for such
+    a record, this drain ends like any other, after clean sweeps. Confirmations from before the boot count only while the node
+    stays drained.
     """
     if state.boot_id == now.boot_id:
         return state if now.drained else _confirmed_in_this_boot(state)
@@ -43,8 +43,8 @@ def _without_log(track: Track, boot_id: str) -> Track:
 
 
 def _confirmed_in_this_boot(state: PolicyState) -> PolicyState:
-    """Return the state without what was confirmed before the boot. On a node without a drain, boot grace and N of M sweeps
-    apply again."""
+    """Return the state without the confirmations from before the boot. On a node without a drain, a finding must be confirmed
+    again, with boot grace and N of M sweeps."""
     if not any(track.confirmed_earlier for track in state.tracks.values()):
         return state
     anew = {"confirmed": 0, "confirmed_earlier": False}
@@ -52,7 +52,8 @@ def _confirmed_in_this_boot(state: PolicyState) -> PolicyState:
 
 
 def of_this_boot(state: PolicyState, boot_id: str) -> PolicyState:
-    """Return the state of a node whose drain a reboot has lifted: kernel records of earlier boots drain it no more."""
+    """Return the state of a node whose drain a reboot has lifted. It has no kernel records of earlier boots, so these do not
+    drain."""
     tracks = {}
     for key, track in state.tracks.items():
         rest = tuple(f for f in track.bad if not _BOOT.match(f.evidence_id) or f.evidence_id.startswith(f"{boot_id}:"))
@@ -62,26 +63,26 @@ def of_this_boot(state: PolicyState, boot_id: str) -> PolicyState:
 
 
 def of_the_past(identity: str) -> bool:
-    """Say whether evidence of this name (see ``policy_state.identity``) is a kernel record, so an event of the past. All other
-    evidence is a state of now."""
+    """Return whether the evidence with this name (see ``policy_state.identity``) is a kernel record. A kernel record is a past
+    event. All other evidence is a present state."""
     return _BOOT.match(identity.partition("#")[2]) is not None
 
 
 def still_meant(acknowledged: str, tracks: Mapping[str, Track], now: Now) -> bool:
-    """Say whether an acknowledgement still counts. That of a kernel record counts until the boot ends. That of a state counts
-    until the state has gone."""
+    """Return whether an acknowledgement still counts. For a kernel record it counts until the boot ends. For a present state it
+    counts until this state has gone."""
     key, _, evidence = acknowledged.partition("#")
     return evidence.startswith(f"{now.boot_id}:") or key in tracks
 
 
 def earlier_boot_only(track: Track, now: Now) -> str:
-    """Say in one line why findings of an earlier boot do not drain a node that is not drained; "" where this boot has them
-    too."""
+    """Return why the findings do not drain if they are only from an earlier boot, or "" if this boot has them, too. On a drained
+    node return ""."""
     return EARLIER if track.earlier and not now.drained else ""
 
 
 def _raw(found: tuple[Finding, ...], acknowledged: frozenset[str]) -> tuple[Level, tuple[Finding, ...]]:
-    """Return the level of one sweep's findings of one key, and those at DRAIN that nobody has acknowledged."""
+    """Return the worst level of one sweep's findings of one key, and the findings at DRAIN that nobody has acknowledged."""
     bad = tuple(f for f in found if f.level is Level.DRAIN and f.service is not Service.KEEP and identity(f) not in acknowledged)
     if bad:
         return Level.DRAIN, bad
@@ -94,13 +95,13 @@ def severity_of(finding: Finding) -> Severity:
 
 
 def count_at_least(window: tuple[int, ...], severity: Severity) -> int:
-    """Return how many sweeps of the window had a finding at least so severe."""
+    """Return how many sweeps of the window had a finding of at least this severity."""
     return sum(1 for s in window if s >= severity)
 
 
 def says_nothing_new(track: Track, found: tuple[Finding, ...]) -> bool:
-    """Say whether a check that a kernel record started found only what its last reading has found. Such a reading is not
-    counted twice."""
+    """Return whether a check, started by a kernel record, has the same findings as in its last sweep. Such a run is not
+    counted."""
     return {identity(f) for f in found} == {identity(f) for f in track.found}
 
 
@@ -131,7 +132,7 @@ def advance(track: Track, found: tuple[Finding, ...], policy: CheckPolicy, now: 
         return replace(track, window=window, clean=0, floor=Level.OK, found=found, bad=())
     if rank(raw) >= rank(track.level):
         return replace(track, level=raw, window=window, confirmed=0, clean=0, floor=Level.OK, found=found, bad=())
-    # an unreadable value, or a kernel record that is no longer in the log, is no clean sweep
+    # a sweep is not clean if a value cannot be read, or if the track has a kernel record of this boot
     if raw is Level.UNKNOWN or _lasts_this_boot(track, now):
         return replace(track, window=window, clean=0, floor=Level.OK, found=found)
     clean = track.clean + (1 if now.full_sweep else 0)
@@ -142,6 +143,6 @@ def advance(track: Track, found: tuple[Finding, ...], policy: CheckPolicy, now: 
 
 
 def _lasts_this_boot(track: Track, now: Now) -> bool:
-    """Say whether the track holds kernel log evidence of this boot. Such evidence does not go away by itself, even when its
-    record does: a person reboots the node or acknowledges it."""
+    """Return whether the track has evidence from the kernel log of this boot. This evidence stays until a reboot or until a
+    person acknowledges it, even if the record is no longer in the log."""
     return any(f.evidence_id.startswith(f"{now.boot_id}:") for f in track.bad)

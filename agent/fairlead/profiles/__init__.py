@@ -1,1 +1,1 @@
-"""Holds hardware profiles, fabric profiles and job presets as data. Every value has its reason and its source."""
+"""Holds hardware profiles, fabric profiles and job presets as data. Each value has a reason and a source."""

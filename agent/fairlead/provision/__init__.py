@@ -1,1 +1,1 @@
-"""Runs on the admin host: runs the playbooks over the nodes, and reports what they did."""
+"""Provisions nodes from the admin host: runs the playbooks over the nodes, and reports the result of each node."""

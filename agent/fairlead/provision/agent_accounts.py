@@ -1,8 +1,9 @@
-"""Fetches over ssh what each node's agent reports: its verdict, and its status from /run/fairlead.
+"""Fetches over ssh what each node's agent reports: the verdict and the status in /run/fairlead.
 
-There is one `head` on each node, run by many ssh processes at once (ClusterShell), and the time for all of them is bounded. A
-node that has not answered by then is reported as not reached. No port is opened for this. Nothing is started on a node except
-its login shell, which becomes head. A node's root may be hostile: the answer is bounded, and only ``agent_status`` reads it.
+ClusterShell runs many ssh processes at once, and each runs one `head` on its node. All nodes together have one time limit. A
+node that has not answered by then is reported as not reached. No port is opened on a node. Nothing is started on it except the
+login shell, which becomes `head`. A node's root may be hostile. Therefore the length of an answer is limited, and only
+``agent_status`` reads the status in it.
 """
 
 from __future__ import annotations
@@ -23,21 +24,21 @@ from fairlead.provision.agent_status import Status, status_of
 from fairlead.provision.node_answer import SAID, TEXT_MAX
 from fairlead.provision.ssh import ANSWER_MAX_BYTES
 
-TEXT = 200  # characters of a name or a version
+TEXT = 200  # the longest name or version that is kept, in characters
 _PARTS = ("/run/fairlead/verdict", "/proc/uptime", "/run/fairlead/status.json")
-_END = "/dev/null"  # the last file that is named: an answer that has it is whole
+_END = "/dev/null"  # the last file that head prints: an answer with its heading is complete
 _HEADING = re.compile(rb"^==> (/\S+) <==\n", re.MULTILINE)
 
 
 def reading(files: Iterable[str]) -> str:
-    """Return the command that prints these files of a node in the form that ``parts_of`` reads. Every login shell understands
-    it. GNU head writes ``==> NAME <==`` above each file that exists (coreutils manual, head)."""
+    """Return the command that prints these files of a node in the form that ``parts_of`` reads. Every login shell can run this
+    command. GNU head writes ``==> NAME <==`` above each file that exists (coreutils manual, head)."""
     return f"exec head -v -c {ANSWER_MAX_BYTES // 2} {' '.join(files)} {_END}"
 
 
 def parts_of(answer: bytes) -> dict[str, bytes] | None:
-    """Return the files in what ``reading`` printed, without a shell's greetings before them; None for an answer that is cut
-    short."""
+    """Return the content of each file by its path, from the output of a ``reading`` command. Return None if the output is cut
+    short. What a login shell printed before the first file is left out."""
     _, *pieces = _HEADING.split(answer[:ANSWER_MAX_BYTES] + b"\n")
     parts = {name.decode("ascii", "replace"): content for name, content in zip(pieces[::2], pieces[1::2], strict=True)}
     return parts if _END in parts else None
@@ -47,12 +48,12 @@ COMMAND = reading(_PARTS)
 
 
 class AgentAccount(Struct, frozen=True, kw_only=True):
-    """Holds what one agent reports. ``reached``: whether ssh reached the node; otherwise ``trouble`` says why not, in one
-    line. node: the node that the agent says it runs on.
+    """Holds what one agent reports. reached: whether ssh has reached the node and its answer can be read. trouble: in one line,
+    why the node was not reached or has no valid verdict, or "". node: the node that the agent says it runs on.
 
-    verdict: ok, warn, drain or unknown, as it may be relied on now; stale where it has expired; none where there is none.
-    age_seconds: since the last sweep. drift: the settings that are not as declared. drained_since: Unix time of the drain that
-    the agent knows as fairlead's, 0 for none.
+    verdict: ok, warn, drain or unknown; stale if the verdict has expired; none if there is no verdict. age_seconds: the time
+    since the last sweep. drift: the settings that are not as declared. drained_since: when fairlead drained the node, as the
+    agent reports it, in Unix seconds; 0 if there is no such drain.
     """
 
     reached: bool
@@ -72,14 +73,14 @@ class AgentAccount(Struct, frozen=True, kw_only=True):
 
 
 class AccountSource(Protocol):
-    """Fetches the accounts of nodes."""
+    """Fetches what the agents of nodes report, as one ``AgentAccount`` for each node."""
 
     def fetch(self, addresses: Mapping[str, str]) -> dict[str, AgentAccount]:
-        """Return one account for each node, by node name. ``addresses``: where each node is found."""
+        """Return one account for each node, by node name. ``addresses``: the address of each node, by node name."""
 
 
 def parse_account(answer: bytes) -> AgentAccount:
-    """Return the account in what ``COMMAND``, or a ``reading`` of more files, printed."""
+    """Return the account from the output of ``COMMAND`` or of a ``reading`` command for more files."""
     parts = parts_of(answer)
     if parts is None:
         return AgentAccount(reached=False, trouble="its answer is cut short")
@@ -107,7 +108,8 @@ def parse_account(answer: bytes) -> AgentAccount:
 
 
 def _uptime(content: bytes) -> float:
-    """Return the seconds since the boot, of /proc/uptime. A verdict's end is given by this clock. Raises DataError."""
+    """Return the seconds since the boot from the content of /proc/uptime. The verdict has the time of its expiry on the same
+    clock. Raises DataError."""
     found = re.match(rb"[0-9]{1,12}\.[0-9]{1,9}\s", content)
     if not found:
         raise DataError("the answer has no /proc/uptime")
@@ -135,11 +137,11 @@ def _status_fields(status: Status, now: float | None) -> dict[str, Any]:
 
 
 class SshAccounts:
-    """Fetches accounts over ssh. program: the ssh command. options: the site's own and others, as one line. user: "" for ssh's
-    own.
+    """Fetches accounts over ssh. program: the ssh command. options: the site's ssh options and others, as one line. user: the
+    login name, or "" to let ssh choose it.
 
-    seconds: for all nodes together. fanout: how many ssh processes run at once. on_answer: called with (answered, total) each
-    time a node has answered or failed.
+    seconds: the time limit for all nodes together. fanout: how many ssh processes run at once. on_answer: called with (answered,
+    total) each time a node has answered or failed.
     """
 
     def __init__(
@@ -187,10 +189,10 @@ class SshAccounts:
         endless: set[str] = set()
 
         class Bounded(SshClient):  # type: ignore[misc]
-            """Runs ssh to one node, and ends it when that node has sent more than an answer can be."""
+            """Runs ssh to one node, and kills ssh when the node has sent more than ANSWER_MAX_BYTES."""
 
             def _handle_read(self, sname: str) -> None:
-                """Take the data as it comes. ClusterShell's own way is line by line, and there may be millions of lines."""
+                """Collect the data in blocks. ClusterShell itself reads line by line, and a node may send millions of lines."""
                 said = (answers if sname == self.worker.SNAME_STDOUT else errors).setdefault(str(self.key), bytearray())
                 said += self._read(sname)
                 if len(said) > ANSWER_MAX_BYTES:
@@ -218,7 +220,7 @@ class SshAccounts:
         return {node: account(node, address) for node, address in addresses.items()}
 
     def _account(self, node: str, address: str, answer: bytes, error: bytes, code: int | None) -> AgentAccount:
-        if code == 0 or (code == 1 and parts_of(answer)):  # head ends with 1 where a file does not exist
+        if code == 0 or (code == 1 and parts_of(answer)):  # head exits with 1 if a file does not exist
             found = parse_account(answer)
             if found.node in ("", node):
                 return found

@@ -1,9 +1,9 @@
-"""Keeps a lock for ansible-playbook and its children. If `fairlead maintain` is killed, its next run sees by it that the old
-Ansible is still running.
+"""Locks a file as long as ansible-playbook and its workers run. If `fairlead maintain` was killed, its next run sees from the
+lock that the old Ansible is still running.
 
-ansible-playbook's own process takes the lock. A lock of its parent would end with the parent (flock(2): a lock belongs to the
-open file), and Ansible gets no descriptor from what starts it. Programs that Ansible starts by exec do not have the lock,
-because Python closes descriptors. Therefore ssh's kept connections do not keep it either.
+The process of ansible-playbook itself locks the file. A lock of its parent would end with the parent, because a lock belongs to
+the open file (flock(2)) and the parent passes no open file to Ansible. Programs that Ansible starts by exec do not have the lock,
+because Python closes its descriptors. Therefore a shared ssh connection that stays open does not keep the file locked.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ _SCRIPT = 'exec 9>>"$0" && flock -s 9 && echo $$ >&9 && exec "$@"'
 
 
 def locked_command(path: str, command: Sequence[str]) -> list[str]:
-    """Return the command that keeps the lock at ``path`` while ``command`` runs. Others may keep it at the same time."""
+    """Return a command that locks the file ``path`` and runs ``command``. Several processes may lock the file at the same time
+    (a shared lock)."""
     return ["/bin/sh", "-c", _SCRIPT, path, *command]
 
 
 def lock_owner(path: str) -> str:
-    """Return the process that has the lock (the last one that took it); "" for none. Raises OSError."""
+    """Return the id of the process that locked the file last, or "" if the file is not locked. Raises OSError."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -38,8 +39,8 @@ def lock_owner(path: str) -> str:
 
 
 def wait_released(path: str, say: Callable[[str], None], stopped: Callable[[], bool]) -> bool:
-    """Wait until no process has the lock; ``say`` is called once where there is one. Return False where ``stopped`` has ended the
-    wait. Raises OSError."""
+    """Wait until no process has locked the file. If the file is locked, ``say`` is called once. Return False if ``stopped`` has
+    ended the wait. Raises OSError."""
     pid = lock_owner(path)
     if pid:
         say(f"waiting for ansible-playbook (process {pid}) of a killed `fairlead maintain` to end")

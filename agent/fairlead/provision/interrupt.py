@@ -1,7 +1,7 @@
-"""Handles Ctrl-C and SIGTERM during a run: ansible-playbook and all that it started end, and what is done is reported.
+"""Handles Ctrl-C and SIGTERM during a run: ansible-playbook and all processes that it started are killed.
 
-Ansible's workers leave its process group, so it is not enough to end that group. During a run this process adopts orphans
-(PR_SET_CHILD_SUBREAPER, prctl(2)). When it is interrupted, it kills every child that it did not have before.
+Ansible's workers leave its process group, so it is not enough to kill that group. During a run fairlead's process adopts orphans
+(PR_SET_CHILD_SUBREAPER, prctl(2)). After an interruption it kills every child that it did not have before the run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Says which nodes a site has, and which of them a run is for. Nodes come from Slurm nodelists (ClusterShell), or from
+"""Finds the nodes of a site and the nodes that a run is for. Nodes come from Slurm nodelists (read by ClusterShell), or from
 slurmctld."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SAMPLE_NODE = re.compile(r"example[0-9]{1,3}")
 
 
 class Target(Struct, frozen=True, kw_only=True):
-    """Describes one node of a run. ``address``: where ssh finds it. ``origin``: which file declares each value of its
+    """Describes one node of a run. ``address``: the address that ssh uses. ``origin``: the file that declares each value of the
     document."""
 
     node: str
@@ -40,8 +40,8 @@ class Target(Struct, frozen=True, kw_only=True):
 
 
 def expand(nodelist: str) -> tuple[str, ...]:
-    """Return the names of a Slurm nodelist, each once, in its order. ClusterShell's groups (@gpu) are read too. Raises
-    ValueError."""
+    """Return the names of a Slurm nodelist, each once, in the order of the list. The list may have groups of ClusterShell
+    (@gpu). Raises ValueError."""
     try:
         for group in _GROUP.findall(nodelist):  # ClusterShell treats an unknown group as an empty one
             nodes = NodeSet(group)
@@ -89,16 +89,18 @@ def classes_of(site: Site, node: str) -> tuple[str, ...]:
 
 
 def all_nodes(site: Site) -> tuple[str, ...]:
-    """Return every node that the site declares: by class, then those with a table of their own. Raises ConfigError."""
+    """Return every node that the site declares: first the nodes of the classes, then other nodes with a table of their own.
+    Raises ConfigError."""
     named = [n for nodes in members(site).values() for n in nodes]
     return tuple(dict.fromkeys([*named, *site.nodes]))
 
 
 def in_slurm(client: Scontrol) -> dict[str, str]:
-    """Return every node of a partition, with the address that slurmctld has of it (`sinfo`). Raises SlurmError, and
-    InputMissing when there is none."""
-    # `scontrol show nodes` is not used: its text has what a slurmd says about its machine (Arch, OS), unchanged. That may look
-    # like another field or another node. sinfo gives two fields that come from slurm.conf alone, each ended by a random mark.
+    """Return every node that is in a partition, with its address in slurmctld (`sinfo`). Raises SlurmError, and InputMissing if
+    there is no node."""
+    # `scontrol show nodes` is not used, because it prints unchanged what a slurmd reports about its machine (Arch, OS). Such a
+    # text may look like another field or another node. sinfo prints two fields that come from slurm.conf alone, each followed
+    # by a random mark.
     mark = f"@{secrets.token_hex(12)}@"
     found: dict[str, str] = {}
     for name, address in rows(client.ask(["sinfo", "-h", "-a", "-N", "-O", f"NodeList:{mark},NodeAddr:{mark}"]), mark, 2):
@@ -112,7 +114,7 @@ def in_slurm(client: Scontrol) -> dict[str, str]:
 
 
 def address_mistakes(site: Site, nodes: tuple[str, ...], slurm: Mapping[str, str]) -> Iterator[ConfigError]:
-    """Yield what would lead to another machine than the intended one."""
+    """Yield an error for each name or address by which ssh could reach another machine than the intended one."""
     for node in nodes:
         if not _NAME.fullmatch(node) or node in {"all", "ungrouped"}:
             yield ConfigError(site.file, f"nodes.{node}", "no name of a node", hint="a Slurm NodeName: letters, digits, . _ -")
@@ -136,16 +138,16 @@ def _by_address(site: Site, nodes: tuple[str, ...], slurm: Mapping[str, str]) ->
 
 
 def _addresses(site: Site, nodes: tuple[str, ...], slurm: Mapping[str, str]) -> dict[str, str]:
-    """Return where ssh finds each node. Raise ConfigError for the first mistake in it."""
+    """Return the address that ssh uses for each node. Raises ConfigError for the first mistake in an address."""
     for mistake in address_mistakes(site, nodes, slurm):
         raise mistake
     return {node: address for address, (node,) in _by_address(site, nodes, slurm).items()}
 
 
 def targets(site: Site, nodelist: str = "", slurm: Mapping[str, str] | None = None) -> tuple[Target, ...]:
-    """Return the nodes of a run with their documents. ``slurm`` (from ``in_slurm``): only these nodes are taken, at the
-    addresses there where the site names none. Raises ConfigError, and UsageError for a node that the site does not declare or
-    Slurm does not have."""
+    """Return the nodes of a run with their documents. ``slurm``: the addresses from ``in_slurm``, or None. If it is given, only
+    nodes in it are taken, and a node without an address in the site has its address from it. Raises ConfigError, and UsageError
+    for a node that the site does not declare or that Slurm does not have."""
     by_class = members(site)
     classes: dict[str, list[str]] = {}
     for name, nodes in by_class.items():

@@ -1,5 +1,4 @@
-"""Compares the nodes of each class: is their network for NCCL the same? It uses what each node said about its ports in this
-run."""
+"""Compares the networks for NCCL of the nodes of each class. It uses the ports that each node has reported in this run."""
 
 from __future__ import annotations
 
@@ -16,7 +15,8 @@ from fairlead.provision.provision_report import ClassDifference, NodeResult
 
 
 def differences(site: Site, results: Sequence[NodeResult]) -> tuple[ClassDifference, ...]:
-    """Return the differences, by class. Nodes that said nothing (not reached, an older fairlead) are not compared."""
+    """Return the differences within each class. A node that reported no ports (not reached, or an older fairlead) is not
+    compared."""
     said = {r.node: some for r in results if (some := isolated(partial(_ports, r.apply), lambda why: None)) is not None}
     found = []
     for name, nodes in members(site).items():

@@ -1,12 +1,12 @@
-"""Checks what a node answers to `fairlead provision`: known keys with known types, and names of that node alone.
+"""Checks the answer of a node to `fairlead provision`. Only known keys with known types are passed on.
 
-A node's root may be hostile, so no part of its answer is passed on unchecked. Unknown keys are left out. Where a value has a
-type or a size that it cannot have, or names another node, the whole answer is refused (``NotAnAnswerError``). That node has
-then failed, and the others go on. A text is cut, made printable and put on one line; a diff keeps its lines. A report has room
-for a limited number of changes and steps: the first ones are taken, and ``left_out`` says how many were not.
+A node's root may be hostile, so no part of its answer is passed on unchecked. Unknown keys are left out. If a value has a wrong
+type or an impossible size, or names another node, the whole answer is refused (``NotAnAnswerError``). The node has then failed,
+and the run goes on with the other nodes. Every text is cut, made printable and put on one line. Only a diff keeps its lines. A
+report has room for a limited number of changes and steps. Further ones are dropped, and ``left_out`` has their number.
 
-This module imports the standard library and model/plain_text.py only. The bundle brings both to where Ansible runs, for its
-plugin.
+This module imports the standard library and model/plain_text.py only. The bundle has a copy of both for Ansible's action
+plugin, because the Python that runs Ansible need not have fairlead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fairlead.model.plain_text import one_line, page
 LINE_MAX = 8 << 20  # characters of one answer
 TEXT_MAX = 2000  # characters of a message
 PAGE_MAX = 1 << 20  # characters of one file's content, or of a diff
-CHANGES_MAX, STEPS_MAX = 1000, 5000  # of one node, over all its settings; a first run has some hundreds
+CHANGES_MAX, STEPS_MAX = 1000, 5000  # limits for one node, over all its settings; a first run has some hundreds
 SAID = "answered with something that is not an answer"
 HINT = "look at that node: is its root, or the fairlead there, somebody else's? nothing of its answer was used"
 
@@ -98,8 +98,8 @@ def each(shape: Shape, most: int = 100_000) -> Shape:
 
 
 def table(needed: dict[str, Shape], also: dict[str, Shape] | None = None) -> Shape:
-    """Return the shape of a table. It must have the keys of ``needed`` and may have those of ``also``; all others are left
-    out."""
+    """Return the shape of a table. It must have the keys of ``needed`` and may have the keys of ``also``. All other keys are
+    left out."""
 
     def fit(value: Any, where: str) -> dict[str, Any]:
         if not isinstance(value, dict):
@@ -189,8 +189,8 @@ _DONE = table({"changed": flag, "changes": each(_CHANGE)}, {"apply": lambda v, w
 def read(
     text: str, documents: Iterable[dict[str, Any]], *, package_files: Iterable[str] = (), may_need: bool = True
 ) -> dict[str, Any]:
-    """Check an answer, which is one line of JSON, and return it. documents, package_files: those of the node that answers.
-    may_need: whether the node may still ask for what it lacks. Raises NotAnAnswerError."""
+    """Check an answer, which is one line of JSON, and return it. documents, package_files: the documents and package files of
+    the node that answers. may_need: whether the node may still request files that it lacks. Raises NotAnAnswerError."""
     if len(text) > LINE_MAX:
         raise _wrong("", f"is longer than {LINE_MAX >> 20} MiB")
     try:
@@ -198,7 +198,7 @@ def read(
     except (ValueError, RecursionError):
         raise _wrong("", "is no JSON that can be read") from None
     if isinstance(said, dict) and said.get("failed"):
-        return {**_FAILED(said, ""), "of_node": True}  # its hint has the node's words, and is no advice of the admin host
+        return {**_FAILED(said, ""), "of_node": True}  # its hint is the node's text, and not fairlead's advice
     if isinstance(said, dict) and "no_python" in said:
         return {"no_python": _NO_PYTHON(said["no_python"], "no_python")}
     document = _document(documents)
@@ -221,7 +221,7 @@ def read(
 
 
 def _shorten(done: dict[str, Any]) -> None:
-    """Keep of each list what a report has room for, and record how much was left out."""
+    """Cut each list to the length that a report has room for, and record how many entries were left out."""
     if len(done["changes"]) > CHANGES_MAX:
         done["left_out"] = len(done["changes"]) - CHANGES_MAX
         del done["changes"][CHANGES_MAX:]

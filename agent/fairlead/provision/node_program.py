@@ -1,6 +1,6 @@
 """Packs the program that a run sends to nodes: the folder fairlead/on_node as a zip archive, which Python imports directly.
 
-The folder is read as data, as hooks and templates are. Nothing in it runs on the admin host (docs/decisions/0042).
+The admin host reads the folder as data only. Nothing in the folder runs on the admin host (docs/decisions/0042).
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Finds on a node the Python that fairlead's environment is made from, and names the package where there is none.
+"""Finds the Python on a node that fairlead's environment is made from. If there is none, it names the package to install.
 
-A node may have Python 3.6 or 3.9, or no Python at all. So a shell looks for a Python there before our program is sent, in the
-round trip that the visit needs anyway. It skips a Python that is too old, or that lacks parts of the standard library (a
-minimal package).
+A node may have only Python 3.6 or 3.9, or no Python at all. So a shell on the node looks for a Python before fairlead's program
+is sent. This needs no further round trip. The shell skips a Python that is too old, or that lacks parts of the standard library
+(a minimal package).
 
-Standard library only: the bundle brings this file to where Ansible runs, for its plugin.
+This module imports the standard library and wheel_tags.py only. The bundle has a copy of both for Ansible's action plugin,
+because the Python that runs Ansible need not have fairlead.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ OLDEST = (3, 11)
 MINORS = (13, 12, 11)
 UNVERSIONED = "/usr/bin/python3"
 
-#: Exits with 0 where fairlead runs on this Python. Any Python understands it (2.7 refuses the option -I before that).
+#: A program that exits with 0 if fairlead runs on this Python. Any Python 3 can run it, and 2.7 already refuses the option -I.
 PROBE = f"import sys,json,sqlite3,zipfile,ctypes;sys.exit(sys.version_info<{OLDEST})"
 VERSION = 'import sys;print("%d.%d"%sys.version_info[:2])'
-# Imports the program from a zip archive in memory, so nothing is written on the node.
+# This code imports fairlead's program from a zip archive in memory, so nothing is written on the node.
 START = """import os,sys
 b=sys.stdin.buffer
 f=os.memfd_create("on_node")
@@ -33,8 +34,9 @@ sys.path.insert(0,"/proc/self/fd/%d"%f)
 from on_node.program import main
 main()
 """
-# Where a release is installed, its own Python runs the program, which then calls `fairlead apply` in the same process.
-# Only plain words of os-release(5) are passed on. What was sent is read to its end, so that ssh has no broken pipe.
+# If a release is installed, its own Python runs the program, which then calls `fairlead apply` in the same process. If there is
+# no Python, the shell prints values of os-release(5), but only those without special characters. Then it reads its input to the
+# end, so that ssh gets no broken pipe.
 FIND = """p=@OURS@; f=$p
 try() { f=; for p in "$@"; do "$p" -I -c @PROBE@ </dev/null >/dev/null 2>&1 && f=$p && break; done; }
 [ -x "$p" ] || try @WANTED@
@@ -56,7 +58,7 @@ RELEASE = "/etc/os-release"
 
 
 def candidates(wheels: Iterable[str]) -> tuple[str, ...]:
-    """Return the Pythons to try on a node, the best first. Those for which this run has the wheels are the best."""
+    """Return the Pythons to try on a node, the best first. The best are those for which ``wheels`` has all dependencies."""
     names = list(wheels)
     ready = [minor for minor in MINORS if has_wheels(names, f"3.{minor}")] or list(MINORS)
     rest = [minor for minor in MINORS if minor not in ready]
@@ -68,9 +70,10 @@ def _paths(minors: Sequence[int]) -> tuple[str, ...]:
 
 
 def command(ours: str, named: str, wheels: Iterable[str], *, start: str = START, release: str = RELEASE) -> str:
-    """Return the shell command that starts the node's program, or reports in one marked line that there is no Python for it.
+    """Return the shell command that starts fairlead's program on the node. If the node has no Python for it, the command prints
+    one marked line that says so.
 
-    ours: the installed release's own Python. named: the site's [ansible] python, "" to search for one.
+    ours: the path of the installed release's own Python. named: [ansible] python of the site, or "" to search for a Python.
     """
     found = candidates(wheels)
     words = {
@@ -88,9 +91,9 @@ def command(ours: str, named: str, wheels: Iterable[str], *, start: str = START,
 
 
 class PythonPackage(NamedTuple):
-    """Describes the package with Python 3.11 or newer of a distribution, from one of its versions on.
+    """Describes the package with Python 3.11 or newer in a distribution, from the distribution's version ``since`` on.
 
-    family: the ID of os-release(5), or a word of its ID_LIKE. install: "" where the distribution has none.
+    family: the ID of os-release(5), or a word of its ID_LIKE. install: the command, or "" if there is no such package.
     """
 
     family: str
@@ -123,14 +126,14 @@ PACKAGES = (
     PythonPackage("amzn", (0, 0), "Amazon Linux 2", "", _AMAZON),
     PythonPackage("amzn", (2023, 0), "Amazon Linux 2023", "dnf install python3.12", _AMAZON),
 )
-#: The family of an ID, where neither is a word of the other's ID_LIKE.
+#: The family of an ID of os-release(5) whose ID_LIKE need not name the family.
 _SAME = {"ol": "rhel", "centos": "rhel", "sles": "suse"}
-_LAST_KNOWN = {"suse": 15}  # nothing is known about a newer version
+_LAST_KNOWN = {"suse": 15}  # the packages of newer versions are not known
 
 
 def package(name: str, version: str, like: str) -> PythonPackage | None:
-    """Return the package that a node's distribution has, by ID, VERSION_ID and ID_LIKE of its os-release(5); None where
-    nothing is known."""
+    """Return the package with Python in a node's distribution, or None if it is not known. ``name``, ``version``, ``like``: ID,
+    VERSION_ID and ID_LIKE of the node's os-release(5)."""
     families = [_SAME.get(name, name), *like.split()]
     family = next((f for f in families if any(p.family == f for p in PACKAGES)), "")
     numbers = re.match(r"(\d{1,5})(?:\.(\d{1,5}))?", version)
@@ -145,7 +148,7 @@ def package(name: str, version: str, like: str) -> PythonPackage | None:
 def failure(said: Mapping[str, str], named: str) -> dict[str, object]:
     """Return the result for a node without a Python for fairlead. The message is one line that is the same on all equal nodes.
 
-    said: what the shell found (node_answer.py). named: the site's [ansible] python.
+    said: what the shell has found (node_answer.py). named: [ansible] python of the site, or "".
     """
     where = named or UNVERSIONED
     has = said["has"]

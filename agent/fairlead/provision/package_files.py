@@ -12,7 +12,7 @@ from fairlead.errors import DataError, ProvisionError
 from fairlead.model.change import Package
 from fairlead.provision.driver_lock import cache_folder
 
-FETCH_SECONDS = 60.0  # how long no byte may come
+FETCH_SECONDS = 60.0  # a download that gets no byte for this long has failed
 
 
 def default_folder() -> Path:

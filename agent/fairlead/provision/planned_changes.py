@@ -18,14 +18,14 @@ from fairlead.provision.report_width import counted, names, within
 from fairlead.provision.same_failures import of_any_node, of_several, shown_texts
 
 _ORDER = ("", *WAITS)
-SHOWN = 3  # lines of one setting in the text
+SHOWN = 3  # how many lines of one setting the text shows
 _BAD = {"failed", "refused", "unreadable"}
 _WORDS = {"would_change": "would change"}
 
 
 class PlannedChange(Struct, frozen=True, kw_only=True):
-    """Describes one change. ``setting``: "" for a part of fairlead itself (release, hooks, document, units). ``needs``: "",
-    idle, drain or reboot, because a running job would not survive the change, or would notice it."""
+    """Describes one change. ``setting``: "" for a part of fairlead itself (release, hooks, document, units). ``needs``: what the
+    change needs ("", idle, drain or reboot), because a running job would notice the change or not survive it."""
 
     setting: str
     target: str
@@ -36,8 +36,8 @@ class PlannedChange(Struct, frozen=True, kw_only=True):
 
 class NodePlan(Struct, frozen=True, kw_only=True):
     """Describes one node's plan. ``state``: same, would_change, failed (something cannot be changed or read), unreachable.
-    ``needs``: the most that any of its changes needs. ``busy``: a job runs there now. ``hint_of_node``: the hint came from the
-    node (provision_report.py)."""
+    ``needs``: the most disruptive need of its changes. ``busy``: a job runs on the node now. ``hint_of_node``: the hint came
+    from the node (provision_report.py)."""
 
     node: str
     state: str
@@ -58,8 +58,8 @@ def of_items(
     ours: Sequence[PlannedChange] = (),
     origin: Mapping[str, str] = {},
 ) -> NodePlan:
-    """Return a node's plan from the items of a dry run of `fairlead apply`, as JSON has them. origin: which file declares each
-    key."""
+    """Return a node's plan from the items in the JSON output of a dry run of `fairlead apply`. ours: the changes to fairlead
+    itself. origin: the file that declares each key."""
     steps, failures, warnings, hints = list(ours), [], [], []
     for item in items:
         if item["state"] == "absent":
@@ -87,7 +87,7 @@ def of_items(
 
 
 def of_result(result: NodeResult) -> NodePlan:
-    """Return a node's plan from what a check run over ssh said about it."""
+    """Return a node's plan from its result of a check run over ssh."""
     if result.state not in {"same", "changed"} and not result.apply:
         state = "unreachable" if result.state == "unreachable" else "failed"
         return NodePlan(node=result.node, state=state, failures=(result.message,), hint=result.hint,
@@ -106,9 +106,9 @@ def of_one(result: NodeResult) -> NodePlan:
 
 
 def groups(plans: Sequence[NodePlan]) -> list[tuple[NodePlan, list[str]]]:
-    """Return nodes with the same plan together, with the plan of the first of them. What was on the nodes before may differ,
-    and so may a node's own name and address in its failures. The largest group is first, and nodes that were not reached are
-    at the end."""
+    """Return the groups of nodes with the same plan: for each, the plan of its first node and the nodes. The diffs may differ,
+    and in the failures a node's own name and address. The largest group is first, and nodes that were not reached are at the
+    end."""
     found: dict[NodePlan, list[NodePlan]] = {}
     for plan in plans:
         steps = tuple(msgspec.structs.replace(step, diff="") for step in plan.steps)
@@ -138,7 +138,7 @@ def needing(plans: Sequence[NodePlan]) -> dict[str, tuple[str, ...]]:
 
 def text(plans: Sequence[NodePlan], *, diff: bool = False, undeclared: Sequence[str] = ()) -> str:
     """Return the plan for a person: a paragraph for each group of equal nodes, then the failures that several groups have in
-    common, then which nodes need what. undeclared: nodes that Slurm has and the site does not."""
+    common, then the nodes by what they need. undeclared: nodes that Slurm has and the site does not declare."""
     lines: list[str] = []
     grouped = groups(plans)
     alike = of_several((_Failing.of(plan), nodes) for plan, nodes in grouped)
@@ -190,7 +190,7 @@ class _Failing(Struct, frozen=True):
 
 
 def _steps(steps: Sequence[PlannedChange]) -> list[str]:
-    """Return a line for each reason. A setting with many reasons (one for each device) has only its first ones."""
+    """Return one line for each reason. Of a setting with many reasons (one for each device), return only the first lines."""
     targets: dict[tuple[str, str, str], list[str]] = {}
     for step in steps:
         key = (step.setting, step.why, step.needs) if step.setting else ("", f"{step.target}: {step.why}", step.needs)
@@ -209,7 +209,7 @@ def _steps(steps: Sequence[PlannedChange]) -> list[str]:
 
 
 def data(plans: Sequence[NodePlan]) -> dict[str, Any]:
-    """Return the plan as JSON has it."""
+    """Return the plan for --json."""
     grouped = [{"nodes": fold(nodes), "count": len(nodes), "state": p.state, "needs": p.needs} for p, nodes in groups(plans)]
     return {
         "schema": 1,

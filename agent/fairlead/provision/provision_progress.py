@@ -1,4 +1,5 @@
-"""Shows the progress of a run on standard error: a bar on a terminal, else a line for each node. Both name the silent nodes."""
+"""Shows the progress of a run on standard error: on a terminal as a bar, otherwise as one line for each node. Nodes that do not
+answer for long are named in either case."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from fairlead.provision.inventory import fold
 from fairlead.provision.provision_report import NodeResult
 from fairlead.provision.terminal_frame import beneath, drawable
 
-SILENT_SECONDS = 60.0  # without an answer: then the node is named, and again after twice as long
-NAMED_MAX = 60  # characters of names in a bar
+SILENT_SECONDS = 60.0  # after this time without an answer a node is named, and again whenever the time has doubled
+NAMED_MAX = 60  # the longest nodelist in a bar, in characters
 
 
 class UnansweredNodes:
@@ -29,7 +30,7 @@ class UnansweredNodes:
         self._since.pop(node, None)
 
     def silent(self) -> dict[str, float]:
-        """Return the seconds without an answer, by node, of those whose answer is late."""
+        """Return the nodes whose answer is late, each with the seconds since it was asked."""
         now = time.monotonic()
         return {node: now - since for node, since in self._since.items() if now - since >= SILENT_SECONDS}
 
@@ -51,7 +52,7 @@ class SilentProgress:
 
 
 class LineProgress(SilentProgress):
-    """Writes one plain line for each node. ``words``: the word for a state, where that is not its own name."""
+    """Writes one plain line for each node. ``words``: for a state, the word to show in place of its name."""
 
     def __init__(self, total: int, words: Mapping[str, str]) -> None:
         self._total = total

@@ -1,4 +1,5 @@
-"""Reports the result of a run: by node, grouped by equal outcome, as JSON and as text for a person or a change ticket."""
+"""Reports the result of a provisioning run as JSON, as text for a person, and as a page for a change ticket. Nodes with equal
+outcome are one group."""
 
 from __future__ import annotations
 
@@ -23,15 +24,15 @@ DIFF_LINES_MAX = 1000
 SHOWN_LINES_MAX = 10_000
 STATES = ("same", "changed", "failed", "unreachable", "unfinished")
 _ADVISED = {"failed", "refused", "unreadable", "absent"}  # states of a setting whose hint is shown
-#: In words, what a change waits for that is not made yet, from the least to the most (fairlead.model.change.Disruption).
+#: What a deferred change waits for, in words. The least disruptive is first (fairlead.model.change.Disruption).
 WAITS = {"idle": "an idle node", "drain": "a drained node", "reboot": "a reboot"}
 
 
 class NodeResult(Struct, frozen=True, kw_only=True):
     """Describes one node's outcome. state: same, changed (in check mode: would change), failed, unreachable, unfinished.
 
-    waiting: the settings that were deferred. waits: what each of them waits for, a key of WAITS. hint_of_node: the hint came
-    from the node. It is then shown as what the node says, and not as fairlead's advice.
+    waiting: the settings that were deferred. waits: for each setting in ``waiting``, the key of WAITS that it waits for.
+    hint_of_node: the hint came from the node. It is then shown as the node's words, and not as fairlead's advice.
     """
 
     node: str
@@ -41,7 +42,7 @@ class NodeResult(Struct, frozen=True, kw_only=True):
     waiting: tuple[str, ...] = ()  # "setting: why"
     waits: tuple[str, ...] = ()
     failures: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()  # "setting: why": the node has no hardware for it
+    warnings: tuple[str, ...] = ()  # "setting: why": the node has no hardware for this setting
     message: str = ""
     hint: str = ""
     hint_of_node: bool = False
@@ -65,7 +66,7 @@ class ClassDifference(Struct, frozen=True, kw_only=True):
 
 class ProvisionReport(Struct, frozen=True, kw_only=True):
     """Holds the result of a run. seconds: how long it took. began: Unix time. tags: the chosen settings, () for all.
-    undeclared: nodes that Slurm has and the site does not."""
+    undeclared: nodes that Slurm has and the site does not declare."""
 
     schema: int = 1
     site: str
@@ -80,8 +81,8 @@ class ProvisionReport(Struct, frozen=True, kw_only=True):
 
     @property
     def exit_code(self) -> ExitCode:
-        """Return 0 if all is as declared, 69 if a node failed, 68 if none failed but one was not reached, 75 if something
-        waits (see WAITS). Return 1 if none of these is so, but a node has no hardware for a setting."""
+        """Return the first of these that is true: 69 if a node failed, 68 if a node was not reached, 75 if a change waits (see
+        WAITS; not in check mode), 1 if a node has no hardware for a setting. Otherwise return 0: all is as declared."""
         states = {n.state for n in self.nodes}
         if states & {"failed", "unfinished"}:
             return ExitCode.UNAVAILABLE
@@ -93,7 +94,7 @@ class ProvisionReport(Struct, frozen=True, kw_only=True):
 
     @property
     def detailed_exit_code(self) -> ExitCode:
-        """Return ``exit_code``, but 1 in place of 0 where something was changed (in check mode: would change)."""
+        """Return ``exit_code``, but 1 in place of 0 if a node was changed (in check mode: would change)."""
         changed = any(n.state == "changed" for n in self.nodes)
         return ExitCode.WARN if changed and self.exit_code is ExitCode.OK else self.exit_code
 
@@ -106,7 +107,7 @@ def node_result(node: str, event: str, task: str, res: Mapping[str, Any]) -> Nod
     if event == "runner_on_unreachable":
         words = one_line(str(res.get("msg", "")), TEXT_MAX)
         return NodeResult(node=node, state="unreachable", message=words, hint=_reach_hint(words), task=task)
-    if event == "runner_on_ok" and "changes" not in res:  # ansible-runner leaves such a result where it was too long
+    if event == "runner_on_ok" and "changes" not in res:  # ansible-runner empties a result that is too long
         res = {"failed": True, "msg": f"{SAID}: its result is empty", "hint": HINT}
     if not res.get("apply") and (event != "runner_on_ok" or res.get("failed")):
         words = one_line(str(res.get("msg") or res.get("exception") or "no message"), TEXT_MAX)
@@ -164,7 +165,8 @@ def node_result(node: str, event: str, task: str, res: Mapping[str, Any]) -> Nod
 
 
 def with_origin(result: NodeResult, origin: Mapping[str, str]) -> NodeResult:
-    """Return the result with the declaring file named in each failure of a setting. The node itself knows only its document."""
+    """Return the result with the name of the declaring file in each failure of a setting. The node only has its document, which
+    does not name that file. ``origin``: the file that declares each key."""
     failures = tuple(located(f, origin) for f in result.failures)
     if failures == result.failures:
         return result
@@ -172,7 +174,7 @@ def with_origin(result: NodeResult, origin: Mapping[str, str]) -> NodeResult:
 
 
 def located(failure: str, origin: Mapping[str, str]) -> str:
-    """Return "setting: what is wrong" with the name of the file that declares it, where ``origin`` has that."""
+    """Return the failure ("setting: what is wrong") with the name of the file that declares the setting, if ``origin`` has it."""
     setting, _, rest = failure.partition(": ")
     said = {where: key for key, where in origin.items() if key.startswith(f"settings.{setting}.")}
     words = rest.removeprefix(f"{DOCUMENT}: ")
@@ -187,7 +189,7 @@ def _diff(change: Mapping[str, Any]) -> str:
     import difflib
 
     before, after = str(change.get("before", "")).splitlines(), change["after"].splitlines()
-    if max(len(before), len(after)) > DIFF_LINES_MAX:  # comparing long texts takes too much time, and a node chooses the text
+    if max(len(before), len(after)) > DIFF_LINES_MAX:  # a diff of long texts takes too much time, and a node may send any text
         before, after = [f"({len(before)} lines)"], [f"({len(after)} lines)"]
     return "\n".join(difflib.unified_diff(before, after, change["what"], change["what"], lineterm="")) + "\n"
 
@@ -201,11 +203,11 @@ def _reach_hint(words: str) -> str:
 
 
 def groups(nodes: Sequence[NodeResult]) -> list[tuple[NodeResult, list[str]]]:
-    """Return nodes with equal outcome together. A node's own name and address in its failures may differ. The largest group is
-    first, and nodes that were not reached are at the end."""
+    """Return the groups of nodes with equal outcome: for each, the outcome to show and the nodes. In the failures, a node's own
+    name and address may differ. The largest group is first. Nodes that were not reached or not finished are at the end."""
     found: dict[tuple[Any, ...], list[NodeResult]] = {}
     for n in nodes:
-        # this is all that is shown
+        # all values of a node that the report shows
         said = (n.changes, n.waiting, n.waits, n.warnings, n.hint_of_node, len(n.failures), _of_any_node(n))
         found.setdefault((n.state, *said), []).append(n)
     grouped = []
@@ -222,21 +224,21 @@ def _of_any_node(n: NodeResult) -> tuple[str, ...]:
 
 
 def advice(hint: str, nodes: Sequence[str], *, of_node: bool) -> list[str]:
-    """Return the line that says what to do next. It is fairlead's own advice, or what these nodes say, which offers no
-    command."""
+    """Return the line that says what to do next. It is fairlead's own advice, or the hint of these nodes. A node's hint is
+    printed so that it does not look like a command."""
     if not hint or not of_node:
         return [f"  next: {hint}"] if hint else []
     return [f"  {f'{nodes[0]} says' if len(nodes) == 1 else 'each of them says'}: {aside(hint)}"]
 
 
 def theirs(line: str) -> str:
-    """Return a line with words of a node in it, so that it offers no command, and does not look like fairlead's advice."""
+    """Return a line that has words of a node, changed so that it looks neither like a command nor like fairlead's advice."""
     return aside(f"it says: {line}" if re.match(r"\W*next\b", line, re.IGNORECASE) else line)
 
 
 def text(report: ProvisionReport, *, diff: bool = False) -> str:
-    """Return the report for a person: one paragraph for each group of equal nodes, those not reached last, then the failures
-    that several groups have in common, then the totals."""
+    """Return the report for a person: one paragraph for each group of equal nodes, then the failures that several groups have in
+    common, then the totals. The groups that were not reached are the last groups."""
     lines: list[str] = []
     words = {"changed": "would change"} if report.check else {}
     grouped = groups(report.nodes)
@@ -290,13 +292,13 @@ class _Failing(Struct, frozen=True):
 
 
 def shortened(lines: list[str]) -> list[str]:
-    """Return the lines of a diff, or only the first ones where there are very many."""
+    """Return the lines of a diff. If there are very many, return only the first lines."""
     more = len(lines) - SHOWN_LINES_MAX
     return lines if more <= 0 else [*lines[:SHOWN_LINES_MAX], f"    and {more} more lines, left out here"]
 
 
 def ticket(report: ProvisionReport, code: ExitCode, by: str, *, diff: bool = False) -> str:
-    """Return the report as a page for a change ticket: what was asked for, by whom and when, then the same as ``text``."""
+    """Return the report as a page for a change ticket: what was requested, by whom and when, and then the output of ``text``."""
     stamp = "%Y-%m-%d %H:%M:%S UTC"
     kind = "check (nothing was changed)" if report.check else "change"
     head = [
@@ -312,7 +314,7 @@ def ticket(report: ProvisionReport, code: ExitCode, by: str, *, diff: bool = Fal
 
 
 def data(report: ProvisionReport, code: ExitCode) -> dict[str, Any]:
-    """Return the report as JSON has it: every node, the groups of equal ones, the counts, and the exit code."""
+    """Return the report for --json: every node, the groups of equal nodes, the counts, and the exit code."""
     found: dict[str, Any] = msgspec.to_builtins(report)
     grouped = [
         {"nodes": fold(nodes), "count": len(nodes), "state": example.state, "waiting": len(example.waiting)}

@@ -1,4 +1,4 @@
-"""Bounds how wide a report for a person gets, however long a nodelist or a node's own words are. JSON has both in full."""
+"""Limits the width of a report for a person, even if a nodelist or a node's message is long. The JSON report has both in full."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fairlead.provision.inventory import fold
 
 WIDTH = 120
 NAMES_WIDTH = 80
-_FURTHER = "      | "  # it marks the rest of a line, so that no node's words look like a line of fairlead
+_FURTHER = "      | "  # marks the rest of a wrapped line, so that a node's words never look like a line of fairlead
 
 
 def names(nodes: Sequence[str]) -> str:
@@ -29,7 +29,7 @@ def counted(nodes: Sequence[str]) -> str:
 
 
 def within(lines: Iterable[str]) -> list[str]:
-    """Return the lines. A line that is too wide becomes several, and all but the first of them are marked."""
+    """Wrap the lines that are too wide, and return all lines. A wrapped line is marked from its second part on."""
     found: list[str] = []
     for line in lines:
         found += [line] if len(line) <= WIDTH else _wrapped(line)

@@ -1,7 +1,8 @@
 """Makes the roster: one row for each node, with what Slurm and the node's own agent say about it. Equal rows are folded into
 one.
 
-A row is never ``ok`` by Slurm's word alone, nor when the agent was not reached. ``word`` says which of them is missing.
+A row is ``ok`` only if the node's agent was reached and says so. Otherwise ``word`` says whether the agent was not asked, was
+not reached, or what it reports.
 """
 
 from __future__ import annotations
@@ -22,15 +23,17 @@ from fairlead.slurm.listing import Listed
 DRAINED = frozenset({"DRAIN", "DRAINED", "DRAINING"})
 #: The worst is first, so that what needs attention is at the top.
 WORDS = ("unreachable", "none", "stale", "drain", "unknown", "warn", NOT_ASKED := "not asked", "ok")
-#: Reasons that slurmctld sets by itself (drain_nodes and set_node_reason of src/slurmctld; ``SUFFIXES`` without their " : ").
+#: With these words begin reasons that slurmctld sets by itself (drain_nodes and set_node_reason of src/slurmctld). Others begin
+#: with a word of ``SUFFIXES`` without its " : ".
 _SLURMS = (PROLOG_ERROR, "Epilog error", "Kill task failed", "Batch job complete failure", "Low ", "gres/")
 _JOB = re.compile(r" job=[0-9]{1,19}\Z")
 _AGO = re.compile(r"[0-9]+ s ago")
 
 
 class OutOfService(Struct, frozen=True, kw_only=True):
-    """Says who took the node out of service. by: agent, hand (`fairlead drain`), maintain, slurm or person. check: the
-    agent's. user: as slurmctld has it. since_unix: whole seconds. why: their words, without fairlead's token."""
+    """Says who took the node out of service. by: agent, hand (`fairlead drain`), maintain, slurm or person. check: the check
+    name in fairlead's reason, or "" for another reason. user: the user that slurmctld stores with the reason. since_unix: the
+    time of the reason, in whole Unix seconds. why: the reason without fairlead's token."""
 
     by: str
     check: str = ""
@@ -46,7 +49,8 @@ class OutOfService(Struct, frozen=True, kw_only=True):
 
 
 class RosterRow(Struct, frozen=True, kw_only=True):
-    """Describes one node. states: Slurm's words. account: None when agents were not asked. jobs: ids of the jobs on the node."""
+    """Describes one node. states: the node's states in Slurm's words. account: what the node's agent reports, or None if the
+    agents were not asked. jobs: the ids of the jobs on the node."""
 
     node: str
     states: tuple[str, ...]
@@ -58,7 +62,8 @@ class RosterRow(Struct, frozen=True, kw_only=True):
 
     @property
     def word(self) -> str:
-        """Return the verdict's word. It is ``ok`` only if an agent was reached just now and says so."""
+        """Return the word of the agent's verdict, ``unreachable`` or ``not asked``. It is ``ok`` only if the agent was reached
+        just now and says so."""
         if self.account is None:
             return NOT_ASKED
         return self.account.verdict if self.account.reached else "unreachable"
@@ -94,8 +99,8 @@ class RosterRow(Struct, frozen=True, kw_only=True):
 
 
 def rows(nodes: Iterable[Listed], accounts: Mapping[str, AgentAccount] | None) -> tuple[RosterRow, ...]:
-    """Return the rows in Slurm's order. ``accounts``: None when agents were not asked. A node that is missing there was not
-    reached."""
+    """Return the rows in Slurm's order. ``accounts``: the agents' accounts by node, or None if the agents were not asked. A node
+    without an account counts as not reached."""
     lost = AgentAccount(reached=False, trouble="it was not asked")
     return tuple(_row(n, None if accounts is None else accounts.get(n.state.name, lost)) for n in nodes)
 
@@ -114,8 +119,8 @@ def _row(node: Listed, account: AgentAccount | None) -> RosterRow:
 
 
 def out_of_service(node: Listed) -> OutOfService | None:
-    """Return who took the node out of service; None for a node that is in service. The old reason of a resumed node (24.11)
-    does not count."""
+    """Return who took the node out of service, or None if the node is in service. In Slurm 24.11 a resumed node still has its
+    old reason, which does not count."""
     state = node.state
     if not state.states & UNAVAILABLE or not state.reason:
         return None
@@ -138,7 +143,8 @@ def _alike(text: str) -> str:
 
 
 class RosterFold(Struct, frozen=True, kw_only=True):
-    """Holds rows that say the same. age_seconds: since the oldest sweep. since_unix: the first and the last."""
+    """Holds equal rows. age_seconds: the time since the oldest of the nodes' last sweeps. since_unix: the earliest and the latest
+    time at which one of the nodes went out of service."""
 
     nodes: str
     rows: tuple[RosterRow, ...]
@@ -155,8 +161,8 @@ class RosterFold(Struct, frozen=True, kw_only=True):
 
     @property
     def why(self) -> str:
-        """Return what its rows say. A job or a time in which they differ is left out, because one node's value would appear
-        for all."""
+        """Return the rows' ``why``. If the rows differ in a job or a time, these are left out, because one node's value would
+        appear for all nodes."""
         said = {r.why for r in self.rows}
         return said.pop() if len(said) == 1 else self.rows[0].alike
 
@@ -166,8 +172,8 @@ class RosterFold(Struct, frozen=True, kw_only=True):
 
 
 def fold(rows: Iterable[RosterRow]) -> tuple[RosterFold, ...]:
-    """Return equal rows together, the worst first, then by the number of nodes. Ages, jobs and times differ from node to node
-    by nature, so they are not compared."""
+    """Fold equal rows. The worst rows come first, and among equally bad rows those of the most nodes. Ages, jobs and times are
+    not compared, because they always differ between nodes."""
     groups: dict[tuple[object, ...], list[RosterRow]] = {}
     for row in rows:
         groups.setdefault(_likeness(row), []).append(row)
@@ -189,7 +195,7 @@ def _likeness(row: RosterRow) -> tuple[object, ...]:
 
 
 def as_data(made: Iterable[RosterRow]) -> dict[str, Any]:
-    """Return the rows for --json: one object for each node, and the nodes folded by their word."""
+    """Return the rows for --json: one object for each node, and for each ``word`` the nodelist of its nodes."""
     listed = tuple(made)
     by_word = {w: str(NodeSet.fromlist([r.node for r in listed if r.word == w])) for w in WORDS}
     return {

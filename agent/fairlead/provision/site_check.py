@@ -1,7 +1,7 @@
 """Finds everything that is wrong with a site's declaration, and the nodes of each class, for `config check`.
 
-A run stops at the first mistake and touches nothing. A person who corrects the file wants to see all mistakes. Therefore no
-mistake hides another one that can still be found.
+A run stops at the first mistake and touches nothing. But a person who corrects the file wants to see all mistakes. Therefore
+this module goes on after a mistake, and reports every mistake that it can still find.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from fairlead.model.nodelist import fold
 from fairlead.provision.inventory import UNDECLARED, address_mistakes, expand, nodelist_hint, targets
 
 Layers = list[tuple[str, Mapping[str, Any]]]
-_ANY = "\0"  # encloses nodes in the text of a mistake, and later replaces them, because several groups of nodes may have it
+_ANY = "\0"  # encloses the nodes in a mistake's text; it also replaces them there, to find equal mistakes of several groups
 _NODES = re.compile(f"{_ANY}([^{_ANY}]*){_ANY}")
 
 
 class Mistake(Struct, frozen=True, kw_only=True):
-    """Describes one thing to correct. ``key``: dotted, "" for the file as a whole. ``missing``: a named file does not exist."""
+    """Describes one thing to correct. ``key``: the dotted key in the file, or "" for the whole file. ``missing``: the mistake is
+    that a named file does not exist."""
 
     file: str
     key: str
@@ -60,7 +61,7 @@ class SiteCheck(Struct, frozen=True, kw_only=True):
 
 
 def check_site(path: str) -> SiteCheck:
-    """Return every mistake of a site. Raise InputMissing, and ConfigError for a file that is not text."""
+    """Return every mistake of a site. Raises InputMissing, and ConfigError for a file that is not text."""
     site, wrong = config.read_site(path)
     if site is None:
         return SiteCheck(mistakes=_each_once(path, wrong), classes={}, nodes=(), generation=0)
@@ -73,7 +74,7 @@ def check_site(path: str) -> SiteCheck:
     found += [m for m in address_mistakes(site, nodes, {}) if complete or m.reason != UNDECLARED]
     by_layer = _layer_mistakes(site)
     of_nodes = [*_resolved(site, classes, nodes, right=not by_layer)]
-    precise = {(e.file, e.key) for e in of_nodes if isinstance(e, ConfigError)}  # for MIG these know the GPUs of the nodes
+    precise = {(e.file, e.key) for e in of_nodes if isinstance(e, ConfigError)}  # they know the nodes' GPUs, which MIG depends on
     found += [e for e in by_layer if not isinstance(e, ConfigError) or (e.file, e.key) not in precise]
     found += of_nodes
     if not found:
@@ -89,7 +90,7 @@ def _members(site: Site, found: list[FairleadError]) -> dict[str, tuple[str, ...
     classes = {}
     for entry in site.classes:
         if not entry.nodes:
-            continue  # that is reported as a mistake of its structure already
+            continue  # the missing nodelist is reported already, as a mistake of the site's structure
         try:
             classes[entry.name] = expand(entry.nodes)
         except ValueError as e:
@@ -104,7 +105,7 @@ def _members(site: Site, found: list[FairleadError]) -> dict[str, tuple[str, ...
 
 
 def _outside(site: Site, classes: Mapping[str, tuple[str, ...]]) -> Iterator[ConfigError]:
-    """Yield each node that has a table of its own and is in no class."""
+    """Yield an error for each node that has a table of its own and is in no class."""
     inside = {node for names in classes.values() for node in names}
     for node in site.nodes:
         if node not in inside:
@@ -115,7 +116,7 @@ def _outside(site: Site, classes: Mapping[str, tuple[str, ...]]) -> Iterator[Con
 
 
 def _layer_mistakes(site: Site) -> list[FairleadError]:
-    """Return what is wrong in each layer alone, and in the profiles that the classes name."""
+    """Return what is wrong in each layer alone (site, class, node), and in the profiles and fabrics that the classes name."""
     wrong: list[FairleadError] = [*layer_mistakes(site.file, site.layer)]
     named: dict[tuple[str, str], str] = {}
     for entry in site.classes:
@@ -144,8 +145,9 @@ def _of_profile(name: str) -> dict[str, Any]:
 def _resolved(
     site: Site, classes: Mapping[str, tuple[str, ...]], nodes: tuple[str, ...], *, right: bool
 ) -> Iterator[FairleadError]:
-    """Yield what is wrong with the documents of nodes even where each layer alone is right: the profiles of two classes, MIG
-    on the GPUs of a profile, and the lock. Where all layers are ``right``, also yield what is wrong in their combination."""
+    """Yield what is wrong with the documents of nodes although each layer alone may be right: two classes with different
+    profiles, MIG that does not fit the profile's GPUs, and the lock. ``right``: all layers are right alone, so that mistakes in
+    their combination are searched too."""
     for group, names in _alike(site, classes, nodes).items():
         try:
             layers, profile = config.layers_of(site, names[0], group[0])
@@ -166,7 +168,8 @@ def _resolved(
 def _alike(
     site: Site, classes: Mapping[str, tuple[str, ...]], nodes: tuple[str, ...]
 ) -> dict[tuple[tuple[str, ...], str], list[str]]:
-    """Return the nodes, grouped by what their documents are made of: their classes, and a table of their own."""
+    """Return the nodes in groups. The nodes of a group have the same classes and no table of their own, so their documents
+    differ only in the name. A node with its own table is a group by itself."""
     of_node: dict[str, list[str]] = {node: [] for node in nodes}
     for name, members in classes.items():
         for node in members:
@@ -178,8 +181,7 @@ def _alike(
 
 
 def _each_once(path: str, found: Iterable[FairleadError]) -> tuple[Mistake, ...]:
-    """Return the mistakes, each once, with the keys of the site's file. A mistake that several nodes have names all these
-    nodes."""
+    """Return each mistake once, with the key in the site's file. If several nodes have the same mistake, it names all of them."""
     nodes: dict[Mistake, list[str]] = {}
     for error in found:
         mistake = _mistake(path, error)
@@ -198,6 +200,6 @@ def _mistake(path: str, error: FairleadError) -> Mistake:
         missing = isinstance(error, InputMissing)
         return Mistake(file=path, key=key if colon else "", reason=rest if colon else reason, hint=error.hint, missing=missing)
     file, key = error.file, error.key
-    if file.startswith(f"{path} "):  # it is the origin of a layer: the file and the table in it
+    if file.startswith(f"{path} "):  # ``file`` is the origin of a layer: the site's file and the table in it
         file, key = path, f"{file[len(path) + 1 :]}.{key}".strip(".")
     return Mistake(file=file, key=key, reason=error.reason, hint=error.hint)

@@ -1,4 +1,4 @@
-"""Says how the admin host's ssh reaches the nodes: it never asks a person, never waits long, and keeps connections open."""
+"""Sets how ssh on the admin host reaches the nodes: it never prompts, never waits long, and keeps connections open."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-ANSWER_MAX_BYTES = 8 << 20  # of one answer of a node; no honest answer is so long
+ANSWER_MAX_BYTES = 8 << 20  # the limit for one answer of a node; no honest answer is so long
 
-# ssh uses the first value of an option, so these come after the site's own. The task of a node that dies ends within a minute.
-# A node gets nothing of the admin's: no agent that would log in elsewhere, no display, no port of this host.
+# ssh uses the first value of an option, so these options come after the site's own. If a node dies, its ssh ends within about a
+# minute. A node gets no access to the admin's session: no ssh agent, no display, no forwarded port.
 SSH_ARGS = (
     "-o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=15 -o ServerAliveCountMax=4"
     " -o ForwardAgent=no -o ForwardX11=no -o PermitLocalCommand=no -o ClearAllForwardings=yes"
@@ -23,15 +23,15 @@ _SHARED = "-o ControlMaster=auto -o ControlPersist=60"
 
 
 def shared_connections(ssh_args: str, address: str) -> str:
-    """Return ssh's options that keep a connection for the next minute's run; "" where the admin's own configuration decides
-    about it."""
+    """Return the ssh options that keep a connection open for a minute, so that the next run can use it. Return "" if the ssh
+    options or the ssh configuration of the admin already say what to do with shared connections."""
     if "control" in ssh_args.lower():
         return ""
     try:
         words = ["ssh", *shlex.split(ssh_args), "-G", address]
         said = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=10, check=False).stdout
     except (OSError, ValueError, subprocess.TimeoutExpired):
-        return ""  # the run itself then says what is wrong
+        return ""  # the run itself then reports the error
     settings = dict(line.partition(" ")[::2] for line in said.splitlines())
     if settings.get("controlmaster") != "false" or settings.get("controlpath", "none") != "none":
         return ""
@@ -41,8 +41,8 @@ def shared_connections(ssh_args: str, address: str) -> str:
 
 
 class SshAnswer(Struct, frozen=True):
-    """Holds what a program had written when it ended. code: None where it was killed, for its time or its length
-    (``endless``)."""
+    """Holds the output of ssh and its exit status. code: None if ssh was killed. endless: ssh was killed because of the length
+    of its output, and not because of its time."""
 
     code: int | None
     out: bytes = b""
@@ -51,8 +51,8 @@ class SshAnswer(Struct, frozen=True):
 
 
 def ask(words: Sequence[str], seconds: float) -> SshAnswer:
-    """Run ssh for at most so many ``seconds``; return its answer, up to the length that an answer can have. Raises OSError
-    where ssh cannot be started.
+    """Run ssh for at most ``seconds``, and return its answer. ssh is killed if its output is longer than ANSWER_MAX_BYTES. Raises
+    OSError if ssh cannot be started.
 
     ssh runs in a session of its own, so that Ctrl-C in the terminal reaches only this program.
     """
@@ -77,7 +77,7 @@ def ask(words: Sequence[str], seconds: float) -> SshAnswer:
             if sum(map(len, kept)) > ANSWER_MAX_BYTES:
                 process.kill()
                 return SshAnswer(None, endless=True)
-            if ended and not ready:  # a connection that ssh keeps open still has these pipes
+            if ended and not ready:  # a shared connection that stays open still has these pipes open
                 break
             ended = process.poll() is not None
         try:

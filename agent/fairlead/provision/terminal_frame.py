@@ -1,4 +1,4 @@
-"""Draws a frame at the bottom of a terminal again and again, with lines above it that stay."""
+"""Draws a frame (a block of lines) at the bottom of a terminal, and redraws it in place. Lines above the frame stay."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ KEPT_LINES = 200
 
 
 def drawable(stream: TextIO) -> bool:
-    """Say whether the stream is a terminal that can move its cursor. ``TERM=dumb`` says that it cannot."""
+    """Say whether the stream is a terminal that can move its cursor. With ``TERM=dumb`` it cannot."""
     return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
 
 
 def beneath(stream: TextIO) -> TextIO:
-    """Return the stream below a command's standard output or error (cli/terminal.py). It is for what moves the cursor, and
-    never for text of others."""
+    """Return the stream that a command's standard output or error writes to after it has filtered the text (cli/terminal.py).
+    Use it only for output that moves the cursor, and never for text that comes from a node, a user or Slurm."""
     found: TextIO = getattr(stream, "beneath", stream)
     return found
 
@@ -60,7 +60,7 @@ class Screen:
         self._live.stop()
 
     def say(self, text: str, style: str = "") -> None:
-        """Write a line that stays."""
+        """Write a line above the frame. The line stays."""
         text = one_line(text)
         self._lines.append((text, style))
         self._print(text, style)
@@ -69,9 +69,9 @@ class Screen:
         self._console.print(text, style=style, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
     def draw(self, frame: Any) -> None:
-        """Draw ``frame``, a rich renderable whose lines do not wrap, over the one before. After a change of size its position
-        is unknown, because a terminal may have wrapped its lines again. Therefore all that is on the screen is then written
-        again."""
+        """Draw ``frame``, a rich renderable whose lines do not wrap, over the frame drawn before. If the terminal's size has
+        changed, the position of the old frame is unknown, because the terminal may have wrapped its lines. In that case the
+        screen is cleared, and the lines and the frame are written again."""
         from rich.console import Group
         from rich.text import Text
 
@@ -83,7 +83,8 @@ class Screen:
                 self._print(text, style)
             self._live = self._made()
             self._live.start()
-        # The cursor is left in an empty line: the terminal's own ^C at the end of a full line would wrap, and move the frame.
+        # The cursor is left in an empty line. At the end of a full line, the ^C that a terminal prints would wrap and move the
+        # frame.
         self._live.update(Group(frame, Text("")), refresh=True)
 
     def resized(self) -> bool:

@@ -1,7 +1,8 @@
-"""Reads the lock of what runs as root on nodes: exact versions of three packages, and the sha256 of every wheel of them.
+"""Reads the lock of the Python packages that run as root on nodes. It has exact versions of three packages, and the sha256 of
+each of their wheels.
 
-node_wheels.toml is written by `make lock` and is part of fairlead. No other file of these packages reaches a node, wherever it
-was found: an index, a mirror, a wheelhouse, the cache or a bundle.
+`make lock` writes this lock, node_wheels.toml, which is part of fairlead. Only wheels in the lock reach a node, whether they
+come from an index, a mirror, a wheelhouse, the cache or a bundle.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from fairlead.errors import DataError, InputMissing
 from fairlead.provision.wheel_tags import normal
 
 FILE = Path(__file__).parent / "node_wheels.toml"
-# These two are for `pip --require-hashes`: the same wheels, and what an admin host needs.
+# These two files are for `pip --require-hashes`. node.txt has the wheels of the lock, and admin.txt those for an admin host.
 NODE_FILE = Path(__file__).parent / "node.txt"
 ADMIN_FILE = Path(__file__).parent / "admin.txt"
 
@@ -44,7 +45,7 @@ class WheelLock(Struct, frozen=True, forbid_unknown_fields=True):
     packages: tuple[LockedPackage, ...]
 
     def wheel(self, name: str) -> LockedWheel | None:
-        """Return the wheel of this file name; None where the lock has none."""
+        """Return the wheel with this file name, or None if the lock has no such wheel."""
         return next((w for p in self.packages for w in p.wheels if w.name == name), None)
 
     def versions(self) -> dict[str, str]:
@@ -59,14 +60,15 @@ def load() -> WheelLock:
 
 @cache
 def admin() -> dict[tuple[str, str], frozenset[str]]:
-    """Return what an admin host needs: the sha256 of the wheels of each (name, version), the name as PEP 503 normalises it."""
+    """Return the packages that an admin host needs: the sha256 of the wheels of each (name, version). The names are normalised
+    (PEP 503)."""
     text = ADMIN_FILE.read_text(encoding="utf-8")
     found = re.findall(r"^([^#\s]\S*)==(\S+)((?:\s+\\?\s*--hash=\S+)+)", text, re.MULTILINE)
     return {(normal(name), version): frozenset(re.findall("sha256:([0-9a-f]{64})", hashes)) for name, version, hashes in found}
 
 
 def locked(path: str) -> LockedWheel:
-    """Return the lock's entry of a wheel file, by its name. Raises DataError for one that is not in the lock."""
+    """Return the lock's entry for a wheel file, by the file's name. Raises DataError if the lock has no such entry."""
     found = load().wheel(os.path.basename(path))
     if found is None:
         known = ", ".join(f"{name} {version}" for name, version in load().versions().items())

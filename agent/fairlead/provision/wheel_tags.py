@@ -1,5 +1,7 @@
-"""Says which wheel runs on which Python. Standard library only: the bundle brings this file to where Ansible runs, for its
-plugin.
+"""Decides which wheel runs on which Python.
+
+This module imports the standard library only. The bundle has a copy of it for Ansible's action plugin, because the Python that
+runs Ansible need not have fairlead.
 
 Sources: PEP 425, PEP 600 (tags), PEP 503 (names).
 """
@@ -57,8 +59,8 @@ def _platform_fits(platform: str, machine: str, libc: Sequence[str]) -> bool:
 
 
 def newness(name: str, here: str) -> tuple[tuple[int, ...], bool, tuple[int, ...], str]:
-    """Return the order of wheels that fit; the greatest is the best. The newest version is better, then one built for this
-    very Python (``here``: "cp311"), then one for the newest C library."""
+    """Return the sort key of a wheel that fits. The wheel with the greatest key is the best. A newer version counts first, then
+    a build for this very Python (``here``: "cp311"), then a build for a newer C library."""
     parts = name.removesuffix(".whl").split("-")
     libraries = [tuple(map(int, found)) for found in re.findall(r"manylinux_(\d+)_(\d+)_", parts[-1])]
     version = tuple(int(x) for x in re.findall(r"\d+", parts[1]))  # the lock has released versions only
@@ -66,7 +68,7 @@ def newness(name: str, here: str) -> tuple[tuple[int, ...], bool, tuple[int, ...
 
 
 def choose(names: Iterable[str], python: str, machine: str, libc: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return for each dependency the newest wheel that fits, and the dependencies for which there is none."""
+    """Return two lists: for each dependency the newest wheel that fits, and the dependencies for which no wheel fits."""
     chosen: list[str] = []
     missing: list[str] = []
     known = list(names)

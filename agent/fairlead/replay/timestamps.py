@@ -1,7 +1,7 @@
 """Reads the time of a line in a kernel log, in the forms that dmesg(1), journalctl(1) and syslog daemons print.
 
-Times without a zone are taken as they stand, so that what is shown agrees with the log. A syslog line has no year: its
-months are counted on from the first one.
+A time without a zone is not converted, so that the times in the output agree with the log. A syslog line has no year. Its time
+is counted from an arbitrary year on (``NO_YEAR``).
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ NO_YEAR = 1972  # a leap year, in which 29 February is a date
 
 
 class Stamp(Struct, frozen=True):
-    """Holds the time of a line. seconds: since the boot (``since_boot``), else Unix time. dated: the line says the year."""
+    """Holds the time of a line. seconds: the time since the boot if ``since_boot``, else Unix time. dated: the line has the
+    year."""
 
     seconds: float
     since_boot: bool = False
     dated: bool = True
 
 
-_HEAD = re.compile(r"(?:<\d{1,6}>|[a-z0-9]+ *:[a-z]+ *: )")  # dmesg -r, -x: the stamp follows
+_HEAD = re.compile(r"(?:<\d{1,6}>|[a-z0-9]+ *:[a-z]+ *: )")  # dmesg -r and dmesg -x print this before the time
 _KMSG = re.compile(r"\d{1,6},\d{1,20},(\d{1,20})[,;]")
 _SINCE_BOOT = re.compile(r"\[ *(\d{1,12}\.\d{1,9})(?: < *\d+\.\d+>)?\]")
 _CTIME = re.compile(r"\[[A-Z][a-z]{2} ([A-Z][a-z]{2} +\d{1,2} \d\d:\d\d:\d\d \d{4})\]")
@@ -34,7 +35,7 @@ _UNIX = re.compile(r"(\d{9,12}\.\d{1,9}) \S")
 
 
 def stamp(line: str, year: int = NO_YEAR) -> Stamp | None:
-    """Read the time that a line begins with; None for a line without one. ``year``: of a line that does not say it."""
+    """Return the time at the beginning of a line, or None if there is none. ``year``: the year for a line without a year."""
     if match := _KMSG.match(line):
         return Stamp(int(match[1]) / 1e6, since_boot=True)
     if match := _HEAD.match(line):
@@ -69,7 +70,7 @@ def _unix(text: str, form: str, part: str | None = None) -> float:
 
 
 def show(seconds: float, *, since_boot: bool = False, dated: bool = True) -> str:
-    """Write a time of a log in the log's own terms."""
+    """Return a time as the log has it: in seconds since the boot, or as a date with or without the year."""
     if since_boot:
         return f"{seconds:.1f} s"
     return strftime("%Y-%m-%d %H:%M:%S" if dated else "%b %d %H:%M:%S", gmtime(seconds))

@@ -20,7 +20,7 @@ def load() -> dict[str, Setting]:
 
 
 def groups() -> dict[str, tuple[str, ...]]:
-    """Return the settings of each group, sorted."""
+    """Return the names of the settings of each group. Groups and names are sorted."""
     found: dict[str, list[str]] = {}
     for name, setting in load().items():
         if setting.group:
@@ -29,8 +29,8 @@ def groups() -> dict[str, tuple[str, ...]]:
 
 
 def select(words: str) -> tuple[str, ...]:
-    """Return the settings that a list of names and groups means, such as "nccl,pcie". Raises UsageError for a word that is
-    neither."""
+    """Return the names of the settings that a list of settings and groups names, such as "nccl,pcie". Raise UsageError for a word
+    that is neither a setting nor a group."""
     every, grouped = load(), groups()
     chosen: set[str] = set()
     for word in filter(None, (w.strip() for w in words.split(","))):

@@ -1,10 +1,10 @@
 """Sets the CPU frequency governor of every online CPU.
 
-The governor decides how fast a core leaves low frequency, and launch-bound GPU jobs wait for one core. Source: kernel
-documentation, admin-guide/pm/cpufreq.rst, ``scaling_governor`` and ``scaling_available_governors`` (intel_pstate and
-amd_pstate in active mode offer only performance and powersave). The value is lost at reboot; the boot unit applies it again.
-If no CPU has cpufreq, this is a warning, and all other settings are still applied. A hardware profile that names ``cpufreq``
-in ``unsupported`` makes the setting not applicable.
+The governor decides how fast a core leaves a low frequency. GPU jobs with many short kernels wait for one core that launches
+them. Source: kernel documentation, admin-guide/pm/cpufreq.rst, ``scaling_governor`` and ``scaling_available_governors``
+(intel_pstate and amd_pstate in active mode offer only performance and powersave). The value is lost at reboot. fairlead's boot
+unit applies it again. If no CPU has cpufreq, fairlead warns and still applies all other settings. If the hardware profile lists
+``cpufreq`` in ``unsupported``, fairlead skips this setting without a warning.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Switches off the idle states of the CPUs that take longer to leave than a declared latency.
+"""Switches off the CPU idle states that a CPU needs longer to leave than a declared latency.
 
 A core in a deep C-state answers an interrupt of a GPU or adapter tens to hundreds of microseconds late. The site decides which
-depth is worth the power that it saves. Source: kernel documentation, admin-guide/pm/cpuidle.rst (``latency``: exit latency in
-microseconds; ``disable``: 1 switches the state off on this CPU). The values are lost at reboot; the boot unit applies them
-again. If no CPU has idle states, this is a warning, and all other settings are still applied. A hardware profile that names
-``cpuidle`` in ``unsupported`` makes the setting not applicable.
+idle states save enough power to be worth this latency. Source: kernel documentation, admin-guide/pm/cpuidle.rst (``latency``:
+exit latency in microseconds; ``disable``: 1 switches the state off on this CPU). The values are lost at reboot. fairlead's boot
+unit applies them again. If no CPU has idle states, fairlead warns and still applies all other settings. If the hardware profile
+lists ``cpuidle`` in ``unsupported``, fairlead skips this setting without a warning.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class CpuIdleWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Observed(Struct, frozen=True):
-    """Holds what was read. ``states``: (exit latency in microseconds, whether the state is switched off) by (CPU, state).
-    ``without``: online CPUs that have no idle states."""
+    """Holds what was read. ``states`` has a pair for each (CPU, state): the exit latency in microseconds, and whether the state
+    is switched off. ``without`` has the online CPUs that have no idle states."""
 
     states: dict[tuple[int, int], tuple[int, bool]]
     without: tuple[int, ...]
@@ -71,7 +71,7 @@ def plan(want: CpuIdleWant, observed: Observed) -> tuple[KernelValue, ...]:
     if not wrong:
         return ()
     cpus = len({cpu for cpu, _, _ in wrong})
-    kept = f"idle states of {cpus} CPUs do not end at {limit} microseconds of exit latency"  # one finding, not 448
+    kept = f"idle states of {cpus} CPUs do not end at {limit} microseconds of exit latency"  # one finding for all CPUs
     return tuple(
         KernelValue(
             setting="cpu_idle",

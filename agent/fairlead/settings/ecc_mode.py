@@ -1,9 +1,9 @@
 """Sets the ECC mode of the GPUs' memory.
 
-The GPU card keeps the mode, which takes effect at its next reset or at the next reboot. Until then a written mode is pending.
-Writing it disturbs no job. Sources: NVML API reference, nvmlDeviceSetEccMode ("changes in ECC mode take effect after the next
-reboot") and nvmlDeviceGetEccMode (current and pending); NVIDIA GPU memory error management guide. With ECC off, GPUs without
-HBM have a few percent more memory, and wrong results that nobody sees.
+The GPU card stores the mode over reboots. A new mode is pending until the next reset of the GPU or the next reboot. Writing the
+mode disturbs no job. Sources: NVML API reference, nvmlDeviceSetEccMode ("changes in ECC mode take effect after the next reboot")
+and nvmlDeviceGetEccMode (current and pending); NVIDIA GPU memory error management guide. With ECC off, GPUs without HBM have a
+few percent more memory, but memory errors give wrong results without any message.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class EccModeWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Observed(Struct, frozen=True):
-    """Holds (current mode, mode after the next reset) of each GPU by PCI address."""
+    """Holds the modes of each GPU by PCI address, as (current mode, mode after the next reset). True means that ECC is on."""
 
     modes: dict[str, tuple[bool, bool]]
 

@@ -1,11 +1,11 @@
 """Sets the energy performance preference (EPP) of every CPU, the hint by which the processor itself chooses its clock.
 
-With intel_pstate or amd_pstate in active mode the governor alone does not decide: the hardware chooses a clock between the
-limits by this hint. Source: kernel documentation, admin-guide/pm/intel_pstate.rst and amd-pstate.rst,
-``energy_performance_preference`` and ``energy_performance_available_preferences``. With the governor ``performance`` the
-driver accepts no other hint than performance (EBUSY). The value is lost at reboot; the boot unit applies it again. If no CPU
-has the attribute, this is a warning, and all other settings are still applied. A hardware profile that names
-``energy_performance`` in ``unsupported`` makes the setting not applicable.
+With intel_pstate or amd_pstate in active mode, the processor chooses its clock itself, within the governor's limits and by this
+hint. Source: kernel documentation, admin-guide/pm/intel_pstate.rst and amd-pstate.rst, ``energy_performance_preference`` and
+``energy_performance_available_preferences``. With the governor ``performance`` the driver accepts no other hint than performance
+(EBUSY). The value is lost at reboot. fairlead's boot unit applies it again. If no CPU has the attribute, fairlead warns and still
+applies all other settings. If the hardware profile lists ``energy_performance`` in ``unsupported``, fairlead skips this setting
+without a warning.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class EnergyPerformanceWant(Want, frozen=True, forbid_unknown_fields=True, kw_on
 
 def observe(node: Node) -> ObservedCpufreq | Missing:
     found = cpufreq.observe(node, NAME, OFFERED)
-    if isinstance(found, ObservedCpufreq) and found.cpus and found.without:  # one driver serves all CPUs
+    if isinstance(found, ObservedCpufreq) and found.cpus and found.without:  # all CPUs have one driver
         return unreadable(f"{FOLDER.format(found.without[0])}{NAME}: no such file, and other CPUs have it")
     return found
 

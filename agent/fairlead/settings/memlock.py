@@ -1,9 +1,10 @@
 """Sets the locked-memory limit of slurmd, which every job step inherits.
 
-RDMA registration and GPUDirect pin memory. A systemd unit starts with a limit of 8 MiB, and pam limits do not reach slurmd.
-Source: systemd.exec(5), ``LimitMEMLOCK=``; Slurm's own slurmd.service sets it for the same reason. The limit is persisted in a
-drop-in of slurmd's unit. The effective limit is that of the running slurmd (/proc/PID/limits). A changed drop-in takes effect
-when slurmd restarts. A restart does not disturb running jobs, which belong to slurmstepd, but it is not done on a busy node.
+RDMA registration and GPUDirect pin memory. A systemd unit starts with a limit of 8 MiB, and the limits of PAM do not apply to
+slurmd. Source: systemd.exec(5), ``LimitMEMLOCK=``. Slurm's own slurmd.service sets this limit for the same reason. fairlead
+persists the limit in a drop-in of slurmd's unit. The effective limit is that of the running slurmd (/proc/PID/limits). A changed
+drop-in takes effect when slurmd restarts. A restart does not disturb running jobs, because they belong to slurmstepd. fairlead
+still restarts slurmd only on an idle node.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ class MemlockWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Observed(Struct, frozen=True):
-    """Holds what was read. ``file``: our drop-in. ``running``: the soft and hard limit of the running slurmd, in bytes or
-    "infinity"; None: no slurmd runs. ``ceiling``: the bytes that systemd itself cannot exceed (in a container); None: it has
-    no such limit."""
+    """Holds what was read. ``file`` is the text of fairlead's drop-in. ``running`` has the soft and the hard limit of the running
+    slurmd, in bytes or "infinity". It is None if no slurmd runs. ``ceiling`` is systemd's own hard limit in bytes, which no unit
+    can exceed (in a container), or None without such a limit."""
 
     file: str | None
     running: tuple[str, str] | None

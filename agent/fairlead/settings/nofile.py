@@ -1,11 +1,11 @@
 """Sets the open-files limit of slurmd, which every job step inherits.
 
-A step with many ranks, data loaders and NCCL connections runs out of descriptors. A job inherits slurmd's own limit, which pam
-limits do not reach. slurmd raises its soft limit to the hard one when it starts (rlimits_use_max_nofile() in
-src/slurmd/slurmd/slurmd.c; seen on 22.05), so there is only one number to set. The soft limit of a step is that of the
-submitting shell unless PropagateResourceLimitsExcept names NOFILE (slurm.conf(5)). Source: systemd.exec(5), ``LimitNOFILE=``;
-Slurm's own unit has 131072. The limit is persisted in a drop-in of slurmd's unit. The effective limit is that of the running
-slurmd (/proc/PID/limits). A change takes effect when slurmd restarts, which does not disturb jobs.
+A step with many ranks, data loaders and NCCL connections runs out of descriptors. A job inherits slurmd's own limit. The limits
+of PAM do not apply to slurmd. When slurmd starts, it raises its soft limit to its hard limit (rlimits_use_max_nofile() in
+src/slurmd/slurmd/slurmd.c; seen on 22.05), so only one number has to be set. The soft limit of a step is that of the submitting
+shell unless PropagateResourceLimitsExcept names NOFILE (slurm.conf(5)). Source: systemd.exec(5), ``LimitNOFILE=``. Slurm's own
+unit has 131072. fairlead persists the limit in a drop-in of slurmd's unit. The effective limit is that of the running slurmd
+(/proc/PID/limits). A change takes effect when slurmd restarts, which does not disturb jobs.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class NofileWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Observed(Struct, frozen=True):
-    """Holds what was read. ``file``: our drop-in. ``running``: the hard limit of the running slurmd; None: no slurmd runs.
-    ``most``: the kernel's own ceiling (fs.nr_open), above which a limit is refused. ``ceiling``: as for memlock, where systemd
-    itself has a lower limit."""
+    """Holds what was read. ``file`` is the text of fairlead's drop-in. ``running`` is the hard limit of the running slurmd, or
+    None if no slurmd runs. ``most`` is fs.nr_open, the highest limit that the kernel accepts. ``ceiling`` is systemd's own hard
+    limit, which no unit can exceed (in a container), or None without such a limit."""
 
     file: str | None
     running: int | None

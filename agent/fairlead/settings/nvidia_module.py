@@ -1,11 +1,11 @@
 """Sets parameters of the NVIDIA kernel module (NVreg_...), after a check against the installed module.
 
-The kernel silently ignores an unknown module parameter. Public advice names ones that do not exist, such as
-NVreg_SetPCIERelaxedOrdering; the driver has NVreg_EnablePCIERelaxedOrderingMode. So each name must be in ``modinfo``. The
-values are persisted in a modprobe.d file that is read last, and effective in /proc/driver/nvidia/params of the loaded module.
-They become effective when the driver is reloaded, for which no program may use the GPUs, so this takes a reboot. Sources:
-NVIDIA open-gpu-kernel-modules, kernel-open/nvidia/nv-reg.h; modprobe.d(5); NVIDIA driver README, chapter "Module Parameters"
-(an initramfs that has nvidia.conf must be rebuilt with it).
+The kernel silently ignores an unknown module parameter. Public advice names parameters that do not exist, such as
+NVreg_SetPCIERelaxedOrdering instead of NVreg_EnablePCIERelaxedOrderingMode. So each name must be in ``modinfo``. fairlead
+persists the values in a modprobe.d file that is read last. It reads the effective values of the loaded module from
+/proc/driver/nvidia/params. New values become effective when the driver is loaded again. During a reload no program may use the
+GPUs, so fairlead asks for a reboot instead. Sources: NVIDIA open-gpu-kernel-modules, kernel-open/nvidia/nv-reg.h; modprobe.d(5);
+NVIDIA driver README, chapter "Module Parameters" (an initramfs that has nvidia.conf must be rebuilt with it).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OTHERS = "/etc/modprobe.d/*.conf"
 PARAMS = "/proc/driver/nvidia/params"
 MODINFO = "/@modinfo/nvidia"
 _OPTIONS = re.compile(r"^\s*options\s+nvidia\s+(.*)$", re.MULTILINE)
-_UNSET = 4294967295  # /proc/driver/nvidia/params prints registry keys as unsigned
+_UNSET = 4294967295  # -1 (not set), which /proc/driver/nvidia/params prints as an unsigned number
 
 Key = Annotated[str, Meta(pattern="^NVreg_[A-Za-z0-9_]{1,80}$")]
 Value = int | Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.,:;=/+-]{0,200}$")]
@@ -39,9 +39,9 @@ class NvidiaModuleWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class Observed(Struct, frozen=True):
-    """Holds what was read. ``known``: the parameter names of the installed module, None where it is not installed.
-    ``running``: the values of the loaded module by name, None where it is not loaded. ``file``: our file. ``others``: (path,
-    name, value) in every other file."""
+    """Holds what was read. ``known`` has the parameter names of the installed module, or is None if it is not installed.
+    ``running`` has the values of the loaded module by name, or is None if it is not loaded. ``file`` is the text of fairlead's
+    file. ``others`` has (path, name, value) for each parameter in every other file."""
 
     known: frozenset[str] | None
     running: dict[str, str] | None

@@ -1,9 +1,9 @@
-"""Sets NVIDIA persistence mode, which keeps the driver initialised on a GPU that nobody uses.
+"""Sets NVIDIA persistence mode, with which the driver stays initialised on a GPU that no program uses.
 
-Without it the driver shuts the GPU down when the last client exits. The next job then needs seconds of start-up, and clock and
-ECC state is read from a GPU that has just started. Source: NVIDIA Driver Persistence,
+Without persistence mode the driver shuts the GPU down when the last client exits. The next job then needs some seconds to start
+the GPU, and fairlead reads clocks and ECC state from a GPU that has just started. Source: NVIDIA Driver Persistence,
 https://docs.nvidia.com/deploy/driver-persistence/ ("Persistence Mode (Legacy)", "Persistence Daemon"). NVML sets the mode
-(nvmlDeviceSetPersistenceMode). It is lost at reboot, and the boot unit applies it again.
+(nvmlDeviceSetPersistenceMode). The mode is lost at reboot, and fairlead's boot unit applies it again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ class PersistenceWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class Observed(Struct, frozen=True):
-    """Holds (PCI address, mode) of each GPU that answers. The check gpu_count reports a lost GPU."""
+    """Holds (PCI address, mode) of each GPU that is not lost. True means that persistence mode is on. The check gpu_count reports
+    a lost GPU."""
 
     gpus: tuple[tuple[str, bool], ...]
 

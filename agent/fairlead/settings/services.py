@@ -1,10 +1,10 @@
 """Stops services that a compute node does not need, and starts those that it must have.
 
-Everything that runs beside a job takes time from one of its ranks, and all others wait: indexers, mail, printers, update
-timers. A unit in ``off`` is stopped and disabled, together with the sockets, timers and paths that would start it again. A
-unit in ``masked`` is masked as well, so that no other unit can start it (an empty unit file in /etc, systemd.unit(5)). A unit
-in ``on`` is enabled and runs. A unit that is not installed counts as off. A unit in ``on`` that is not installed is an error.
-Sources: systemctl(1), systemd.unit(5).
+Every service that runs beside a job (indexers, mail, printers, update timers) takes time from one rank, and all other ranks wait
+for it. A unit in ``off`` is stopped and disabled, together with the sockets, timers and paths that would start it again. A unit
+in ``masked`` is stopped and masked, so that no other unit can start it (systemd.unit(5)). A unit in ``on`` is enabled and
+started. A unit in ``off`` or ``masked`` need not be installed. A unit in ``on`` that is not installed is an error. Sources:
+systemctl(1), systemd.unit(5).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fairlead.model.setting import Setting, Want
 from fairlead.model.unit import UnitSeen, reads_of, unit_seen
 
 FOLDER = "/etc/systemd/system"
-#: Without these a node is lost to Slurm, to its admins, or to fairlead.
+#: Without one of these units, Slurm, the administrators or fairlead can no longer reach the node.
 NEEDED = ("slurmd", "munge", "ssh", "sshd", "dbus", "systemd-journald", "systemd-logind", "systemd-udevd", "fairlead-agent",
           "fairlead-apply")  # fmt: skip
 
@@ -34,7 +34,8 @@ class ServicesWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Observed(Struct, frozen=True):
-    """Holds what was read. ``units``: by name. ``files``: the text of each unit's file in ``FOLDER``."""
+    """Holds what was read. ``units`` has the units by name. ``files`` has the text of each unit's file in ``FOLDER``, or None if
+    there is no file. ``broken`` has the units that could not be read, with the reason."""
 
     units: dict[str, UnitSeen]
     files: dict[str, str | None]
@@ -115,7 +116,7 @@ def _off(unit: UnitSeen) -> list[AnyChange]:
     if unit.load == "masked" and not unit.runs:
         return []
     if unit.runs:
-        for trigger in unit.triggers:  # triggers are stopped first: a socket would start its service again
+        for trigger in unit.triggers:  # triggers are stopped before the unit, because a socket would start its service again
             why = f"{trigger} starts {unit.name}, which should not run"
             changes.append(Unit(setting="services", why=why, name=trigger, enabled=False, active=False))
     if unit.runs or unit.starts_at_boot:

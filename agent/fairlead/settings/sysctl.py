@@ -1,11 +1,11 @@
 """Sets kernel parameters by name: network buffers, zone reclaim, swapping, and any other that a site declares.
 
-Each parameter is checked before anything is written: the key must exist in the running kernel, a number must be in the
-kernel's own range, and a word must be one that the kernel offers. A congestion control that does not exist is an error with
-the list of those that do, not a line that the next boot ignores. The values are effective in /proc/sys. They are persisted in
-a sysctl.d file of ours, which is written only after the kernel has accepted them. A file that is read later and sets another
-value would win at the next boot (sysctl.d(5)). fairlead reports such a file and does not overwrite it. Sources: kernel
-documentation, admin-guide/sysctl/{vm,kernel,net,fs}.rst, networking/ip-sysctl.rst.
+Each parameter is checked before anything is written: the key must exist in the running kernel, a number must be in the kernel's
+own range, and a word must be one that the kernel offers. If a congestion control does not exist, fairlead reports an error with
+the list of those that exist. fairlead reads the effective values from /proc/sys. It persists the values in its own sysctl.d file,
+and writes this file only after the kernel has accepted the values. A file that is read later and sets another value would win at
+the next boot (sysctl.d(5)). fairlead reports such a file and does not overwrite it. Sources: kernel documentation,
+admin-guide/sysctl/{vm,kernel,net,fs}.rst, networking/ip-sysctl.rst.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ FILE = "/etc/sysctl.d/90-fairlead-sysctl.conf"
 CONGESTION = "/proc/sys/net/ipv4/tcp_available_congestion_control"
 NUMA_BALANCING = "kernel.numa_balancing"  # this key has a setting of its own
 _INT = 2**31 - 1
-#: Holds the ranges of the kernel's own tables (mm/ and net/ ``ctl_table`` entries with extra1 and extra2), by key.
+#: Holds the lowest and highest value by key, as in the kernel's own tables (mm/ and net/ ``ctl_table`` entries with extra1 and
+#: extra2).
 RANGES: dict[str, tuple[int, int]] = {
     "vm.zone_reclaim_mode": (0, 7),
     "vm.swappiness": (0, 200),
@@ -61,7 +62,8 @@ class SysctlWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Observed(Struct, frozen=True):
-    """Holds what was read. ``texts``: each file of the node that was read. ``file``: our file's text."""
+    """Holds what was read. ``texts`` has the text of each file of the node that was read, by path. ``file`` is the text of
+    fairlead's file."""
 
     texts: dict[str, str | Missing | None]
     file: str | None
@@ -93,7 +95,7 @@ def _refuse(key: str, words: str, hint: str) -> ConfigError:
 
 
 def check(key: str, value: str, observed: Observed) -> None:
-    """Raise ConfigError for a value that this kernel does not accept, as far as this can be known before the write."""
+    """Raise ConfigError if it is known before the write that this kernel will not accept the value."""
     if key == NUMA_BALANCING:
         raise _refuse(key, "has a setting of its own", "declare settings.numa_balancing.value")
     text = observed.texts.get(proc_path(key))

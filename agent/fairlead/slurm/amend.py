@@ -1,7 +1,7 @@
-"""Makes the text of a slurm.conf as fairlead needs it: what `fairlead doctor --diff` shows.
+"""Makes the text of a slurm.conf as fairlead needs it. `fairlead doctor --diff` shows the difference.
 
 Only missing lines are added, and only lists are made longer. A value that the site chose is kept, or it is replaced and a note
-says what becomes of it. Nothing here writes. Sources: slurm.conf(5), Prolog, PrologFlags, SchedulerParameters,
+says what to do with the old value. This module writes no file. Sources: slurm.conf(5), Prolog, PrologFlags, SchedulerParameters,
 PrologEpilogTimeout, HealthCheckProgram, PropagateResourceLimitsExcept; ``conf_review`` has the reasons.
 """
 
@@ -23,15 +23,15 @@ HEALTH_SECONDS = 300
 
 
 class Amended(Struct, frozen=True):
-    """Holds the new text. ``text``: the whole file. ``notes``: what a person has to do besides, a line each."""
+    """Holds the new text. ``text``: the whole file. ``notes``: a line for each further thing that a person has to do."""
 
     text: str
     notes: tuple[str, ...]
 
 
 def amend(text: str, conf: SlurmConf, *, pyxis: bool = False) -> Amended:
-    """Return the amended file. ``text``: of the main file. ``conf``: what it and its included files say. pyxis: a person has
-    to set TaskProlog then."""
+    """Return the amended file. ``text``: the main file. ``conf``: the values of this file and of the files that it includes.
+    ``pyxis``: whether pyxis is configured. A person then has to set TaskProlog."""
     lines = text.splitlines(keepends=True)
     if lines and not lines[-1].endswith("\n"):
         lines[-1] += "\n"
@@ -59,7 +59,7 @@ def amend(text: str, conf: SlurmConf, *, pyxis: bool = False) -> Amended:
 
 
 def _wanted(conf: SlurmConf, *, pyxis: bool) -> Iterator[tuple[str, str, str]]:
-    """Return (key, value or "" to leave it, what to report)."""
+    """Yield (key, value, note). With the value "", the key is left as it is. With the note "", nothing is reported."""
     for key, ours in (("Prolog", PROLOG), ("Epilog", EPILOG)):
         now, folder = conf.get(key), ours.rpartition("/")[0]
         if any(fnmatch.fnmatchcase(ours, pattern.strip()) for pattern in now.split(",")):

@@ -1,4 +1,4 @@
-"""Defines what fairlead asks of slurmctld: one small protocol, whatever carries it.
+"""Defines the calls to slurmctld that fairlead makes, as one protocol for all adapters (scontrol, pyslurm).
 
 States are Slurm's own words in upper case, base states and flags alike: ``IDLE``, ``DRAIN``, ``NOT_RESPONDING``.
 """
@@ -10,8 +10,9 @@ from typing import Protocol
 
 from msgspec import Struct
 
-#: In these states a node runs no new job, whoever set them. They count against a drain budget. NOT_RESPONDING does
-#: not: every node that was just resumed has it until slurmctld's next ping, and a node that stays silent becomes DOWN.
+#: A node in one of these states starts no new job, whoever has set the state. These states count against a drain budget.
+#: NOT_RESPONDING does not count. Every node that was just resumed has it until slurmctld's next ping, and a node that stays
+#: silent becomes DOWN.
 UNAVAILABLE = frozenset(
     (
         *("DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "FUTURE", "UNKNOWN", "MAINT", "MAINTENANCE"),
@@ -22,8 +23,8 @@ UNAVAILABLE = frozenset(
 
 
 class NodeState(Struct, frozen=True, kw_only=True):
-    """Describes a node as slurmctld has it. ``reason`` is exact, "" for none; ``reason_time`` is whole seconds of Unix time, 0
-    for none."""
+    """Describes a node as slurmctld has it. ``reason``: the exact text, or "" for none. ``reason_time``: when the reason was set,
+    in whole seconds of Unix time, or 0 for none."""
 
     name: str
     states: frozenset[str]
@@ -43,7 +44,7 @@ class NodeState(Struct, frozen=True, kw_only=True):
 
 
 class JobOn(Struct, frozen=True, kw_only=True):
-    """Describes a job that has this node. ``state`` is Slurm's compact word: R, CG, S, ..."""
+    """Describes a job that has a certain node. ``state``: Slurm's compact word (R, CG, ...). ``nodes``: the job's node count."""
 
     id: str
     state: str
@@ -51,7 +52,7 @@ class JobOn(Struct, frozen=True, kw_only=True):
 
 
 class NodeTimes(Struct, frozen=True, kw_only=True):
-    """Holds times of a node in whole seconds of Unix time, 0 where slurmctld has none: when its reason was set, and when its
+    """Holds times of a node in whole seconds of Unix time, or 0 if slurmctld has none: when its reason was set, and when its
     slurmd began."""
 
     name: str
@@ -76,8 +77,8 @@ class SlurmClient(Protocol):
         """Return the jobs that have this node now, completing ones included."""
 
     def began(self) -> float:
-        """Return since when this slurmctld has had its state in memory, in Unix time by its own clock; inf where that is not
-        known."""
+        """Return since when this slurmctld has had its state in memory, in Unix time by slurmctld's clock. Return inf if that
+        is not known."""
 
     def node_times(self) -> tuple[NodeTimes, ...]:
         """Return the times of all nodes. This takes two RPCs."""

@@ -1,4 +1,4 @@
-"""Reviews a site's Slurm configuration: what fairlead needs there, what does harm, and why. It changes nothing.
+"""Reviews a site's Slurm configuration: what fairlead needs in it, what does harm, and why. It changes nothing.
 
 Each remark names its source: slurm.conf(5), Slurm's "Prolog and Epilog Guide", or an issue thread.
 """
@@ -176,7 +176,7 @@ def _pyxis(conf: SlurmConf, plugstack: str, version: tuple[int, int] | None) -> 
 
 
 def _spank(plugstack: str) -> Iterator[Remark]:
-    """Return the remark on our plugin in plugstack.conf."""
+    """Yield remarks on fairlead's SPANK plugin in plugstack.conf."""
     lines = [words for line in plugstack.splitlines() if len(words := line.partition("#")[0].split()) > 1]
     names = [words[1].rpartition("/")[2] for words in lines]
     if "fairlead.so" not in names:

@@ -1,6 +1,6 @@
-"""Says whether this machine is the node that the document names. Nothing is written about another machine's node.
+"""Checks whether this machine is the node that the document names, so that fairlead never changes another machine's node.
 
-slurmd is the node of its ``-N NAME`` where that is set, else the node whose NodeHostName is this host's name (slurmd(8)).
+slurmd is the node of its ``-N NAME`` if that is set, else the node whose NodeHostName is this host's name (slurmd(8)).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from fairlead.slurm.client import NodeState
 
 
 def disagreement(mine: NodeState, names: Sequence[str], hostname: str = "") -> str:
-    """Say in one line why ``mine`` is not this machine. Return "" when it is, or when the slurmds here do not show it.
-    ``names``: the ``-N`` of each slurmd that runs here, "" for one without.
+    """Return in one line why the node ``mine`` is not this machine. Return "" if it is, or if that cannot be decided.
 
-    Where no slurmd runs, or several do (a test cluster), nothing can be said.
+    It cannot be decided if no slurmd or several slurmds (a test cluster) run here. ``names``: the NAME of ``-N NAME`` of each
+    slurmd that runs here, or "" for a slurmd without ``-N``.
     """
     if len(names) != 1:
         return ""

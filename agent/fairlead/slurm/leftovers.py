@@ -1,8 +1,8 @@
-"""Finds what Slurm hides under a drain: it does not mark a node for a failed epilog when the node is drained already.
+"""Finds failed epilogs that slurmctld does not show, because the node was already drained.
 
 slurmctld's drain_nodes() skips a drained node (src/slurmctld/node_mgr.c), so slurmctld does not show "Epilog error" anywhere.
-slurmd's own log has it, where slurmd logs to a file with LogTimeFormat iso8601_ms (the default), iso8601 or rfc5424
-(slurm.conf(5)). In syslog and with other stamps nothing is seen, and of a log that was rotated only what came since then.
+slurmd's own log has the error if slurmd logs to a file with LogTimeFormat iso8601_ms (the default), iso8601 or rfc5424
+(slurm.conf(5)). In syslog and with other time stamps, nothing is found. If the log was rotated, only later errors are found.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ _LINE = re.compile(
 
 
 class Leftovers:
-    """Reads the log on this node. ``conf``: slurm.conf, "" finds it. ``node``: NodeName, for ``%n`` in SlurmdLogFile."""
+    """Reads slurmd's log on this node. ``conf``: the path of slurm.conf, or "" to search for it. ``node``: the NodeName, which
+    replaces ``%n`` in SlurmdLogFile."""
 
     def __init__(self, conf: str, node: str) -> None:
         self._conf = conf
         self._node = node
 
     def since(self, unix_seconds: float) -> str:
-        """Say in one line what has failed since then; "" for nothing seen."""
+        """Return in one line what has failed since ``unix_seconds``, or "" if nothing was found."""
         log = self.log_path()
         return in_log(log, unix_seconds) if log else ""
 
     def log_path(self) -> str:
-        """Return the path of slurmd's log file; "" when slurmd logs to syslog or slurm.conf cannot be read."""
+        """Return the path of slurmd's log file, or "" if slurmd logs to syslog or slurm.conf cannot be read."""
         conf = self._conf or next((path for path in CONF_PATHS if os.path.exists(path)), "")
         try:
             found = parse(conf, _read).get("SlurmdLogFile") if conf else ""
@@ -45,7 +46,7 @@ class Leftovers:
 
 
 def in_log(path: str, unix_seconds: float) -> str:
-    """Return the first line of slurmd's log since ``unix_seconds`` that says an epilog failed or a step could not be killed."""
+    """Return the first failure of an epilog, or of killing a step, in slurmd's log since ``unix_seconds``. Return "" for none."""
     try:
         with open(path, "rb") as f:
             f.seek(0, os.SEEK_END)

@@ -1,7 +1,7 @@
 """Lists all nodes and their jobs as slurmctld has them, with one sinfo and one squeue, however many nodes there are.
 
-RPCs, seen on 22.05, 24.11 and 26.05: REQUEST_NODE_INFO of sinfo, REQUEST_JOB_INFO of squeue, and REQUEST_PARTITION_INFO and
-REQUEST_FED_INFO of both.
+sinfo makes the RPC REQUEST_NODE_INFO, squeue makes REQUEST_JOB_INFO, and both make REQUEST_PARTITION_INFO and REQUEST_FED_INFO
+(seen on 22.05, 24.11 and 26.05).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _EXTRA = ("Version",)
 
 
 class Listed(Struct, frozen=True, kw_only=True):
-    """Describes one node. ``version``: of the slurmd that registered last, "" for none."""
+    """Describes one node. ``version``: that of the slurmd that registered last, or "" if none has registered."""
 
     state: NodeState
     version: str
@@ -43,8 +43,7 @@ def listed(client: Scontrol) -> tuple[Listed, ...]:
 
 
 def jobs_by_node(text: str) -> dict[str, list[JobOn]]:
-    """Return the jobs of squeue's ``%A|%t|%D|%N`` lines by the nodes that they have. Raises SlurmError for a line of another
-    form."""
+    """Return the jobs on each node from squeue's ``%A|%t|%D|%N`` lines. Raises SlurmError for a line of another form."""
     found: dict[str, list[JobOn]] = {}
     for line in text.splitlines():
         words = line.split("|")

@@ -1,9 +1,9 @@
-"""Reads which nodes slurmctld's topology plugin puts together: ``scontrol show topology`` as data.
+"""Reads the groups of nodes that slurmctld's topology plugin makes, from the output of ``scontrol show topology``.
 
 The lines are those of the tree and block plugins (src/plugins/topology/tree and block, print functions), and are the same on
 22.05, 24.11 and 26.05: ``SwitchName=s1 Level=0 LinkSpeed=1 Nodes=n[1-4]`` and ``BlockName=b1 BlockIndex=0 Nodes=n[1-4]
-BlockSize=4``. Only the lowest level counts: a leaf switch, a base block. No topology (topology/flat, before 23.11
-topology/none) prints nothing. Other plugins (ring, torus) have no such groups.
+BlockSize=4``. Only groups of the lowest level are read: leaf switches and base blocks. Without a topology (topology/flat, before
+23.11 topology/none), scontrol prints nothing. Other plugins (ring, torus) have no such groups.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def parse_topology(text: str) -> tuple[NodeGroup, ...]:
 
 
 def expand(text: str) -> list[str]:
-    """Return the names of a Slurm nodelist (``model.nodelist``). Raises SlurmError for a text that is none."""
+    """Return the names of a Slurm nodelist (``model.nodelist``). Raises SlurmError for a text that is no nodelist."""
     try:
         return nodelist.expand(text)
     except ValueError as e:

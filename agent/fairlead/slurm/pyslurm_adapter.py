@@ -1,11 +1,12 @@
 """Speaks to slurmctld through pyslurm (GPL-2.0, built for one Slurm release), where ``slurm.adapter = "pyslurm"`` chooses it.
 
-pyslurm runs in a process of its own (pyslurm_worker.py). Its calls stop the whole interpreter while they wait for slurmctld,
-libslurm ends the process that uses it where slurm.conf is wrong, and its waits cannot be ended early. Here a late or dead
-worker is one SlurmUnavailable, and the next call starts another worker. libslurmfull.so has no version in its name, so a
-pyslurm that was built for another release loads and reads structures wrongly. The worker therefore says what it was built for,
-and that must be the release of this node's own ``scontrol --version``. pyslurm 25.11 cannot ask for the topology, so Scontrol
-does.
+pyslurm runs in a process of its own, the worker (pyslurm_worker.py). Its calls stop the whole interpreter while they wait for
+slurmctld, and cannot be ended early. libslurm also ends the process that uses it if slurm.conf is wrong. Because of the worker,
+such a call only raises SlurmUnavailable, and the next call starts another worker.
+
+libslurmfull.so has no version in its name, so a pyslurm that was built for another release loads and reads structures wrongly.
+The worker therefore reports the release that it was built for. It must be the release that ``scontrol --version`` prints on this
+node. pyslurm 25.11 cannot ask for the topology, so Scontrol does.
 """
 
 from __future__ import annotations
@@ -76,8 +77,7 @@ class Pyslurm:
         )
 
     def not_after(self, seconds: float) -> None:
-        """Limit the next write: it begins within so many seconds or not at all. The worker checks the time right before the
-        call."""
+        """Limit the next write. It begins within ``seconds`` or not at all. The worker checks the time right before the call."""
         self._until = time.clock_gettime(time.CLOCK_BOOTTIME) + seconds
 
     def drain(self, name: str, reason: str) -> None:

@@ -18,7 +18,7 @@ HAVE_NODE = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "ST
 
 
 def main() -> int:
-    """Answer until stdin ends."""
+    """Answer requests until stdin ends."""
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [path for path in sys.path if os.path.abspath(path) != here]  # pyslurm must not import our own modules
     try:

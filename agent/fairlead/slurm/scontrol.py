@@ -1,8 +1,9 @@
 """Speaks to slurmctld through scontrol, sinfo and squeue. The text that it reads is the same on 22.05, 24.11 and 26.05.
 
 It uses sinfo and not ``scontrol show node``: for one node, sinfo asks for one record (REQUEST_NODE_INFO_SINGLE), and scontrol
-fetches all. ``--Format=Field:SUFFIX`` without a width prints a field whole and without padding (sinfo(1), -O). The suffix is a
-new random mark for each call. So a reason may hold line ends, ``=`` and invented fields, and still comes back as it is.
+fetches the records of all nodes. ``--Format=Field:SUFFIX`` without a width prints a field whole and without padding (sinfo(1),
+-O). The suffix is a new random mark for each call. So a reason that contains line ends, ``=`` or invented fields is still read
+exactly.
 """
 
 from __future__ import annotations
@@ -47,15 +48,16 @@ NO_ANSWER = (
     "unable to resolve",
 )
 FIELDS = ("NodeList", "NodeHost", "StateComplete", "User", "Timestamp", "PartitionName", "Reason")
-#: States of jobs that have their nodes, as squeue shortens them.
-_TOO_LATE = 124  # our own exit status of a child that was too late to start a write
+_TOO_LATE = 124  # the exit status of our child process that was too late to start a write
+#: The states in which a job has its nodes, in squeue's compact words.
 HOLDING = frozenset({"R", "CG", "CF", "S", "ST", "SO", "SI"})
 
 
 class Scontrol:
     """Speaks to slurmctld through the command line tools.
 
-    conf: SLURM_CONF, "" finds it. bin_dir: the folder of the tools. deadline_seconds: for each call; then it gets SIGKILL.
+    conf: the path for SLURM_CONF, or "" to search for it. bin_dir: the folder of the tools. deadline_seconds: the time limit of
+    each call, after which the tool gets SIGKILL.
     """
 
     def __init__(self, *, conf: str = "", bin_dir: str = "/usr/bin", deadline_seconds: float = 10.0) -> None:
@@ -65,7 +67,7 @@ class Scontrol:
         self._until = float("inf")
 
     def not_after(self, seconds: float) -> None:
-        """Limit the next write: it is sent within so many seconds or not at all, whatever delays this process or scontrol."""
+        """Limit the next write. It is sent within ``seconds`` or not at all, even if this process or scontrol is delayed."""
         self._until = _boottime() + seconds
 
     def node(self, name: str) -> NodeState:
@@ -87,13 +89,13 @@ class Scontrol:
         return parse_jobs(self._run(["squeue", "-h", "-a", "-t", "all", "-w", plain(name), "-o", "%A %t %D"]))
 
     def topology(self) -> tuple[NodeGroup, ...]:
-        """Return leaf switches and blocks; () where slurmctld has no topology of that kind. One RPC (REQUEST_TOPO_INFO)."""
+        """Return leaf switches and blocks, or () if slurmctld has none. This takes one RPC (REQUEST_TOPO_INFO)."""
         return parse_topology(self._run(["scontrol", "-o", "show", "topology"]))
 
     def began(self) -> float:
         try:
             return parse_began(self._run(["scontrol", "show", "config"]))
-        # scontrol also pings, and ends with 1 and without a message when slurmctld has stopped just before that
+        # scontrol also pings slurmctld, and ends with 1 and without a message if slurmctld has just stopped
         except SlurmError as e:
             raise SlurmUnavailable(str(e), hint=e.hint or "is slurmctld up? scontrol ping") from None
 
@@ -107,7 +109,7 @@ class Scontrol:
         self._update(name, f"Reason={reason}")
 
     def resume(self, name: str) -> None:
-        # UNDRAIN and not RESUME: RESUME would also lift a DOWN that somebody set since (measured on all three releases).
+        # UNDRAIN and not RESUME: RESUME would also lift a DOWN that somebody has set meanwhile (measured on all three releases).
         self._update(name, "State=UNDRAIN")
 
     def _update(self, name: str, *changes: str) -> None:
@@ -115,12 +117,12 @@ class Scontrol:
         self._run(["scontrol", "update", f"NodeName={plain(name)}", *changes], until=until)
 
     def release(self) -> str:
-        """Return Slurm's release on this node, such as ``24.11``; "" where scontrol does not say it. No RPC."""
+        """Return Slurm's release on this node, such as ``24.11``, or "" if scontrol does not print it. This takes no RPC."""
         found = re.search(r"slurm\S* (\d+\.\d+)", self._run(["scontrol", "--version"]))
         return found[1] if found else ""
 
     def conf_path(self) -> str:
-        """Return the slurm.conf that the tools are told to use; "" where they find it themselves (DNS SRV records)."""
+        """Return the path of the slurm.conf for the tools, or "" if they find the file themselves (DNS SRV records)."""
         return self.conf or next((path for path in CONF_PATHS if os.path.exists(path)), "")
 
     def environment(self) -> Mapping[str, str]:
@@ -131,7 +133,7 @@ class Scontrol:
         return {**env, "SLURM_CONF": conf} if conf else env
 
     def ask(self, command: Sequence[str]) -> str:
-        """Return standard output of another of Slurm's commands. Raises SlurmUnavailable, SlurmError with one line."""
+        """Run another of Slurm's commands and return its standard output. Raises SlurmUnavailable, SlurmError with one line."""
         return self._run(command)
 
     def _run(self, command: Sequence[str], *, until: float = float("inf")) -> str:
@@ -172,8 +174,10 @@ def _boottime() -> float:
 
 
 def _end_at(until: float) -> None:
-    """Set a timer in the child right before exec, which is the last time at which this program can read the clock. The timer
-    outlasts exec (setitimer(2)), and the kernel keeps it also while the agent is stopped."""
+    """Set a timer in the child process right before exec, which is the last time that this program's code runs there.
+
+    The timer continues after exec (setitimer(2)). It also runs while the agent is stopped, because the kernel has it.
+    """
     remaining = until - _boottime()
     if remaining <= 0:
         os._exit(_TOO_LATE)
@@ -181,7 +185,7 @@ def _end_at(until: float) -> None:
 
 
 def plain(name: str) -> str:
-    """Return the name. Raises SlurmError for one that could be a nodelist expression or an option."""
+    """Return the name. Raises SlurmError for a name that could be a nodelist expression or an option."""
     if not name or not all(c.isascii() and (c.isalnum() or c in "._-") for c in name) or name.startswith("-"):
         raise SlurmError(f"{name!r} is not a node name")
     return name
@@ -213,7 +217,7 @@ def rows(text: str, mark: str, width: int) -> list[list[str]]:
 
 
 def nodes_of(rows: Iterable[Sequence[str]]) -> tuple[NodeState, ...]:
-    """Return the nodes of rows of ``FIELDS``."""
+    """Return the nodes from rows with the columns of ``FIELDS``."""
     found: dict[str, NodeState] = {}
     for name, host, states, user, stamp, partition, reason in rows:
         earlier = found.get(name)
@@ -230,7 +234,7 @@ def nodes_of(rows: Iterable[Sequence[str]]) -> tuple[NodeState, ...]:
 
 
 def states_of(text: str) -> frozenset[str]:
-    """Return ``idle+drain`` as words. The suffix of a compact form (``down*``) becomes the flag that it means (sinfo(1))."""
+    """Return the words of a state such as ``idle+drain``. A suffix as in ``down*`` becomes the flag that it means (sinfo(1))."""
     marks = {"*": "NOT_RESPONDING", "$": "MAINTENANCE", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "!": "POWER_DOWN"}
     marks |= {"%": "POWERING_DOWN", "#": "POWERING_UP", "~": "POWERED_DOWN", "-": "PLANNED"}
     states: set[str] = set()
@@ -241,13 +245,13 @@ def states_of(text: str) -> frozenset[str]:
 
 
 def _reason(text: str, states: str) -> str:
-    """Return the reason. sinfo prints ``none`` for no reason. A drained node always has one, so for such a node ``none`` is a
-    reason."""
+    """Return the reason. sinfo prints ``none`` for no reason. A drained node always has a reason, so for a drained node ``none``
+    is its reason."""
     return "" if text == "none" and "drain" not in states and "fail" not in states else text
 
 
 def parse_jobs(text: str) -> tuple[JobOn, ...]:
-    """Return the jobs of squeue's ``%A %t %D`` lines that have their node (running, completing, suspended, ...)."""
+    """Return the jobs that have their nodes (running, completing, suspended, ...) from squeue's ``%A %t %D`` lines."""
     jobs = []
     for line in text.splitlines():
         words = line.split()
@@ -261,8 +265,8 @@ def parse_jobs(text: str) -> tuple[JobOn, ...]:
 def parse_began(text: str) -> float:
     """Return BOOT_TIME of `scontrol show config`: when slurmctld's process began (slurmctld/controller.c, _init_config).
 
-    Where the primary slurmctld is down, a backup has answered. It took the state over some time after it began, so this
-    returns inf.
+    If the primary slurmctld is down, a backup has answered. A backup takes over the state some time after its process began, so
+    the result is inf.
     """
     began = re.search(r"^BOOT_TIME\s*= (\d{1,15})$", text, re.M)
     primary = re.search(r"^Slurmctld\(primary\)[^\n]* is UP$", text, re.M)
@@ -270,8 +274,10 @@ def parse_began(text: str) -> float:
 
 
 def parse_node_times(text: str) -> tuple[NodeTimes, ...]:
-    """Return the times of `scontrol -o show node`: one node a line, its reason with ``[USER@TIME]`` near the end. Only users
-    who may change nodes can write a reason, a comment and such fields."""
+    """Return the times from `scontrol -o show node`, which prints a node per line, with ``[USER@TIME]`` at the end of its reason.
+
+    Reason and comment can be trusted here, because only users who may change nodes can write them.
+    """
     found = []
     for record in re.split(r"^(?=NodeName=)", text, flags=re.M)[1:]:
         began = re.search(r" SlurmdStartTime=(\d{1,15})\b", record)

@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 
 from fairlead.errors import InputMissing
 
-PAIR = re.compile(r"\b(\w++)\s*+=\s*(\"[^\"]*\"|\S+)")  # possessive: a long word without = takes no quadratic time
+PAIR = re.compile(r"\b(\w++)\s*+=\s*(\"[^\"]*\"|\S+)")  # possessive, so that a long word without = takes linear time
 _LINES = {"nodename", "partitionname", "nodeset", "downnodes", "switchname", "frontendname", "include"}
 MAX_INCLUDES = 32
 
 
 @dataclass(frozen=True)
 class SlurmConf:
-    """Holds a configuration. ``values``: lower-case key to value. ``nodes``: the NodeName lines as pairs. ``path``: the file
-    that was read first."""
+    """Holds a configuration. ``values``: the values by lower-case key. ``nodes``: the values of each NodeName line by lower-case
+    key. ``path``: the main file, which may include others."""
 
     path: str
     values: dict[str, str] = field(default_factory=dict)
@@ -36,7 +36,10 @@ class SlurmConf:
 
 
 def parse(path: str, read: Callable[[str], str | None]) -> SlurmConf:
-    """Read a slurm.conf through ``read`` (path to text, None when there is no such file). Raises InputMissing."""
+    """Return a slurm.conf as data. ``read``: the function that returns a file's text, or None if there is no such file.
+
+    Raises InputMissing if the main file is missing.
+    """
     text = read(path)
     if text is None:
         raise InputMissing(f"{path}: no such file", hint="name the file with --slurm-conf")

@@ -1,4 +1,4 @@
-"""Writes gres.conf and the NodeName lines of slurm.conf. Equal nodes are in one line (gres.conf(5), slurm.conf(5))."""
+"""Writes gres.conf and the NodeName lines of slurm.conf. Equal nodes share one line (gres.conf(5), slurm.conf(5))."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ MEMORY_FRACTION = 100
 def gres_lines(node: SlurmNode, autodetect: str = "") -> tuple[str, ...]:
     """Return the lines of one node, without NodeName. ``autodetect``: "" or a mechanism (nvml, nvidia, rsmi).
 
-    The mechanism finds links and cores itself and checks them against the lines written here. A difference drains the node. A
-    node in MIG mode has what AutoDetect finds, because the file of a GPU instance is known on the node only, and changes with
-    the instances. Its NodeName line says how many instances there are of each type (``gpu_types``).
+    With a mechanism, slurmd detects links and cores itself and compares them with these lines. A difference drains the node. A
+    node in MIG mode is left to AutoDetect, because the device files of GPU instances are known only on the node, and change with
+    the instances. Its NodeName line has the number of instances of each type (``gpu_types``).
     """
     head = f"AutoDetect={autodetect} " if autodetect else ""
     if any(gpu.mig for gpu in node.gpus):
@@ -55,7 +55,7 @@ def _cores(gpu: GpuGres, autodetect: str) -> str:
 
 
 def _says_links(gpu: GpuGres) -> bool:
-    """Return whether Links prefers some GPUs. Behind NVSwitches no link ends at another GPU."""
+    """Return whether Links prefers some GPUs. Behind NVSwitches it prefers none, because no link ends at another GPU."""
     return any(count > 0 for count in gpu.links)
 
 
@@ -71,21 +71,20 @@ def render_gres(nodes: Iterable[SlurmNode], autodetect: str = "") -> str:
 
 
 def mig_type(profile: str) -> str:
-    """Return the GRES type of a GPU instance: part of what AutoDetect calls it (`nvidia_h100_80gb_hbm3_3g.40gb`).
+    """Return the GRES type of a GPU instance. It is a part of AutoDetect's name for it (`nvidia_h100_80gb_hbm3_3g.40gb`).
 
-    slurmd makes that name from the slices and the memory alone (Slurm src/plugins/gpu/nvml/gpu_nvml.c, _handle_mig), so the
-    attributes behind it (`+me`, `-me`) are not part of it. It rounds the memory that NVML reports. With A100 80 GB and driver
-    535 the name is 3g.39gb where the profile is 3g.40gb (NVIDIA/mig-parted issue 31). ``names`` of ``gpu_types`` is for such a
-    case.
+    slurmd makes its name only from the slices and the memory (Slurm src/plugins/gpu/nvml/gpu_nvml.c, _handle_mig), so the type
+    has no attributes (`+me`, `-me`). slurmd rounds the memory that NVML reports. With A100 80 GB and driver 535, the profile
+    3g.40gb therefore has the name 3g.39gb (NVIDIA/mig-parted issue 31). For such a case, ``gpu_types`` has ``names``.
     """
     return re.sub(r"([+]|-me).*", "", profile)
 
 
 def gpu_types(node: SlurmNode, names: Mapping[str, str] = {}) -> dict[str, int]:
-    """Return how many GPUs, or GPU instances, a node has of each GRES type. ``names``: the types of profiles with another
-    name.
+    """Return how many GPUs, or GPU instances, a node has of each GRES type. ``names``: the types of MIG profiles for which slurmd
+    uses another name.
 
-    Instances come first, because the type of a whole GPU (h100) is also part of what AutoDetect calls the instances of one.
+    Instances come first, because the type of a whole GPU (h100) is also part of AutoDetect's names for GPU instances.
     """
     types: dict[str, int] = {}
     for gpu in sorted(node.gpus, key=lambda gpu: not gpu.instances):
@@ -114,7 +113,7 @@ def node_line(node: SlurmNode, names: Iterable[str], mig_names: Mapping[str, str
 
 
 def render_nodes(nodes: Iterable[SlurmNode], mig_names: Mapping[str, str] = {}) -> tuple[str, tuple[str, ...]]:
-    """Return the NodeName lines, and notes. Equal nodes are in one line, with the least memory that one of them has.
+    """Return the NodeName lines, and notes. Equal nodes share one line, with the least memory that one of these nodes has.
 
     Slurm drains a node that has less than RealMemory (slurm.conf(5), RealMemory).
     """

@@ -1,4 +1,4 @@
-"""Reads which nodes and GPUs a running gres.conf or file of NodeName lines names, so that a new one does not lose any."""
+"""Reads which nodes and GPUs the present gres.conf or file of NodeName lines has, so that a new file does not lose any."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def node_names(text: str) -> frozenset[str]:
 
 
 def gpu_counts(text: str) -> dict[str, int]:
-    """Return how many GPUs a gres.conf gives to each node, by its files. A node that is left to AutoDetect has none here."""
+    """Return how many GPU device files a gres.conf has for each node. A node that is left to AutoDetect is not counted."""
     counts: dict[str, int] = {}
     for names, rest in _lines(text):
         file = _FILE.search(rest)
@@ -29,7 +29,10 @@ def gpu_counts(text: str) -> dict[str, int]:
 
 
 def fewer_gpus(before: str, after: str, allowed: Collection[str]) -> str:
-    """Return in words which nodes of both files would have fewer GPUs, without those ``allowed``, or "" for none."""
+    """Return in words which nodes have fewer GPUs in ``after`` than in ``before``, or "" for none.
+
+    Nodes that are not in both files, or that are in ``allowed``, are left out.
+    """
     new = gpu_counts(after)
     old = gpu_counts(before)
     lost = [name for name in in_order(old) if name in new and new[name] < old[name] and name not in allowed]

@@ -33,11 +33,12 @@ class Socket(StrEnum):
 
 
 class GpuGres(Struct, frozen=True, kw_only=True):
-    """Describes one GPU. cores: Slurm's numbers of the nearest cores, whole sockets; () for all cores, or unknown.
+    """Describes one GPU.
 
-    near: the same before it was widened to whole sockets, as Slurm's AutoDetect has it. links: NVLinks to each GPU of the node
-    in this order, -1 for itself (gres.conf(5), Links). mig: it is in MIG mode, or will be. instances: the GPU instances that a
-    site declares, by profile.
+    cores: Slurm's numbers of all cores of the nearest sockets, or () if these are all cores or are not known. near: Slurm's
+    numbers of the nearest cores alone, as Slurm's AutoDetect finds them. links: the number of NVLinks to each GPU of the node, in
+    the order of the node's GPUs, and -1 for the GPU itself (gres.conf(5), Links). mig: whether the GPU is in MIG mode, or will be
+    by the site's declaration. instances: the MIG profile of each GPU instance that the site declares.
     """
 
     pci: str
@@ -58,10 +59,10 @@ class KernelGpu(Struct, frozen=True):
 
 
 class SlurmNode(Struct, frozen=True, kw_only=True):
-    """Describes a node for Slurm. ``cores_per_socket`` and ``threads_per_core`` are 0 where they differ within the node: Slurm
-    cannot say that.
+    """Describes a node for Slurm. ``cores_per_socket`` and ``threads_per_core`` are 0 if they differ within the node, because
+    slurm.conf cannot express that.
 
-    ``gpus`` are in the order of their device files. ``memory_mib``: None where it is not known. ``notes``: one line each.
+    ``gpus`` are in the order of their device files. ``memory_mib``: None if it is not known. ``notes``: one line each.
     """
 
     name: str
@@ -75,11 +76,10 @@ class SlurmNode(Struct, frozen=True, kw_only=True):
 
 
 def gres_type(name: str) -> str:
-    """Return a short GRES type of a product's name, for example h100: part of what AutoDetect calls it
-    (`nvidia_h100_80gb_hbm3`).
+    """Return a short GRES type for a product's name, such as h100. It is a part of AutoDetect's name (`nvidia_h100_80gb_hbm3`).
 
-    With AutoDetect a configured type must be part of the detected one (gres.conf(5), Type). It holds letters, digits and _
-    alone, because slurm.conf reads no other character there: of "GH200/GB200" the first is taken.
+    With AutoDetect, a configured type must be part of the detected type (gres.conf(5), Type). The type has only letters, digits
+    and _, because slurm.conf allows no other character in it. For the product "GH200/GB200" the type is gh200.
     """
     words = [w for w in re.split(r"[^a-z0-9]+", name.lower()) if w and w not in _BRANDS]
     if words[:2] == ["rtx", "pro"] and len(words) > 2:
@@ -124,9 +124,9 @@ def of_node(
     kernel: Mapping[str, KernelGpu] | None = None,
     kind: str = "",
 ) -> SlurmNode:
-    """Return the node of a machine. ``kernel``: by PCI address, for GPUs that NVML did not name.
+    """Return the node that Slurm sees on a machine. ``kernel``: GPUs by PCI address, for GPUs that NVML did not name.
 
-    ``kind``: the GRES type to use for every GPU, "" for that of each product. ``memory_mib``: RealMemory, None for unknown.
+    ``kind``: the GRES type of every GPU, or "" for a type by product. ``memory_mib``: RealMemory, or None if it is not known.
     Raise DataError for a GPU without a device file and for two GPUs with the same one.
     """
     up = as_cpu_set(locality.online(node))

@@ -1,7 +1,7 @@
 """Writes topology.conf and topology.yaml, and reads which nodes such a file names (topology.conf(5), topology.yaml(5)).
 
-topology.conf holds one topology. topology.yaml holds any number, from Slurm 25.05 on. Where it exists Slurm ignores
-topology.conf.
+topology.conf contains one topology. From Slurm 25.05 on, topology.yaml contains any number of them. If topology.yaml exists,
+Slurm ignores topology.conf.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def render_conf(made: SwitchTree | Blocks) -> str:
 
 
 def render_yaml(made: Mapping[str, SwitchTree | Blocks]) -> str:
-    """Return topology.yaml of topologies by name. The first is the cluster's default."""
+    """Return the text of topology.yaml. ``made``: the topologies by name. The first topology is the cluster's default."""
     lines = []
     for number, (name, topology) in enumerate(made.items()):
         lines += [f"- topology: {name}", f"  cluster_default: {'false' if number else 'true'}"]

@@ -1,2 +1,2 @@
-"""Holds pure rules over one machine and its fabric: how far devices are apart, which CPUs a task should have, what costs
-bandwidth."""
+"""Holds pure functions about one machine and its fabric. They compute how far devices are apart, which CPUs a task should have,
+and which wiring costs bandwidth."""

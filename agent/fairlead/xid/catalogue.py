@@ -1,8 +1,8 @@
-"""Holds the Xid catalogue: every code of driver 595.45.04, what it means, what to do, and who is to blame.
+"""Holds the Xid catalogue: for every code of driver 595.45.04 its meaning, the action, and who is to blame.
 
-``action`` is NVIDIA's immediate action where NVIDIA publishes one. NVIDIA's words map to ours: IGNORE none, RESTART_VM and
-RESTART_BM reboot_node, CHECK_MECHANICALS check_hardware, UPDATE_SWFW update_software, the NVLink workflows check_fabric,
-WORKFLOW_XID_48 reset_gpu, WORKFLOW_XID_45, XID_154 and CHECK_UVM follow_cause.
+If NVIDIA publishes an immediate action for a code, ``action`` is that action. NVIDIA's words are translated as follows: IGNORE
+to none, RESTART_VM and RESTART_BM to reboot_node, CHECK_MECHANICALS to check_hardware, UPDATE_SWFW to update_software, the NVLink
+workflows to check_fabric, WORKFLOW_XID_48 to reset_gpu, and WORKFLOW_XID_45, XID_154 and CHECK_UVM to follow_cause.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from fairlead.xid.versions import change_of
 
 
 class XidEntry(Struct, frozen=True):
-    """Describes one code. ``name`` is NVIDIA's, ``description`` has a few words for a reason, ``why`` explains the action.
+    """Describes one code.
 
-    service: whether and when the node leaves service. blames: application, gpu, node, fabric or driver.
+    name: NVIDIA's name. description: the meaning in a few words, for a drain's reason. service: whether and when the node leaves
+    service. blames: application, gpu, node, fabric or driver. why: the reason of the action.
     """
 
     code: int
@@ -31,14 +32,14 @@ class XidEntry(Struct, frozen=True):
 
     @property
     def harmless(self) -> bool:
-        """Say whether there is nothing to do and nothing to watch."""
+        """Return whether nobody has to do or to watch anything after this code."""
         return self.action is Action.NONE and self.service is Service.KEEP and self.blames == "driver"
 
 
 ENTRIES: dict[int, XidEntry] = {row[0]: XidEntry(*row) for row in (*codes_001.ROWS, *codes_063.ROWS, *codes_119.ROWS)}
 
 #: What the recovery action numbers mean (Xid 154 and NVML_FI_DEV_GET_GPU_RECOVERY_ACTION; nvml.h nvmlDeviceGpuRecoveryAction_t).
-#: The words in the line changed in r610 ("Node Reboot Required" became "OS Reboot"): only the number counts.
+#: The words in the line changed in r610 ("Node Reboot Required" became "OS Reboot"), so only the number counts.
 RECOVERY: dict[int, tuple[str, Action, Service]] = {
     0: ("no recovery action", Action.NONE, Service.KEEP),
     1: ("driver asks for a GPU reset", Action.RESET_GPU, Service.DRAIN_NOW),
@@ -52,10 +53,9 @@ RECOVERY: dict[int, tuple[str, Action, Service]] = {
 
 
 def look_up(code: int, driver: str = "") -> XidEntry:
-    """Return the entry of a code. The driver version counts where it is known and the code meant something else to that
-    version.
+    """Return the entry of a code. If the code had another meaning in the given driver version, return that meaning.
 
-    A code that no header names is not known to be harmless: NVIDIA has to explain it.
+    A code that is not in the catalogue may be harmful, so its action is to contact NVIDIA's support.
     """
     change = change_of(code, driver)
     if change is not None:
@@ -85,6 +85,6 @@ def look_up(code: int, driver: str = "") -> XidEntry:
 
 
 def recovery(number: int) -> tuple[str, Action, Service]:
-    """Return what a recovery action number asks for: words, action, service. An unknown number is treated as serious."""
+    """Return the meaning of a recovery action number, as (words, action, service). An unknown number drains the node at once."""
     unknown = (f"driver asks for recovery action {number}", Action.CONTACT_SUPPORT, Service.DRAIN_NOW)
     return RECOVERY.get(number, unknown)

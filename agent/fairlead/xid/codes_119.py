@@ -1,7 +1,8 @@
-"""Xid codes 119 to 176.
+"""Holds the catalogue's rows for the Xid codes 119 to 176.
 
-(code, NVIDIA's name, meaning in a few words, action, service, blames, why, source). Facts: NVIDIA's Xid catalogue
-(https://docs.nvidia.com/deploy/xid-errors/), and nverror.h of driver 595.45.04 for names and codes above it.
+Each row is (code, NVIDIA's name, meaning in a few words, action, service, who is to blame, reason of the action, source). Facts:
+NVIDIA's Xid catalogue (https://docs.nvidia.com/deploy/xid-errors/). Names, and codes that the catalogue does not list, come from
+nverror.h of driver 595.45.04.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Decodes a whole log: one object per recognised record, and for each Xid 45 the fault that it follows.
+"""Decodes a whole log: yields one object for each recognised record, and finds for each Xid 45 the fault that caused it.
 
-The cause of a 45 is the one that the driver prints ("caused by previous Xid N"), else the latest Xid of the same GPU and,
-under MIG, of the same instance. A fault of an application ends only that application's channels, so where both lines name a
-process, it must be the same process. Xids that only record what was done about a fault (63, 64, 154) are named where there is
-no other Xid. A boot starts with no known faults. Order counts and not time, because many logs have no stamps.
+If the driver prints the cause of a 45 ("caused by previous Xid N"), this is the cause. Otherwise the cause is the latest Xid of
+the same GPU and, under MIG, of the same instance. A fault of an application ends only that application's channels. So if both
+lines name a process, it must be the same process. Some Xids only report what was done about a fault (63, 64, 154). They are the
+cause only if there is no other Xid. Faults from before a boot are never the cause of a 45 after it. The order of the lines counts
+and not their time, because many logs have no time stamps.
 """
 
 from __future__ import annotations
@@ -22,23 +23,26 @@ from fairlead.xid.versions import loaded
 CONSEQUENCE = 45
 RECORDS = frozenset({63, 64, 154})
 NO_CAUSE = frozenset({CONSEQUENCE, 162})  # 162 reports no fault
-REMEMBER = 256  # faults per log, the latest of each GPU, instance and process
-BOOT = ("Linux version ", "-- Boot ", "-- Reboot --")  # the kernel's first record; journalctl's mark between boots
+REMEMBER = 256  # at most this many faults are stored: the latest fault of each GPU, instance and process
+BOOT = ("Linux version ", "-- Boot ", "-- Reboot --")  # the kernel's first record, and journalctl's marks between boots
 
 
 class Instance(Struct, frozen=True):
-    """Names a MIG instance. ci is None where the driver names the GPU instance only."""
+    """Names a MIG instance by its GPU instance and its compute instance. ``ci`` is None if the driver names only the GPU
+    instance."""
 
     gi: int
     ci: int | None
 
 
 class Decoded(Struct, frozen=True, kw_only=True):
-    """Describes one record. line counts from 1; pci is "" where the line does not say it; process and text are as printed.
+    """Describes one record.
 
-    action, service and means (a few words) are the catalogue's, or those that the line itself says where that counts more.
-    blames: of a 45, its cause's. nvlink: the row of NVIDIA's table of NVLink 5 errors that a line of 144 to 150 fits; only for
-    these lines.
+    line: the number of the line, from 1. pci: the PCI address, or "" if the line has none. mig: the MIG instance, or None.
+    process, text: the process name and the message as printed. action, service, means (a few words): the meaning in the
+    catalogue, or the meaning that the line itself has (``xid.meaning``). caused_by: the Xid that caused a 45. blames: who is to
+    blame. For a 45, this is who is to blame for its cause. nvlink: for a line of Xid 144 to 150, the row of NVIDIA's table of
+    NVLink 5 errors.
     """
 
     line: int
@@ -76,8 +80,8 @@ class _Faults:
             del self._latest[next(iter(self._latest))]
 
     def cause(self, line: XidLine, driver: str) -> XidLine | None:
-        """Return the latest fault that can have led to this line. A record of what was done about a fault counts only where
-        there is no fault."""
+        """Return the latest fault that can have caused this line. If there is no such fault, return the latest Xid of
+        ``RECORDS``, which only reports what was done about a fault."""
         record = None
         for fault in reversed(self._latest.values()):
             if _can_cause(fault, line, driver):
@@ -99,11 +103,9 @@ def _can_cause(fault: XidLine, line: XidLine, driver: str) -> bool:
 
 
 def decode(texts: Iterable[str], driver: str = "") -> Iterator[Decoded]:
-    """Return all recognised records of a log, in order and as they come. ``texts`` are messages without stamps
-    (``xid.log_file``).
-
-    ``driver``: the version of the driver that printed the log; with "", the version that the log itself names when the driver
-    loads.
+    """Yield all recognised records of a log in their order, as soon as each is read. ``texts`` are messages without time stamps
+    (``xid.log_file``). ``driver`` is the version of the driver that printed the log. If it is "", the version comes from the
+    record that the driver prints when it loads.
     """
     faults = _Faults()
     running = driver

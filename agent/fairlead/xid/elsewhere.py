@@ -1,8 +1,7 @@
-"""Lists what other public health systems do by default with each Xid code: fail the node or GPU, warn, or ignore.
-
-This was read in their sources at the commits named. A system fails a code when its default would mark the node or the GPU bad.
-It warns when it only reports the code. It ignores a code that it does not read or lists as harmless. ``rest`` is the reaction
-to codes that a row does not name. This is the state of August 2026, for defaults only; most of them can be configured.
+"""Lists what other public health systems do by default with each Xid code: fail the node or GPU, warn, or ignore.  The reactions
+come from the sources of these systems, at the commits that ``source`` names. A system fails a code if it marks the node or the
+GPU as bad by default. It warns if it only reports the code. It ignores a code that it does not read or that it lists as harmless.
+``rest`` is the reaction to codes that no row names. The list has the defaults of August 2026. Most systems can be configured.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ FAIL, WARN, IGNORE = Reaction.FAIL, Reaction.WARN, Reaction.IGNORE
 
 
 class System(Struct, frozen=True):
-    """Describes one system: its name, where its default was read, the codes by reaction ("1-7,9"), and rest: the reaction to
-    all others."""
+    """Describes one system. source: where its defaults were read. rows: pairs of a reaction and its codes ("1-7,9"). rest: the
+    reaction to all other codes."""
 
     name: str
     source: str
@@ -123,7 +122,7 @@ SYSTEMS: tuple[System, ...] = (
 
 @lru_cache(maxsize=64)
 def codes(text: str) -> frozenset[int]:
-    """Return the codes of "1-7,9"."""
+    """Return the codes that a text such as "1-7,9" names."""
     found: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")

@@ -1,9 +1,9 @@
 """Parses Xid, SXid and "fallen off the bus" records. Any text gives an XidLine or None, and never an error.
 
-A record is matched from its start only, and what is matched before the code is longer than a task's name. Text that a user may
-choose (a process name) comes later in the line, so a user can never make such a record. Three forms of address exist (plain,
-``GPU-I:05``, ``GPU-I:05 GPU-CI:01``). New drivers print pid and name together or not at all. A name may hold commas, colons
-and brackets. The message may be empty.
+A pattern matches only from the start of a record, and the text that it matches before the code is longer than a task's name. Text
+that a user may choose (a process name) comes later in the line. So a user can never write a record that this module recognises.
+The address in a record has three forms: a PCI address alone, with ``GPU-I:05``, or with ``GPU-I:05 GPU-CI:01``. New drivers print
+pid and name together or not at all. A name may contain commas, colons and brackets. The message may be empty.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from msgspec import Struct
 from fairlead.xid import nvlink5
 
 NAME_MAX = 15  # TASK_COMM_LEN - 1, include/linux/sched.h
-SPLIT_PENDING = 64  # GPUs whose message has begun and not ended
-SPLIT_REACH = 8  # records within which the three parts of a split message are searched
+SPLIT_PENDING = 64  # at most this many GPUs may have a message that has begun and not ended
+SPLIT_REACH = 8  # the parts of a message are searched within this many records
 
 
 class XidKind(StrEnum):
@@ -31,10 +31,11 @@ class XidKind(StrEnum):
 class XidLine(Struct, frozen=True, kw_only=True):
     """Describes one recognised record.
 
-    pci: ``0000:4e:00.0``, or "" when the line does not say it. gi, ci: MIG GPU instance and compute instance. pid, process: as
-    printed, text that a user may choose. text: the message. caused_by: from "caused by previous Xid N". fatal: what the line
-    itself says of its severity (NVLink 144-150, SXid). unit, link, registers: of NVLink lines. recovery: the action number to
-    which an Xid 154 line says the action has changed.
+    pci: the PCI address, such as ``0000:4e:00.0``, or "" if the line has none. gi, ci: the MIG GPU instance and compute instance.
+    pid, process: the process id and name as printed. A user may choose the name. text: the message. caused_by: the number in
+    "caused by previous Xid N". fatal: whether an NVLink line (144 to 150) or an SXid line contains "Fatal", or None for a line
+    without a severity. unit, link, registers: the fields of NVLink lines. recovery: the number of the new recovery action in an
+    Xid 154 line.
     """
 
     kind: XidKind
@@ -51,12 +52,12 @@ class XidLine(Struct, frozen=True, kw_only=True):
     link: int | None = None
     registers: nvlink5.Registers | None = None
     recovery: int | None = None
-    follows: bool = False  # a continuation: "Data {...}" and "Severity ..." lines of an SXid
+    follows: bool = False  # the line continues an SXid: "Data {...}" and "Severity ..."
 
     @property
     def public_text(self) -> str:
-        """Return the message where no process name comes before it, else "". A name may hold commas, so part of it could be
-        taken for the message."""
+        """Return the message if no process name comes before it, else "". A name may contain commas, so a part of the name could
+        look like the message."""
         return self.text if self.process is None else ""
 
 
@@ -66,9 +67,10 @@ _XID = re.compile(rf"NVRM: Xid {_WHERE}: (\d{{1,5}})(?![\w.])(?:, ?)?(.*)", re.D
 _SXID = re.compile(rf"nvidia-nvswitch\d{{1,3}}: SXid {_WHERE}: (\d{{1,7}})(?![\w.])(?:, ?)?(.*)", re.DOTALL)
 _LOST = re.compile(r"NVRM: GPU (?:at )?(?:PCI:)?([0-9a-fA-F:.]{7,16}?):? (?:GPU )?has fallen off the bus\b(.*)", re.DOTALL)
 _SPLIT_FIRST = re.compile(r"NVRM: The NVIDIA GPU ([0-9a-fA-F:.]{7,16})\s*(.*)", re.DOTALL)
-# nv-pci.c of the open kernel modules, and the two forms that older drivers print
+# The last part of a message in several records: the form in nv-pci.c of the open kernel modules, and two older forms.
 _SPLIT_LAST = re.compile(r"(?:NVRM: )?(?:installed in this )?(?:system has )?fallen off the bus and is not\b")
-_SPLIT_OTHER = re.compile(r"NVRM: (?:\(PCI ID: [^)]{1,20}\) )?installed in this system (?!has\b)")  # not supported, ...
+# Another message that begins in the same way, such as "is not supported".
+_SPLIT_OTHER = re.compile(r"NVRM: (?:\(PCI ID: [^)]{1,20}\) )?installed in this system (?!has\b)")
 _PID = re.compile(r"pid=(?:'?<unknown>'?|(\d{1,10}))")
 _CAUSED = re.compile(r"caused by previous Xid (\d{1,5})\.?\s*\Z")
 _NVLINK = re.compile(
@@ -100,10 +102,8 @@ _OPENINGS = (
 
 
 def address(text: str) -> str:
-    """Return a PCI address of any of the driver's forms (with or without "PCI:", of 4 or 8 digits of domain or none, with or
-    without a function) as ``0000:1b:00.0``.
-
-    Returns "" when it is none.
+    """Return a PCI address as ``0000:1b:00.0``, or "" for any other text. The text may have any form that the driver prints: with
+    or without "PCI:", with a domain of 4 or 8 digits or none, and with or without a function.
     """
     match = _ADDRESS.fullmatch(text.removeprefix("PCI:"))
     if match is None:
@@ -113,10 +113,11 @@ def address(text: str) -> str:
 
 
 def _name_and_text(rest: str) -> tuple[str, str]:
-    """Split ``NAME, MESSAGE``. The name may hold commas, so the first comma within a name's length is used that a message
-    follows.
+    """Split ``NAME, MESSAGE`` into the name and the message.
 
-    A message whose text decides what is done (NVLink, 154) is too long to be in a name, so it is used wherever it begins.
+    The name may contain commas. So the split is at the first comma within a name's length that a known beginning of a message
+    follows. If the text of a message decides the action (NVLink, 154), it is too long to be part of a name. So a split before
+    such a message is tried first.
     """
     cuts = [m.start() for m in re.finditer(",(?= |$)", rest[: NAME_MAX + 2])]
     for decides in (True, False):
@@ -126,7 +127,7 @@ def _name_and_text(rest: str) -> tuple[str, str]:
                 return rest[:cut], text
     if cuts:
         return rest[: cuts[0]], rest[cuts[0] + 1 :].lstrip()
-    far = rest.find(", ")  # the name is longer than a comm: the line was quoted, or the driver is an unusual one
+    far = rest.find(", ")  # the name is too long for a task: a quoted line or an unusual driver
     return (rest, "") if far < 0 else (rest[:far], rest[far + 2 :])
 
 
@@ -143,18 +144,19 @@ def _tail(rest: str) -> tuple[int | None, str | None, str]:
     if not after.startswith("name="):
         return pid, None, after
     name, text = _name_and_text(after.removeprefix("name="))
-    # The driver knows no process, so there is no number either. With a number, a user has given a process this name.
+    # Without a process, the driver prints neither a pid nor a name. If there is a pid, a user has given a process the name
+    # "<unknown>".
     return pid, None if pid is None and name in {"<unknown>", "'<unknown>'", ""} else name, text
 
 
 def is_part(text: str) -> bool:
-    """Say whether a record may be one of the three of a message that ``read`` joins."""
+    """Return whether a record may be one of the three parts of a message that ``read`` joins."""
     return any(pattern.match(text) for pattern in (_SPLIT_FIRST, _SPLIT_LAST, _SPLIT_OTHER))
 
 
 @lru_cache(maxsize=1024)  # the records of this boot are judged again in every sweep
 def parse(text: str) -> XidLine | None:
-    """Return one kernel record (without stamp or priority) as an XidLine; None when it is none of these records."""
+    """Return the fault in one kernel record (without time stamp or priority). Return None for any other record."""
     if text.startswith("NVRM: Xid "):
         return _parse_xid(text)
     if text.startswith("nvidia-nvswitch"):
@@ -221,12 +223,12 @@ def _parse_sxid(text: str) -> XidLine | None:
 
 
 def read(texts: Iterable[str]) -> Iterator[tuple[int, XidLine]]:
-    """Return all recognised records of a log in order, each with its position (from 0).
+    """Yield all recognised records of a log in order, each with its position (from 0).
 
-    This joins the message that the driver prints as three records, "The NVIDIA GPU X", "(PCI ID: ..) installed in this system
-    has", "fallen off the bus and is not responding" (NVSentinel issue 155, gpud issue 1209), or that older drivers cut at
-    other words. Other records, and those of another GPU's message, may come between. The position is that of the last part.
-    The same first records also begin other, harmless messages ("is not supported by").
+    The driver prints one message as three records: "The NVIDIA GPU X", "(PCI ID: ..) installed in this system has", and "fallen
+    off the bus and is not responding" (NVSentinel issue 155, gpud issue 1209). Older drivers split it at other words. This
+    function joins the parts and yields the position of the last part. Other records may come between the parts, also parts of
+    another GPU's message. Harmless messages ("is not supported by") begin with the same first records.
     """
     pending: list[tuple[str, int]] = []
     for index, text in enumerate(texts):

@@ -1,4 +1,4 @@
-"""Says what one line means: the catalogue's row, and what the line itself says where that counts more than the code."""
+"""Decides the meaning of one line from the catalogue's row of its code and from the words and numbers in the line."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fairlead.xid.sxids import sxid
 
 
 class Meaning(Struct, frozen=True):
-    """Holds the meaning. words: a few, for a reason. harmless: there is nothing to do and nothing to watch. blames: as in the
-    catalogue.
+    """Holds the meaning of a line.
 
-    nvlink: the row of NVIDIA's NVLink table that the line fits.
+    words: the meaning in a few words, for a drain's reason. blames: who is to blame, as in the catalogue. harmless: nobody has to
+    do or to watch anything. nvlink: the row of NVIDIA's NVLink table that fits the line, or None.
     """
 
     words: str
@@ -27,10 +27,10 @@ class Meaning(Struct, frozen=True):
 
 
 def meaning(line: XidLine, driver: str = "") -> Meaning:
-    """Return the meaning of a line. ``driver``: the version of the driver that printed it, "" where it is not known.
+    """Return the meaning of a line. ``driver`` is the version of the driver that printed it, or "" if it is unknown.
 
-    An SXid or NVLink line (144 to 150) takes a node out of service only when it says Fatal itself. Xid 154 counts by the
-    number of the action that it names, not by its words, which differ between drivers.
+    An SXid or NVLink line (144 to 150) takes a node out of service only if the line itself contains "Fatal". The action of an Xid
+    154 is chosen by the action's number in the line, because the words differ between drivers.
     """
     if line.kind is XidKind.SXID:
         return _of_sxid(line)
@@ -44,8 +44,8 @@ def meaning(line: XidLine, driver: str = "") -> Meaning:
 
 
 def _of_sxid(line: XidLine) -> Meaning:
-    """Return the meaning of an SXid line. The line's own word Fatal counts. Without it, a code that the Fabric Manager guide
-    calls corrected or to be ignored has no finding."""
+    """Return the meaning of an SXid line. If the line contains "Fatal", the node is drained. Without "Fatal", a code that the
+    Fabric Manager guide calls corrected or to be ignored is harmless."""
     known = sxid(line.code)
     words = known.words if known is not None else "NVSwitch error"
     if line.fatal:
@@ -56,11 +56,11 @@ def _of_sxid(line: XidLine) -> Meaning:
 
 
 def _of_nvlink(line: XidLine, entry: XidEntry, driver: str) -> Meaning:
-    """Return the meaning of an NVLink line. The line's own Fatal or Nonfatal says whether the node leaves service; the
-    registers say what NVIDIA asks for.
+    """Return the meaning of an NVLink line. The node leaves service if the line contains "Fatal".
 
-    There is one exception: a link that went down for a reason of which NVIDIA says "ignore" (a reset by hand, or the host did
-    it) is Fatal in the line each time, and is no reason to drain. If something stays broken, the driver says so by 154.
+    The registers in the line decide the action. There is one exception: NVIDIA says "ignore" for some reasons why a link went
+    down (a reset by hand, or an action of the host). Lines with these reasons always contain "Fatal", and they do not drain. If a
+    fault remains, the driver reports it with an Xid 154.
     """
     service = Service.DRAIN_NOW if line.fatal else Service.KEEP
     said = "" if line.fatal else ", not fatal" if line.fatal is False else ", severity not said"

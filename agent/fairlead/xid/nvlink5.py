@@ -1,8 +1,8 @@
-"""Decodes an NVLink 5 line (Xid 144 to 150): unit, error status, why a link went down, and what NVIDIA asks for.
-
-The line is ``UNIT Fatal|Nonfatal XC0 i0 Link 14 (IntrInfo ErrorStatus ...)``. XC: cross containment. i1: injected on purpose,
-for a test. Link -1: all links. The layout of IntrInfo depends on the driver (575: V2). Without a known driver, the layout that
-fits the unit's name is used. What fits no row of NVIDIA's table gives None and is not guessed.
+"""Decodes an NVLink 5 line (Xid 144 to 150): the unit, the error status, why a link went down, and NVIDIA's action.  The line is
+``UNIT Fatal|Nonfatal XC0 i0 Link 14 (IntrInfo ErrorStatus ...)``. XC is the cross containment. i1 means that the error was
+injected on purpose, for a test. Link -1 means all links. The layout of the register IntrInfo depends on the driver: V2 from 575
+on, V1 before. If the driver is unknown, the layout that fits the unit's name is used. A line that fits no row of NVIDIA's table
+gives None.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PROMOTED = {"V1": 1 << 10, "V2": 1 << 7}
 
 
 class Registers(Struct, frozen=True):
-    """Holds what an NVLink line prints besides unit, severity and link. injected: the error was made on purpose."""
+    """Holds the registers in an NVLink line. ``injected`` says that the error was injected on purpose."""
 
     intr_info: int
     error_status: int
@@ -28,12 +28,12 @@ class Registers(Struct, frozen=True):
 
 
 class NvlinkFault(Struct, frozen=True):
-    """Holds one row of NVIDIA's table that fits a line.
+    """Holds the row of NVIDIA's table that fits a line.
 
-    unit: as in the line. layout: V1 or V2. part: the unit in words. reason: why a link went down, "" for other units. action:
-    NVIDIA's immediate one. Where NVIDIA says to follow the 154 beside it, or else to restart the application, this is
-    restart_app. severity: "fatal" (the GPU), "link fatal" or "not fatal" by the table; the line's own word counts.
-    investigate: what to look into. effect: what else is to be expected.
+    unit: the unit's name in the line. layout: V1 or V2. part: the unit in words. reason: why a link went down, or "" for other
+    units. action: NVIDIA's immediate action. If NVIDIA says to follow the Xid 154 beside the line, or else to restart the
+    application, it is restart_app. severity: "fatal" (for the GPU), "link fatal" or "not fatal" in the table. The severity in
+    the line itself overrides it. investigate: what to investigate. effect: which further effects to expect.
     """
 
     unit: str
@@ -49,12 +49,12 @@ class NvlinkFault(Struct, frozen=True):
 
     @property
     def corrected(self) -> bool:
-        """Say whether NVIDIA asks for nothing, neither now nor later."""
+        """Return whether NVIDIA's table asks for no action, neither now nor later."""
         return self.action is Action.NONE and not self.investigate and self.severity == NONFATAL
 
 
 def fault(code: int, unit: str, registers: Registers, driver: str = "") -> NvlinkFault | None:
-    """Return the row of NVIDIA's table for a line; None when there is none."""
+    """Return the row of NVIDIA's table for a line, or None if no row fits."""
     version = parse_version(driver)
     layouts = ("V1", "V2") if version is None else ("V2",) if version >= V2_SINCE else ("V1",)
     names = frozenset(unit.split("/"))

@@ -1,11 +1,12 @@
-"""Holds the rules for NVLink 5 (Xid 144 to 150): which unit of the link reported what, and what NVIDIA then asks for.
+"""Holds the rules for NVLink 5 errors (Xid 144 to 150): NVIDIA's action for each unit of a link and each error status.
 
 Facts: sheet "Xid 144-150 Decode" of NVIDIA's Xid catalogue (https://docs.nvidia.com/deploy/xid-errors/
 analyzing-xid-catalog.html; the spreadsheet with MD5 c895f0f0c6ff71e445b5cd67bb763a0b, compared with leptonai/gpud 4a8de33a
-catalog_generated.go and oracle-quickstart/oci-hpc b5285a68 xid_catalog_data.json). The first register in the brackets of the
-line is IntrInfo. Before driver 575 (V1) its bits 9:0 name the unit; since then (V2) bits 6:0 do. Bits 25:20 are zero, except
-for a link that went down: then they say why. The second register is the error status. The reasons why a link went down are the
-local_reason_opcode of the port registers (Mellanox/mstflint, reg_access_hca_layouts.h, "recovery_entry_reason").
+catalog_generated.go and oracle-quickstart/oci-hpc b5285a68 xid_catalog_data.json). The first register in the brackets of the line
+is IntrInfo. Before driver 575 (layout V1) its bits 9:0 name the unit. From 575 on (layout V2) its bits 6:0 name the unit. Bits
+25:20 have the reason why a link went down, and are zero for other errors. The second register is the error status. The reasons
+why a link went down are the local_reason_opcode of the port registers (Mellanox/mstflint, reg_access_hca_layouts.h,
+"recovery_entry_reason").
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from msgspec import Struct
 
 from fairlead.model.finding import Action
 
-# EVAL: follow the 154 beside it; without one, restart the application
+# EVAL means: follow the Xid 154 beside the line. Without an Xid 154, restart the application.
 NONE, RESET, EVAL = Action.NONE, Action.RESET_GPU, Action.RESTART_APP
-ANY = -1  # an error status that does not matter
+ANY = -1  # the rule holds for any error status
 
 SUPPORT = "if it comes back: NVIDIA support"
 LINK_DOWN = "did a link go down in the 30 s before? then that is the fault; if not, report it"
@@ -43,7 +44,7 @@ FATAL, LINK_FATAL, NONFATAL = "fatal", "link fatal", "not fatal"
 
 
 class NvlinkUnit(Struct, frozen=True):
-    """Describes one unit: its names in lines of V1 and V2, and what IntrInfo holds for it (V1: 10 bits, V2: 7 bits)."""
+    """Describes one unit of a link: its names in lines of V1 and V2, and its number in IntrInfo (V1: 10 bits, V2: 7 bits)."""
 
     code: int
     v1_name: str
@@ -54,7 +55,7 @@ class NvlinkUnit(Struct, frozen=True):
 
 
 class NvlinkRule(Struct, frozen=True):
-    """Says what an error status of a unit asks for. promoted: what it asks for when the promotion bit of IntrInfo is set."""
+    """Holds NVIDIA's action for an error status of a unit. ``promoted`` is the action if the promotion bit of IntrInfo is set."""
 
     status: int
     action: Action
@@ -185,7 +186,7 @@ UNITS: tuple[tuple[NvlinkUnit, tuple[NvlinkRule, ...]], ...] = (
 
 LINK_UNIT = NvlinkUnit(149, "NETIR_LINK_EVT", "NETIR_LINK_DOWN", 0b0111000110, 0b0010001, "network interface: link down")
 
-#: Bits 25:20 of IntrInfo say why the link went down: in words, and what NVIDIA asks for. NVIDIA's table has no others.
+#: The reasons why a link went down, by bits 25:20 of IntrInfo: words and rule. NVIDIA's table has no other reasons.
 LINK_REASONS: dict[int, tuple[str, NvlinkRule]] = {
     0: ("no reason given", NvlinkRule(ANY, RESET, SOLO, LINK_FATAL, LOSS)),
     1: ("unknown reason", NvlinkRule(ANY, RESET, DAILY, LINK_FATAL, LOSS)),

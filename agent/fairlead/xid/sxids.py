@@ -1,9 +1,9 @@
 """Lists the SXids, which the NVSwitch driver reports, by code.
 
 Facts: NVIDIA Fabric Manager User Guide DU-09883-001, appendix "NVSwitch SXid errors" (as collected by leptonai/gpud 4a8de33a,
-components/accelerator/nvidia/sxid/sxid.go); names of the numbers: NVIDIA/open-gpu-kernel-modules 595.45.04,
-src/common/nvswitch/interface/ctrl_dev_nvswitch.h. The line itself says whether one event is fatal. This table says how to read
-a line that does not say it, and what an event means.
+components/accelerator/nvidia/sxid/sxid.go); the names of the codes: NVIDIA/open-gpu-kernel-modules 595.45.04,
+src/common/nvswitch/interface/ctrl_dev_nvswitch.h. The line of an SXid itself says whether the event is fatal. This table has the
+meaning of each code, and says which codes are harmless in a line without "Fatal".
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ SOURCE = "NVIDIA Fabric Manager User Guide DU-09883-001 v1.3, appendix on NVSwit
 
 
 class Weight(StrEnum):
-    """Names what the guide says of a code: the switch corrected it; it is to be ignored; it harms one link; it may be fatal;
-    it always is."""
+    """Names the weight of a code in the guide: corrected by the switch, to be ignored, harmful for one link, possibly fatal, or
+    always fatal."""
 
     CORRECTED = "corrected"
     IGNORE = "ignore"
@@ -149,5 +149,5 @@ SXIDS: dict[int, SxidEntry] = {code: SxidEntry(code, words, weight) for weight, 
 
 
 def sxid(code: int) -> SxidEntry | None:
-    """Return what is known of a code; None when the guide does not list it."""
+    """Return the table's entry of a code, or None if the guide does not list the code."""
     return SXIDS.get(code)

@@ -1,7 +1,8 @@
-"""Knows what differs between driver versions: which driver has a code, and which codes meant something else before.
+"""Lists what differs between driver versions: the first driver with each code, and codes that had another meaning earlier.
 
-Facts: src/common/sdk/nvidia/inc/nverror.h, kernel_rc.c and gpu.c of NVIDIA/open-gpu-kernel-modules, every tag from 515.43.04
-to 595.45.04 compared. A line does not name the branch, and a code may come to an old branch later than to a newer one.
+Facts: src/common/sdk/nvidia/inc/nverror.h, kernel_rc.c and gpu.c of NVIDIA/open-gpu-kernel-modules, every tag from 515.43.04 to
+595.45.04 compared. An Xid line does not name the driver branch. A code may be added to an old branch later than to a newer
+branch.
 """
 
 from __future__ import annotations
@@ -20,19 +21,21 @@ _LOADS = re.compile(r"NVRM: loading NVIDIA UNIX (?:Open )?(?:\S+ )?Kernel Module
 
 @lru_cache(maxsize=16)
 def parse_version(text: str) -> Version | None:
-    """Return ``570.172.08``, ``570`` or ``r570`` as numbers; None for a text that is no driver version."""
+    """Return a driver version (``570.172.08``, ``570`` or ``r570``) as a tuple of numbers, or None for any other text."""
     match = _VERSION.fullmatch(text.strip())
     return tuple(int(part) for part in match.groups() if part is not None) if match and text.isascii() else None
 
 
 def loaded(text: str) -> str:
-    """Return the version in the record that the driver prints when it loads (kernel-open/nvidia/nv.c); "" for other records."""
+    """Return the version in the record that the driver prints when it loads (kernel-open/nvidia/nv.c). Return "" for other
+    records."""
     match = _LOADS.match(text)
     return match[1].rstrip(".") if match else ""
 
 
 class VersionChange(Struct, frozen=True):
-    """Says what a code meant for drivers from ``first`` to below ``before`` (() open), where that differs from the catalogue."""
+    """Describes the meaning of a code for drivers from ``first`` to below ``before``, if the catalogue has another meaning. ()
+    means no limit."""
 
     code: int
     first: Version
@@ -91,8 +94,8 @@ CHANGES: tuple[VersionChange, ...] = (
     ),
 )
 
-#: The first driver whose header names a code, by branch where an older branch got it later. Codes that are not listed are
-#: older than 515.43.04, or in no header (display and other codes that only the closed parts print).
+#: The first driver whose header names a code. If an older branch got the code later, there is one driver for each branch. Codes
+#: that are not listed are older than 515.43.04, or in no header (display and other codes that only the closed parts print).
 SINCE: dict[int, str] = {
     **dict.fromkeys(range(96, 106), "525.60.11"),
     108: "550.40.07",
@@ -126,7 +129,7 @@ SINCE: dict[int, str] = {
     176: "595.44.02",
 }
 
-#: Changes of the line between driver versions that do not change what is to be done.
+#: Changes of a code's line between driver versions that do not change the action.
 NOTES: dict[int, str] = {
     45: "Drivers from 570.123.01 and 575.51.02 on print the cause: 'caused by previous Xid N' (kernel_rc.c).",
     48: "Drivers from 570.158.01 and 580.65.06 on add 171 (DRAM) or 172 (SRAM).",
@@ -144,8 +147,8 @@ NOTES: dict[int, str] = {
 
 
 def change_of(code: int, driver: str) -> VersionChange | None:
-    """Return what ``code`` means for this driver where that differs from the catalogue; None where it does not, or is not
-    known."""
+    """Return the meaning of ``code`` for this driver if it differs from the catalogue's. Return None if it does not differ, or if
+    the driver is unknown."""
     version = parse_version(driver) if driver else None
     if version is None:
         return None

@@ -1,4 +1,4 @@
-"""Renders the job environment that the task prolog reads: /run/fairlead/env and presets/."""
+"""Renders the job environment that the task prolog reads: the files /run/fairlead/env and /run/fairlead/presets/NAME."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from fairlead.settings import nccl
 
 
 class JobTables:
-    """Renders the texts of one document, by name below the run directory. ``trouble``: why there is no scratch folder, else
-    ""."""
+    """Renders the files of the job environment for one document. ``trouble``: why the declared scratch folder cannot be used,
+    or "" if there is no such trouble."""
 
     def __init__(self, document: Document) -> None:
         self._document = document
@@ -21,8 +21,8 @@ class JobTables:
         self.trouble = ""
 
     def facts(self, node: Node) -> tuple[str, str]:
-        """Return the facts of a node that the texts depend on: the network interface for NCCL, and the scratch folder if it is
-        usable."""
+        """Return the two facts of a node that the files depend on: the network interface for NCCL, and the path of the scratch
+        folder. Each is "" if the node has none that is usable."""
         want = self._document.settings.get("nccl")
         seen = (node.nics, *(node.texts.get(path) for path in nccl.NETWORK))
         if isinstance(want, nccl.NcclWant) and seen != self._seen:
@@ -33,7 +33,8 @@ class JobTables:
         return self._interface, folder
 
     def texts(self, interface: str, folder: str) -> dict[str, str]:
-        """Return the texts. Raises DataError for a table that cannot be set."""
+        """Return the text of each file by its path below the run directory. Raises DataError for a variable that is not
+        valid."""
         options = self._document.jobenv
         rows = assemble(
             fabric=options.fabric,

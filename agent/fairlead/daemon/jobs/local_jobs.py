@@ -1,9 +1,10 @@
 """Finds the jobs that have a slurmstepd on this node, without asking slurmctld.
 
-A record says "running" for ever where no epilog ended it: none is configured, slurmd is away, or /run is full. slurmstepd
-writes its step into its title, ``slurmstepd: [JOB.STEP]`` (setproctitle in slurmd/slurmstepd/slurmstepd.c). A job may be
-allocated and have no step here for a while. Such a job uses no GPU, so nothing waits for it and it is never blamed.
-``host.process`` decides which processes are slurmstepd and slurmd. A user's process of the same name is neither.
+A job record stays "running" for ever if no epilog has ended it: no epilog is configured, slurmd does not run, or /run is full.
+slurmstepd writes its step into its process title, ``slurmstepd: [JOB.STEP]`` (setproctitle in
+slurmd/slurmstepd/slurmstepd.c). A job may be allocated and have no step here for a while. Such a job uses no GPU, so the agent
+does not wait for it and never blames it. ``host.process`` finds the processes of slurmstepd and slurmd. It ignores a user's
+process with the same name.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class LocalJobs:
         self._missed: dict[int, float] = {}  # by job: the time since which no step was seen
 
     def gone(self, running: frozenset[int]) -> frozenset[int]:
-        """Return the jobs of ``running`` that have had no slurmstepd here for ``GONE_AFTER_SECONDS``. While no slurmd is seen
-        either, /proc does not show every process, so no job is returned."""
+        """Return the jobs of ``running`` that have had no slurmstepd here for ``GONE_AFTER_SECONDS``. If /proc shows no slurmd,
+        it may not show every process, so no job counts as gone."""
         now = self._clock()
         if running and now - self._scanned >= SCAN_SECONDS:
             self._scanned = now
@@ -41,7 +42,7 @@ class LocalJobs:
 
 
 def steps(proc: str = PROC) -> tuple[frozenset[int], bool]:
-    """Return the jobs with a slurmstepd on this machine, and whether a slurmd is seen."""
+    """Return the jobs with a slurmstepd on this machine, and whether /proc shows a slurmd."""
     jobs: set[int] = set()
     slurmd = False
     for name, pid in daemons("slurmd", "slurmstepd", proc=proc):

@@ -1,1 +1,1 @@
-"""Contains the agent's main loop, what it reads the node with, and the commands that it starts on the node."""
+"""Contains the agent's main loop, the readers of the node, and the commands that the agent starts on the node."""

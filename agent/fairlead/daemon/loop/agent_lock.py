@@ -1,9 +1,9 @@
-"""Keeps a second agent off the node: the agent holds a lock on RUN_DIR/agent.lock as long as it lives.
+"""Prevents a second agent on the node: the agent locks the file RUN_DIR/agent.lock as long as it runs.
 
-Two agents would write the verdict in turns, and each would treat the other's drain as somebody else's. The file is root's
-alone (0600), because every process that can open a file can also lock it (flock(2)). An agent that was killed while one of its
-threads hangs on a dead disk keeps the lock until that disk answers. Such an agent does not judge any more, so its lock file is
-replaced.
+Two agents would write the verdict in turns, and each would treat the other agent's drain as a drain by somebody else. Only root
+can open the file (mode 0600), because every process that can open a file can also lock it (flock(2)). If an agent is killed
+while one of its threads hangs on a dead disk, its lock stays until that disk answers. Such an agent does not judge any more, so
+its lock file is replaced.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WRITES_SECONDS = 0.1  # an agent writes its process id within this time after t
 
 @contextmanager
 def alone(run_dir: str) -> Iterator[None]:
-    """Hold the lock while the block runs. Raises AgentRuns."""
+    """Lock the file while the ``with`` block runs. Raises AgentRuns if another agent runs."""
     lock = claim(run_dir)
     try:
         yield
@@ -34,8 +34,8 @@ def alone(run_dir: str) -> Iterator[None]:
 
 
 def claim(run_dir: str) -> int:
-    """Take the lock and return its descriptor. Return -1 where the folder cannot be written, so that there is no lock. Raises
-    AgentRuns."""
+    """Lock the file and return its descriptor. If the folder cannot be written, return -1 and lock nothing. Raises AgentRuns if
+    another agent runs."""
     path = os.path.join(run_dir, NAME)
     for _ in range(3):
         try:
@@ -59,7 +59,7 @@ def claim(run_dir: str) -> int:
         if not _is_at(lock, path):  # another agent has replaced the file meanwhile
             os.close(lock)
             continue
-        # The lock's descriptor is not used, because a file that is open for writing keeps /run from being made read-only.
+        # ``lock`` is open for reading only, because /run cannot be made read-only while a file there is open for writing.
         with suppress(OSError), open(path, "w", encoding="ascii") as note:
             note.write(f"{os.getpid()}\n")
         return lock
@@ -79,7 +79,7 @@ def _holder(lock: int) -> int:
 
 
 def _is_ending(pid: int) -> bool:
-    """Return whether the process was killed and has not ended: its main thread is gone, or SIGKILL waits for it."""
+    """Return whether the process was killed and has not ended: its main thread has ended, or a SIGKILL is pending."""
     try:
         with open(f"/proc/{pid}/status", "rb") as f:
             lines = dict(line.partition(b":")[::2] for line in f.read(8192).splitlines())

@@ -1,4 +1,4 @@
-"""Adds a sweep to the history: counters, which facts could be read, which GPU card is where, and the labels of the cards."""
+"""Adds a sweep to the history: counters, which facts could be read, and the address and labels of each GPU card."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from fairlead.history.memory import History
 from fairlead.model.device import gpu_cards_of, gpu_labels_of, readable_fields
 from fairlead.model.facts import Missing, Node
 
-KEEP_SECONDS = 60.0  # what rarely changes is added this often at most, like the counters
-DRIVER = "driver/"  # prefix of the entry among the readable names that names the driver
+KEEP_SECONDS = 60.0  # data that rarely change are added at most once in this time, like the counters
+DRIVER = "driver/"  # the names of readable facts include one name with this prefix and the driver's version
 
 
 def before_judging(history: History, node: Node) -> None:
-    """Forget which facts could be read where the driver has changed since the last sweep, because another driver may support
-    fewer."""
+    """If the driver's version has changed since the last sweep, forget which facts could be read. Another version may support
+    fewer facts."""
     version, known = node.driver.library_version, history.past().readable
     if isinstance(version, str) and known and f"{DRIVER}{version}" not in known:
         history.forget_readable((), everything=True)
@@ -27,8 +27,8 @@ def after_judging(
 ) -> None:
     """Add the counters and devices of a judged sweep to the history.
 
-    ``seconds``: CLOCK_BOOTTIME of the sweep. ``ran``: the checks that judged it (None: all). ``thorough``: add what rarely
-    changes too. Counters are added once a minute at most, from thorough sweeps.
+    ``seconds``: CLOCK_BOOTTIME of the sweep. ``ran``: the checks that judged the sweep, or None for all checks. ``thorough``: if
+    True, data that rarely change are also added. Counters are added at most once a minute, and only from thorough sweeps.
     """
     if not isinstance(node.host, Missing) and not isinstance(node.host.devices, Missing):
         history.add_devices(node.host.devices)

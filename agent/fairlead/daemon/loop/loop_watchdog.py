@@ -1,9 +1,10 @@
-"""Notices in a thread of its own when the agent's main loop is blocked, and publishes ``unknown`` then.
+"""Watches the agent's main loop in a separate thread, and publishes the verdict ``unknown`` while the loop is blocked.
 
-The loop itself reads /proc and /sys. A file there may never answer, because a driver holds a lock or a program's disk is dead.
-The loop is then in uninterruptible sleep, which neither a signal nor systemd's watchdog ends. This thread names the file, and
-replaces an ``ok`` that the loop does not renew, so that no job starts on it. A published drain stays. The thread does not
-answer systemd's watchdog for the loop: where a restart helps, systemd restarts the agent.
+The loop itself reads /proc and /sys. Such a read may never return, because a driver holds a lock or the disk of a process is
+dead. The loop is then in uninterruptible sleep, which neither a signal nor systemd's watchdog ends. This thread logs the name
+of the file. It also replaces an ``ok`` that the loop does not renew, so that no job starts because of an old ``ok``. It does
+not replace a published ``drain``. The thread never feeds systemd's watchdog in place of the loop, so systemd restarts the agent
+where a restart helps.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ _TESTS = 4  # the thread tests this many times before the loop counts as late
 
 
 class LoopWatchdog:
-    """Expects a call of ``turn()`` at every turn of the loop. ``reading``: returns the file that the loop reads now, "" for
-    none."""
+    """Expects a call of ``turn()`` at every turn of the loop. ``reading``: returns the file that the loop reads now, or "" if it
+    reads none."""
 
     def __init__(self, publisher: Publisher, reading: Callable[[], str]) -> None:
         self._publisher = publisher
@@ -43,7 +44,7 @@ class LoopWatchdog:
         self._end.set()
 
     def _late_seconds(self) -> float:
-        """Return the time since the last turn once it is too long, else 0.0. Suspended time does not count."""
+        """Return the seconds since the last turn if the loop is late, else 0.0. Suspended time does not count."""
         seconds = time.monotonic() - self._turned
         return seconds if seconds >= self._publisher.ttl_seconds / LATE_PART else 0.0
 

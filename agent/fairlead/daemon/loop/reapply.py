@@ -1,15 +1,15 @@
-"""Applies settings again that the reset of a PCIe device has lost, as soon as the agent sees it.
+"""Applies settings again that were lost by the reset of a PCIe device, as soon as the agent sees that they are lost.
 
-A reset (of a GPU, of a link by the kernel's error recovery, by a person) sets config space back to its power-on values (PCI
-Express Base Specification, Conventional Reset). Where the kernel restores what it had saved, it enables ACS again
-(drivers/pci/pci.c, pci_restore_state calls pci_enable_acs). Settings that are lost in this way are marked ``lost_by_reset``.
-The thorough sweep finds the drift. Then the agent runs `fairlead apply --only NAMES` as a transient unit (systemd-run(1)),
-outside the agent's sandbox, with the code of the boot unit.
+A GPU reset, the kernel's error recovery of a link, or a person may reset a device. The reset sets config space back to its
+power-on values (PCI Express Base Specification, Conventional Reset). If the kernel restores its saved values, it enables ACS
+again (drivers/pci/pci.c, pci_restore_state calls pci_enable_acs). The settings that such a reset can lose are declared with
+``lost_by_reset``. The thorough sweep finds the drift. Then the agent runs `fairlead apply --only NAMES` as a transient unit
+(systemd-run(1)), outside the agent's sandbox, with the installed fairlead that the boot unit runs.
 
-Only bits that an earlier apply has set are set again, because their undo record exists. What was never applied, or was undone,
-stays as it is. A device that does not take its bits is not tried again before a sweep has found it as declared, because only a
-reset after that is a new one. There is no run while a job runs, under a person's hold, where fairlead is disabled, or beside
-another apply.
+A run sets only bits that an earlier apply has set, because those have an undo record. Bits that were never applied, or were
+undone, stay as they are. If a run fails to set the bits of a device, the agent tries that device again only after a sweep has
+found the bits as declared. Only drift after that sweep comes from a new reset. No run starts while a job or another apply runs,
+during an admin hold, or while fairlead is disabled.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ PROGRAM = "/opt/fairlead/current/bin/fairlead"
 UNIT = "fairlead-reapply"
 FIRST_WAIT_SECONDS = 60.0
 LAST_WAIT_SECONDS = 3600.0
-RUN_SECONDS = 240.0  # after this time systemd does not answer, and drift counts again
+RUN_SECONDS = 240.0  # a run without an end after this time does not suppress drift any more, because systemd does not answer
 #: `apply` waits up to 90 s for another apply. systemd ends a run that takes longer than RuntimeMaxSec.
 RUN = ("systemd-run", "--quiet", "--collect", "--wait", f"--unit={UNIT}", "-p", "RuntimeMaxSec=180", "-p", "NoNewPrivileges=yes",
        "-p", "ProtectHome=yes", "-p", "PrivateTmp=yes")  # fmt: skip
 
 
 class Reapply:
-    """Runs `fairlead apply` for the settings that a reset has lost. ``disk``: the disk with the records of earlier changes.
+    """Runs `fairlead apply` for the settings that a reset has lost. ``disk``: the disk with the undo records of earlier changes.
 
-    ``under_way``: a run goes on now. As beside every apply, drift of a setting does not drain the node until it has ended.
+    ``under_way``: whether a run goes on now. During a run, as during every apply, drift of a setting does not drain the node.
     """
 
     def __init__(self, document_path: str, root: Root, disk: Disk, history: History) -> None:
@@ -58,7 +58,7 @@ class Reapply:
         self._process: subprocess.Popen[bytes] | None = None
         self._wait_seconds = FIRST_WAIT_SECONDS
         self._next = self._until = 0.0
-        self._drifted: dict[str, set[str]] = {}  # the drift that the run is for
+        self._drifted: dict[str, set[str]] = {}  # the drifted devices of each setting that the last run was started for
         self._refusals = Refusals()
 
     @property
@@ -66,21 +66,21 @@ class Reapply:
         return self._process is not None and time.monotonic() < self._until
 
     def restore(self, found: Sequence[Finding], agent: AgentOptions, *, job_running: bool) -> None:
-        """Start a run where one is needed and allowed now. ``found``: the findings of a sweep that judged the settings too. An
-        error of the disk is ignored here."""
+        """Start a run if one is needed and allowed now. ``found``: the findings of a sweep that judged the settings too. If the
+        disk returns an error, no run starts."""
         drifted = self._refusals.without(lost(found))
         if not drifted:
             self._wait_seconds, self._next = FIRST_WAIT_SECONDS, 0.0
         elif self._process is None and time.monotonic() >= self._next and self._may_run(agent, job_running):
-            # without records there is no run; `fairlead apply` reports what is wrong with them
+            # if the undo records cannot be read, no run starts; `fairlead apply` reports the error
             with suppress(OSError, HostError):
                 if names := self._disk.do(partial(made_before, self._root, drifted)):
                     self._drifted = drifted
                     self._start(names)
 
     def _may_run(self, agent: AgentOptions, job_running: bool) -> bool:
-        """Return whether a run may begin: the site wants it, this is not a machine tree, and no job, other apply, person's
-        hold or disabling prevents it."""
+        """Return whether a run may begin. The site must allow it, and this must not be a machine tree. No job and no other apply
+        may run, there must be no admin hold, and fairlead must not be disabled."""
         if not agent.reapply or not self._root.is_live or job_running or applying(agent.run_dir):
             return False
         return not barred(self._hold, agent.state_dir, agent.run_dir, self._root.join(DISABLED))
@@ -112,18 +112,18 @@ class Reapply:
 
 
 class Refusals:
-    """Keeps the devices, by setting, that did not take their bits in a run that failed. Such a device is not tried again until
-    a sweep finds it as declared. Only drift after that comes from another reset."""
+    """Remembers the devices, by setting, whose bits a failed run could not set. Such a device is not tried again until a sweep
+    finds its bits as declared. Only drift after that sweep comes from a new reset."""
 
     def __init__(self) -> None:
         self._refused: set[tuple[str, str]] = set()
 
     def add(self, drifted: Mapping[str, Collection[str]]) -> None:
-        """Record that a run for these devices has failed. The next sweep shows for which of them."""
+        """Record that a run for these devices has failed. The next sweep shows which of them still drift."""
         self._refused |= {(name, device) for name, devices in drifted.items() for device in devices}
 
     def without(self, drifted: Mapping[str, Collection[str]]) -> dict[str, set[str]]:
-        """Return the drift that a sweep found, without the devices that did not take their bits."""
+        """Return the drift that a sweep found, without the devices whose bits a failed run could not set."""
         self._refused &= {(name, device) for name, devices in drifted.items() for device in devices}
         new = {name: {d for d in devices if (name, d) not in self._refused} for name, devices in drifted.items()}
         return {name: devices for name, devices in new.items() if devices}
@@ -141,7 +141,8 @@ def lost(found: Sequence[Finding]) -> dict[str, set[str]]:
 
 
 def made_before(root: Root, drifted: Mapping[str, Collection[str]]) -> tuple[str, ...]:
-    """Return the settings for which fairlead has changed such bits before. Raises HostError for a record that cannot be read."""
+    """Return the settings for which fairlead has changed bits of the drifted devices before. Raises HostError for an undo record
+    that cannot be read."""
     from fairlead.host.change import undo_changes  # imported here, to save memory in an agent that never needs it
 
     changed = [change for _, change in undo_changes(root)]

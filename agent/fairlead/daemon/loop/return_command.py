@@ -1,10 +1,11 @@
-"""Runs the return-to-service command on a drained node that is well again, as a child of the agent. It never runs while jobs
-run.
+"""Runs the return-to-service command on a drained node that has no reason to stay drained, as a child process of the agent. The
+command never starts while jobs run.
 
-Exit 0 within the deadline is the proof. After any other end the command is tried again after a while. The loop never waits for
-the command: ``poll()`` notices its end. Before the command starts, its process id and start time are on disk. An agent that
-starts after a killed one reads them, and ends what is left of that run before it begins another. A process in uninterruptible
-sleep cannot be ended. While there is one (state D in /proc/PID/stat, proc(5)), no other run starts.
+Exit code 0 within the deadline is the proof that the node may be resumed. After any other result, the command is tried again
+later. The loop never waits for the command: ``poll()`` notices its end. The command's process id and start time are on disk
+before the command starts. If the agent is killed, the next agent reads them, and ends the processes that are left of that run
+before it begins another run. A process in uninterruptible sleep (state D in /proc/PID/stat, proc(5)) cannot be ended. While
+such a process is left, no other run starts.
 """
 
 from __future__ import annotations
@@ -34,14 +35,19 @@ TAIL_BYTES = 4096
 SAID_MAX = 200
 OUTCOMES = ("passed", "failed", "deadline", "given up")
 MARK = "FAIRLEAD_RETURN"
-#: The shell waits until the agent reports that the record is on disk. When memory runs out, the kernel kills it before the agent.
+#: The shell waits until the agent reports that the record is on disk. If memory runs out, the kernel kills the command before
+#: the agent.
 _START = 'read -r go || exit 0; { echo 500 >/proc/self/oom_score_adj; } 2>/dev/null; exec "$@" </dev/null'
 _ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", "HOME": "/root"}
 
 
 class Record(Struct, frozen=True, kw_only=True):
-    """Describes the last run. drain: the reason of the drain that it was for. ticks: the start time of the process
-    (/proc/PID/stat, field 22). ended_unix: 0.0 while it goes on. outcome: how it ended. said: one line of its output."""
+    """Describes the last run.
+
+    drain: the reason of the drain that the command ran for. ticks: the start time of the process (/proc/PID/stat, field 22).
+    ended_unix: when the run ended (Unix time), or 0.0 while it goes on. outcome: how the run ended. said: the last line of the
+    command's output.
+    """
 
     token: str
     boot_id: str
@@ -54,7 +60,7 @@ class Record(Struct, frozen=True, kw_only=True):
 
 
 class Proving:
-    """Runs the command where a decision asks for a proof (``follow()``). ``state``: the state of that proof."""
+    """Runs the command if a decision requires its proof (``follow()``). ``state``: the state of that proof."""
 
     def __init__(
         self, state_dir: str, boot_id: str, *, busy: Callable[[], bool] = lambda: False, disk: Storage | None = None
@@ -66,7 +72,7 @@ class Proving:
         self.state = Proof.NONE
         self.outcomes = Counter(dict.fromkeys(OUTCOMES, 0))
         self.record: Record | None = self._load()
-        self.next_unix = 0.0  # when the command is tried again
+        self.next_unix = 0.0  # the Unix time at which the command is tried again
         self._rules = Rules()
         self._process: subprocess.Popen[bytes] | None = None
         self._reader = -1
@@ -79,11 +85,15 @@ class Proving:
             self._end_what_was_left()
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable when the command has printed something or has ended, -1 where there is none."""
+        """Return the descriptor that is readable when the command has printed something or has ended. Return -1 if no command
+        runs."""
         return self._reader
 
     def follow(self, wanted: bool, drain: str, rules: Rules) -> None:
-        """Begin a run, let it go on, or give it up. ``wanted``: only the proof is missing before a resume."""
+        """Begin a run, let the present run continue, or end it.
+
+        ``wanted``: True if only the proof is missing before the node is resumed. ``drain``: the reason of the present drain.
+        """
         self._rules = rules
         if not wanted:
             if self._process is not None and not self._why_killed:
@@ -118,11 +128,11 @@ class Proving:
             elif self._why_killed and now - self._killed_at >= GRACE_SECONDS:
                 self._signal(signal.SIGKILL)
                 if self.state is Proof.RUNNING:
-                    self.state = Proof.FAILED  # it may never end; the node stays drained until then
+                    self.state = Proof.FAILED  # the process may never end, and the node stays drained until it ends
         return self.state is not before
 
     def close(self) -> None:
-        """End a run. The next agent begins it again."""
+        """Kill a run that has not ended. The next agent runs the command again."""
         if self._process is not None:
             self._signal(signal.SIGKILL)
             with suppress(subprocess.TimeoutExpired):
@@ -142,14 +152,14 @@ class Proving:
 
     @property
     def said(self) -> str:
-        """Return how the last run ended and the last line that it printed, for the log and `fairlead why`. No reason contains
-        it."""
+        """Return how the last run ended and the last line that it printed, for the log and `fairlead why`. No reason in Slurm
+        contains this text."""
         last = self.record
         return f"{last.outcome}: {last.said}".rstrip(": ") if last is not None else ""
 
     def _wait_until(self, drain: str) -> float:
-        """Return the time before which the command is not tried again, in CLOCK_MONOTONIC seconds. It also holds after a
-        restart of the agent."""
+        """Return the time before which the command is not tried again, in CLOCK_MONOTONIC seconds. After a restart of the agent,
+        the time is computed from the record of the last run."""
         last = self.record
         if not self._not_before and last is not None and last.ended_unix and last.drain == drain and last.outcome != "passed":
             wait = min(
@@ -193,7 +203,7 @@ class Proving:
                 if recorded:
                     process.stdin.write(b"go\n")
                 process.stdin.close()
-        if not recorded:  # without a record, the agent after a killed one would start a second run
+        if not recorded:  # without a record, an agent that starts after this agent was killed would start a second run
             self._kill("no record")
             return
         log.line(log.NOTICE, "return command starts", pid=process.pid)
@@ -210,8 +220,9 @@ class Proving:
             self._tail = (self._tail + data)[-TAIL_BYTES:]
 
     def _after_end(self, process: subprocess.Popen[bytes], now: float) -> None:
-        """Kill the processes that the ended command left behind, because they must not run on the GPUs beside the next job."""
-        self._signal(signal.SIGKILL)  # the process id is still its own, because it is not reaped yet
+        """Kill the processes that the ended command has left, and record the outcome once all have ended. Such processes must not
+        run on the GPUs beside the next job."""
+        self._signal(signal.SIGKILL)  # the process id still belongs to the command, because the command is not reaped yet
         if left := _session(process.pid):
             for pid in left:
                 with suppress(ProcessLookupError, PermissionError):
@@ -220,7 +231,7 @@ class Proving:
                 return
             self.state = Proof.FAILED
             if self._why_killed:
-                return  # this was reported already
+                return  # the loop already knows that this run has failed or was given up
             self._why_killed = f"left process {left[0]}, which does not end"
             return
         code = process.wait()
@@ -268,7 +279,7 @@ class Proving:
             self._reader = -1
 
     def _end_what_was_left(self) -> bool:
-        """Kill the processes that a killed agent's run left behind. Return whether some of them are still there."""
+        """Kill the processes that are left of a killed agent's run. Return whether any process was left."""
         last = self.record
         if last is None or not last.pid:
             self._left = False
@@ -304,8 +315,8 @@ class Proving:
 
 
 def _stat(pid: int) -> tuple[str, int, int, int] | None:
-    """Return state, process group, session and start time of a process, None where there is none. This reads only
-    /proc/PID/stat, because other files of a process that hangs may hang too."""
+    """Return state, process group, session and start time of a process, or None if there is no such process. This reads only
+    /proc/PID/stat, because a read of other files of a hanging process may hang too."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as f:
             fields = f.read(4096).rpartition(b")")[2].split()

@@ -1,4 +1,4 @@
-"""Catches the agent's signals: SIGTERM and SIGINT end it, SIGHUP reloads the document, SIGUSR1 requests a sweep now."""
+"""Catches signals: SIGTERM and SIGINT end the agent, SIGHUP reloads the document, SIGUSR1 requests a sweep at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ENDING = frozenset({signal.SIGTERM, signal.SIGINT})
 
 
 class Signals:
-    """Collects signals until ``take()``. A pipe wakes the loop's select(2) when one arrives (signal(3p))."""
+    """Collects signals until ``take()``. A pipe wakes the loop's select(2) when a signal arrives (signal(3p))."""
 
     def __init__(self) -> None:
         self._caught: set[int] = set()

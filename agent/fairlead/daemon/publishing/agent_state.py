@@ -15,8 +15,11 @@ from fairlead.policy import Decision
 
 
 class SweepFacts(Struct, frozen=True, kw_only=True):
-    """Describes the last sweep. node: the facts that it read, None before the first sweep. count: sweeps since the agent
-    started. seconds: the sweep's duration, from its start to its last finding. ended: its end, in CLOCK_BOOTTIME seconds."""
+    """Describes the last sweep.
+
+    node: the facts that the sweep read, or None before the first sweep. count: the number of sweeps since the agent started.
+    seconds: the sweep's duration, from its start to its last finding. ended: the sweep's end in CLOCK_BOOTTIME seconds.
+    """
 
     node: Node | None = None
     count: int = 0
@@ -25,8 +28,11 @@ class SweepFacts(Struct, frozen=True, kw_only=True):
 
 
 class AgentState(Struct, frozen=True, kw_only=True):
-    """Describes the agent. modes: observe or enforce, by enabled check. verdict: the last published one. jobs: the number of
-    running jobs. records: the number of kernel records that have woken checks."""
+    """Describes the agent.
+
+    modes: the mode of each enabled check (observe or enforce). verdict: the last published verdict, or None before the first
+    verdict. jobs: the number of running jobs. records: the number of kernel records that have woken checks.
+    """
 
     document: Document
     modes: Mapping[str, str]

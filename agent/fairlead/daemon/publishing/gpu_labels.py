@@ -1,4 +1,5 @@
-"""Names the GPU of a series by PCI address, NVML index and UUID, as dcgm-exporter does with pci_bus_id, gpu and UUID."""
+"""Makes the labels that name the GPU of a time series: PCI address, NVML index and UUID. dcgm-exporter has the same labels
+under the names pci_bus_id, gpu and UUID."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ Labels = tuple[str, str, str]  # the values of LABELS
 
 
 def labels_of(gpus: Sequence[Gpu], known: Mapping[str, tuple[str, str]]) -> tuple[Labels, ...]:
-    """Return the label values of each GPU. ``known``: the index and UUID that were last read, by PCI address, for a GPU whose
-    UUID cannot be read any more."""
+    """Return the label values of each GPU. ``known``: the index and UUID that were last read, by PCI address. The known UUID is
+    used for a GPU whose UUID cannot be read any more."""
     return tuple((gpu.pci, str(gpu.index), _uuid(gpu, known)) for gpu in gpus)
 
 
@@ -22,8 +23,8 @@ def _uuid(gpu: Gpu, known: Mapping[str, tuple[str, str]]) -> str:
 
 
 def labels_at(address: str, gpus: Sequence[Labels], known: Mapping[str, tuple[str, str]]) -> Labels:
-    """Return the label values of the GPU at a PCI address: its present ones, else those that were last read, else only its
-    address."""
+    """Return the label values of the GPU at a PCI address. If ``gpus`` does not list it, return the values that were last read.
+    If there are none, return only the address."""
     for labels in gpus:
         if labels[0] == address:
             return labels

@@ -1,4 +1,4 @@
-"""Renders metrics of GPUs under load and of the driver's software, which an operator wants as numbers beside the findings."""
+"""Renders metrics of the GPUs' temperature, power limit, clocks, fabric and processes, and of the driver's versions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def families(gpus: Sequence[tuple[Gpu, Labels]]) -> Iterator[Metric]:
 
 
 def driver_family(node: Node) -> Metric:
-    """Return the metric family of the driver."""
+    """Return the metric family with the versions of the driver's module and libraries."""
     driver = node.driver
     said = [driver.module_version, driver.library_version, driver.software.library_file]
     info = GaugeMetricFamily(

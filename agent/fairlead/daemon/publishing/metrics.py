@@ -27,7 +27,7 @@ _LINK_ERRORS = (
     "crc_errors", "replay_errors", "recovery_errors",
     "malformed_packets", "receive_errors", "recoveries_failed", "recoveries", "effective_errors",
 )  # fmt: skip
-#: The facts of a GPU that are plain gauges: attribute, metric, help.
+#: Each fact of a GPU that becomes one gauge: the attribute of ``Gpu``, the metric's name, and the help text.
 _GAUGES = (
     ("temperature_celsius", "temperature_celsius", "GPU core temperature."),
     ("power_draw_watts", "power_draw_watts", "Power draw of the GPU card."),
@@ -57,10 +57,11 @@ _PCIE = (
 class MetricsInput(Struct, frozen=True, kw_only=True):
     """Holds everything that one rendering needs. Times are Unix times, durations are seconds.
 
-    checks: every enabled check with its mode. sources: each source with the time of its last answer. suppressed: findings that
-    would drain but do not. ladder: faults (``CHECK.FAULT/CARD``) with their escalation step. strikes: by GPU card, in the
-    window. slurm_node: the node's name in Slurm. slurm_up: None before slurmctld was asked. gpu_labels: the index and UUID
-    that were last read, by PCI address. xids: kind, address, code and number of each. nvlink_links: add metrics of each link.
+    checks: every enabled check with its mode. sources: each source with the time of its last answer. suppressed: the findings
+    that would drain the node but are suppressed. ladder: each fault (``CHECK.FAULT/CARD``) with its escalation step. strikes:
+    each GPU card with the number of its strikes in the window. slurm_node: the node's name in Slurm. slurm_up: whether
+    slurmctld answered the last question, or None before the first question. gpu_labels: the index and UUID of each GPU as last
+    read, by PCI address. xids: kind, PCI address, code and number of records. nvlink_links: True adds metrics of each NVLink.
     """
 
     version: str
@@ -108,7 +109,7 @@ class _One:
 
 
 class Metrics:
-    """Renders the current input. Most families have not changed since the rendering before; those are not rendered again."""
+    """Renders the current input. A metric family that has not changed since the last rendering is not rendered again."""
 
     def __init__(self, view: MetricsInput) -> None:
         self.view = view
@@ -130,7 +131,7 @@ class Metrics:
             yield from _nics(view.node)
 
     def render(self) -> bytes:
-        """Return Prometheus text format 0.0.4. Every reader of the same input gets the same rendering."""
+        """Return the metrics in Prometheus text format 0.0.4. The same input is rendered only once."""
         view, rendered = self.view, self._rendered
         if rendered is None or rendered[0] is not view:
             rendered = self._rendered = (view, b"".join(self._text(family) for family in self.collect()))
@@ -143,7 +144,7 @@ class Metrics:
         return known[1]
 
     def listen(self, address: str) -> None:
-        """Serve /metrics at host:port in separate threads. Raises OSError, ValueError."""
+        """Serve /metrics at host:port in separate threads. Raises OSError or ValueError if the address cannot be used."""
         from fairlead.daemon.publishing.scrape import serve
 
         serve(address, self.render, CONTENT_TYPE_LATEST)
@@ -220,7 +221,7 @@ def _checks(view: MetricsInput) -> Iterator[Metric]:
         status.add_metric([name, mode], worst.get(name, Level.OK))
     yield status
     found = GaugeMetricFamily("fairlead_findings", "Findings now.", labels=["check", "level", "device"])
-    # drift names files and CPUs as devices, which would make hundreds of series
+    # the devices of drift are files and CPUs, which would make hundreds of series
     counts = Counter(
         (f.check, f.level.word, "" if f.check.startswith("setting.") else f.device)
         for f in view.findings
@@ -286,7 +287,7 @@ def _gpus(gpus: Sequence[tuple[Gpu, Labels]], *, links: bool) -> Iterator[Metric
     yield from gpu_load_metrics.families(gpus)
 
 
-@lru_cache(maxsize=1)  # these are most of the series, and they rarely change between renderings
+@lru_cache(maxsize=1)  # these families have most of the series, and rarely change between two renderings
 def _memory(gpus: tuple[tuple[Labels, Ecc | Missing, RowRemap | Missing], ...]) -> tuple[Metric, ...]:
     errors = CounterMetricFamily("fairlead_gpu_ecc_errors", "ECC errors.", labels=[*LABELS, "kind"])
     mode = GaugeMetricFamily("fairlead_gpu_ecc_mode", "ECC mode, 1 is on.", labels=LABELS)
@@ -376,6 +377,6 @@ def _known(value: object) -> str:
 
 
 def _add(family: GaugeMetricFamily | CounterMetricFamily, labels: Sequence[str], value: float | bool | Missing) -> None:
-    """Add a value. A missing value gets no series, so that an alert on its absence works; a zero would be wrong."""
+    """Add a value. A missing value gets no series, so that an alert on its absence works. A zero would be wrong."""
     if not isinstance(value, Missing):
         family.add_metric(labels, float(value))

@@ -1,5 +1,5 @@
-"""Tells systemd that the agent is ready and alive (sd_notify(3)), in a datagram to the socket that systemd names. Without
-systemd it does nothing."""
+"""Tells systemd that the agent is ready and alive (sd_notify(3)), in datagrams to the socket that systemd names. Without
+systemd, this module does nothing."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ READY_SECONDS = 10.0  # a drain that the first sweep orders delays the start of 
 
 
 class Notify:
-    """Sends the datagrams. ``watchdog_seconds``: how often ``WATCHDOG=1`` is due (half of WatchdogSec), 0 where systemd does
-    not watch. ``watchdog_at``: when it is due next (CLOCK_MONOTONIC seconds)."""
+    """Sends the datagrams. ``watchdog_seconds``: half of WatchdogSec, or 0 if systemd does not watch the agent. ``WATCHDOG=1``
+    is due twice in that time. ``watchdog_at``: when ``WATCHDOG=1`` is due next (CLOCK_MONOTONIC seconds)."""
 
     def __init__(self) -> None:
         self._ready_by = 0.0
@@ -27,14 +27,17 @@ class Notify:
         self._ready_by = time.monotonic() + READY_SECONDS
 
     def ready(self, *, wait: bool) -> None:
-        """Send READY=1 once, after the first sweep. slurmd starts after that. With ``wait``, while a drain is being set, the
-        datagram is delayed until slurmctld has the drain, at most ``READY_SECONDS``."""
+        """Send READY=1 once, after the first sweep. systemd then starts slurmd.
+
+        ``wait``: True while a drain is being set. READY=1 is then delayed until slurmctld has the drain, but at most by
+        ``READY_SECONDS``.
+        """
         if self._ready_by and not (wait and time.monotonic() < self._ready_by):
             self._ready_by = 0.0
             self.send("READY=1")
 
     def feed_watchdog(self) -> None:
-        """Send ``WATCHDOG=1`` where it is due, to say that the loop still turns."""
+        """Send ``WATCHDOG=1`` if it is due, to tell systemd that the main loop still runs."""
         if (now := time.monotonic()) >= self.watchdog_at:
             self.watchdog_at = now + self.watchdog_seconds / 2
             self.send("WATCHDOG=1")

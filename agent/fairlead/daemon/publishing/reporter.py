@@ -1,5 +1,5 @@
-"""Reports what the agent does: to the log, and to the history for `fairlead why`. It also decides when status.json is written
-again."""
+"""Reports what the agent does in the log, and in the history for `fairlead why`. This module also decides when status.json is
+written again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STATUS_SECONDS = 10.0
 
 
 class Reporter:
-    """Keeps what was reported, so that each change is reported once."""
+    """Remembers what was reported, so that each change is reported once."""
 
     def __init__(self, history: History) -> None:
         self._history = history
@@ -35,7 +35,7 @@ class Reporter:
         self._reported = transitions.findings(self._reported, findings)
 
     def report_slurm(self, before: SlurmState, after: SlurmState) -> None:
-        """Report that a person has resumed our drain, and that our drain was set or has gone."""
+        """Report whether a person has lifted fairlead's drain, and whether that drain was set or is gone."""
         if after.acknowledged > before.acknowledged:
             self._history.event("acknowledged", f"a person resumed our drain: {transitions.covers(after)}")
             log.line(log.NOTICE, "evidence acknowledged", by="resume in Slurm")
@@ -51,11 +51,12 @@ class Reporter:
         return True
 
     def status_now(self) -> None:
-        """Have status.json written with the next decision."""
+        """Make status.json due, so that it is written with the next decision."""
         self._status_at = 0.0
 
     def status_due(self, findings: Sequence[Finding], *, news: bool) -> bool:
-        """Return whether status.json must be written: there is ``news``, its findings differ from those now, or it is old."""
+        """Return whether status.json must be written: if there is ``news``, if it lists other findings than there are now, or if
+        it is old."""
         now = time.monotonic()
         listed = {(f.key, f.level.value) for f in findings}
         if not news and listed == self._listed and now < self._status_at:

@@ -1,8 +1,8 @@
 """Serves GET /metrics over HTTP in separate threads. It accepts few connections, each for a short time.
 
-Every user of a node can reach a port on localhost. So at most ``CONNECTIONS_MAX`` connections are open. One more ends the
-oldest connection, which is never a normal scrape, because that ends within milliseconds. Every connection ends after
-``SECONDS_MAX``, also one that sends its request or takes its answer byte by byte.
+Every user of a node can reach a port on localhost. So at most ``CONNECTIONS_MAX`` connections are open. A further connection
+ends the oldest connection. The oldest is never a normal scrape, because a normal scrape ends within milliseconds. Every
+connection ends after ``SECONDS_MAX``, even if its client sends the request or reads the response byte by byte.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _PATHS = (b"/", b"/metrics")
 
 
 def serve(address: str, render: Callable[[], bytes], content_type: str) -> socketserver.BaseServer:
-    """Start to serve at host:port, on localhost where no host is named. Raises OSError, ValueError."""
+    """Start the server at host:port. Without a host, it listens on localhost. Raises OSError or ValueError if the address cannot
+    be used."""
 
     class Scrape(socketserver.BaseRequestHandler):
         def handle(self) -> None:
@@ -57,7 +58,7 @@ def _request(connection: socket.socket) -> bytes:
 def _answer(connection: socket.socket, status: str, content_type: str, body: bytes) -> None:
     head = f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     connection.sendall(head.encode())
-    connection.sendall(body)  # all readers get the same bytes object
+    connection.sendall(body)  # all connections send the same bytes object, so no copy is made
 
 
 class _Server(socketserver.ThreadingTCPServer):
@@ -67,7 +68,7 @@ class _Server(socketserver.ThreadingTCPServer):
 
     def __init__(self, address: tuple[str, int], scrape: type[socketserver.BaseRequestHandler], *, family: int) -> None:
         self.address_family = family
-        self._open: dict[socket.socket, float] = {}  # by connection: its start, the oldest first
+        self._open: dict[socket.socket, float] = {}  # the start of each open connection (CLOCK_MONOTONIC), the oldest first
         self._few = threading.Condition()
         super().__init__(address, scrape)
 
@@ -99,7 +100,7 @@ class _Server(socketserver.ThreadingTCPServer):
 
     def _end(self, request: socket.socket) -> None:
         with suppress(OSError):
-            request.shutdown(socket.SHUT_RDWR)  # this wakes its thread, which closes it
+            request.shutdown(socket.SHUT_RDWR)  # this wakes the connection's thread, which closes the connection
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore a broken connection. Report any other error, because it is a bug."""

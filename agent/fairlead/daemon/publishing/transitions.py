@@ -1,4 +1,4 @@
-"""Reports changes: findings that begin or end to the log, and changes of this node in Slurm to the audit trail."""
+"""Logs the findings that begin or end, and records changes of this node in Slurm in the audit trail."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from fairlead.daemon.slurmctld.slurm_state import SlurmState
 from fairlead.host import log
 from fairlead.model.finding import Finding, Level
 
-SHOWN = 3  # lines of each kind: three lines report drift of one setting on 112 CPUs
+SHOWN = 3  # at most this number of log lines per check and level, because drift of one setting may be on each of 112 CPUs
 
 
 def findings(reported: Mapping[str, str], now: Sequence[Finding]) -> dict[str, str]:
-    """Log each finding that is new or has changed its level since ``reported``, and each that is gone. Return the new
-    ``reported``."""
+    """Log each finding that is new, has changed its level, or is gone since the last call.
+
+    ``reported``: what the last call returned. Return the level of each present finding by its key.
+    """
     present: dict[str, str] = {}
     shown: Counter[tuple[str, str]] = Counter()
     for finding in now:
@@ -47,7 +49,7 @@ def findings(reported: Mapping[str, str], now: Sequence[Finding]) -> dict[str, s
 
 
 def troubles(reported: Sequence[str], now: Sequence[str]) -> None:
-    """Log what has begun to prevent the agent from writing, and what no longer prevents it."""
+    """Log each new trouble that prevents the agent from writing, and each trouble that has ended."""
     for trouble in now:
         if trouble not in reported:
             log.line(log.ERROR, "cannot write", error=trouble)
@@ -57,7 +59,7 @@ def troubles(reported: Sequence[str], now: Sequence[str]) -> None:
 
 
 def slurm(trail: Trail, before: SlurmState, after: SlurmState) -> None:
-    """Record in the trail what became of our drain, or that somebody else has drained the node."""
+    """Record in the audit trail that fairlead's drain was set or has ended, or that somebody else has drained the node."""
     if after.drained and after.reason != before.reason:
         trail.agent("drained", args={"reason": after.reason})
     elif before.drained and not after.drained:
@@ -79,18 +81,19 @@ def slurm(trail: Trail, before: SlurmState, after: SlurmState) -> None:
 
 
 def gone(state: SlurmState) -> str:
-    """Return in one line why our drain may have gone without a person's resume, and what follows."""
+    """Return one line: why fairlead's drain may have disappeared although no person resumed the node, and what follows."""
     what = f"only past events are {covers(state)}; " if state.known else "nothing is acknowledged; "
     return f"{state.why_lost}: {what}what is still wrong drains again"
 
 
 def covers(state: SlurmState) -> str:
-    """Return in one line which evidence a person's last resume acknowledges."""
+    """Return one line: the evidence that the last resume by a person acknowledges."""
     names = ", ".join(state.known[:SHOWN]) + (", ..." if len(state.known) > SHOWN else "")
     return f"acknowledged: {names}" if names else "no evidence was known to acknowledge"
 
 
 def catch_up(trail: Trail, state: SlurmState) -> None:
-    """Record a drain that is set when the agent starts, where an earlier agent was killed before it recorded the drain."""
+    """Record a drain that is set when the agent starts, if the audit trail does not have it. An earlier agent may have been
+    killed before it recorded the drain."""
     if state.drained and not any(e.args.get("reason") == state.reason for e in trail.read()):
         trail.agent("drained", detail="recorded at the start of the agent", args={"reason": state.reason})

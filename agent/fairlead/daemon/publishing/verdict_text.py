@@ -7,7 +7,7 @@ from fairlead.policy import Decision, Order
 
 
 def verdict_text(decision: Decision, slurm: SlurmState) -> str:
-    """Return the verdict's line: the decision's text, and why slurmctld has not carried it out yet."""
+    """Return the verdict's text in one line: the decision's text, and why slurmctld has not carried out the decision yet."""
     parts = [decision.text]
     if decision.order is not Order.KEEP:
         if slurm.error:

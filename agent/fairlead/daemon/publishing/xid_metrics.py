@@ -12,7 +12,11 @@ from fairlead.daemon.publishing.gpu_labels import LABELS, Labels, labels_at
 def families(
     counts: Sequence[tuple[str, str, str, int]], gpus: Sequence[Labels], known: Mapping[str, tuple[str, str]]
 ) -> Iterator[Metric]:
-    """Yield both families. ``counts``: kind, PCI address, code and number. ``known``: the index and UUID that were last read."""
+    """Yield the metric family of Xids and that of SXids.
+
+    ``counts``: kind, PCI address, code and number of records. ``known``: the index and UUID of each GPU as last read, by PCI
+    address.
+    """
     xids = CounterMetricFamily(
         "fairlead_xids",
         "Xid records in the kernel log since the boot. bus_lost: off the bus without a code. other: beyond 40 codes.",

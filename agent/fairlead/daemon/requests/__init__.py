@@ -1,1 +1,1 @@
-"""Keeps people's requests to the agent, and the audit trail of what was done."""
+"""Stores people's requests to the agent, and the audit trail of what was done."""

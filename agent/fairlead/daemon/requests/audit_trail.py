@@ -1,13 +1,14 @@
-"""Keeps the audit trail: who changed what about this node's service, when, why, and with which outcome.
+"""Writes and reads the audit trail: who changed what about this node's service, when, why, and with which outcome.
 
 ``STATE_DIR/audit.jsonl`` has one JSON object per line. ``add`` only appends to the file (open(2), O_APPEND), and returns when
-the line is on the disk (fsync(2)). The trail is not a table of the history, because the history may be damaged, moved aside or
-deleted, and the trail must go on. A person needs only `tail` to read it. When the file reaches ROTATE_BYTES, it is renamed to
-``audit.jsonl.1``, which replaces the earlier one. So both files together are never larger than twice that.
+the line is on the disk (fsync(2)). The trail is a file of its own, because the history may be damaged, moved or deleted, and
+the trail must survive that. A person needs only `tail` to read it. When the file reaches ROTATE_BYTES, it is renamed and
+replaces the earlier ``audit.jsonl.1``. So both files together are never larger than twice ROTATE_BYTES.
 
 A command writes its entry twice under one id: before it begins, and with the outcome. A command that is killed in between
-leaves the first entry, so every action has a line. Where the disk takes nothing, the line goes to ``RUN_DIR`` (tmpfs), and
-moves over with the next line that the disk takes. ``trouble`` then says so in one line, and the command goes on.
+leaves the first entry, so every action is in the trail. If the disk cannot be written, the line is written to
+``RUN_DIR/audit.jsonl`` (tmpfs), and ``trouble`` describes the failure in one line. The command continues. The line is moved to
+the disk with the next line that can be written there.
 """
 
 from __future__ import annotations
@@ -30,16 +31,17 @@ from fairlead.model.verdict import one_line
 FILE = "audit.jsonl"
 ROTATE_BYTES = 1 << 20
 TEXT_MAX = 1000  # characters of a reason or a detail
-LOCK_SECONDS = 2.0  # after waiting this long for another writer it appends without the lock, in one write(2)
+LOCK_SECONDS = 2.0  # after this time of waiting for another writer, a line is appended without the lock, in one write(2)
 ASKED = "asked"
 
 
 class AuditEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Describes one action. ``unix``: the time of day in seconds. ``who``: a login name, or "agent". ``uid``: that of the
-    process.
+    """Describes one action.
 
-    tty, client: where the person sat, as far as known. what: the command, or the agent's transition. args: the arguments that
-    matter. why: the reason that the person stated. outcome: one word; ASKED while it is not known. detail: one line.
+    unix: the Unix time in seconds. who: a login name, or "agent". uid: the user id of the process. tty, client: the person's
+    terminal and the address of the ssh client, or "" if unknown. what: the command, or what the agent did. args: the important
+    arguments. why: the reason that the person stated. outcome: one word, which is ASKED until the outcome is known. detail:
+    one line.
     """
 
     unix: float
@@ -70,7 +72,7 @@ class Trail:
         self.trouble = ""
 
     def add(self, entry: AuditEntry) -> None:
-        """Append an entry. Never raises: ``trouble`` says what did not work."""
+        """Append an entry. This never raises. ``trouble`` describes what could not be written, or is ""."""
         line = _line(entry)
         try:
             spared = self._read_spare()
@@ -90,8 +92,8 @@ class Trail:
             self.trouble += f"; nor {self.spare}: {e.strerror}: this is not in the trail"
 
     def heal(self) -> None:
-        """Move the lines that lie in ``RUN_DIR`` over to the disk, if it takes them now. Does nothing where there was no
-        trouble."""
+        """Move the lines in ``RUN_DIR/audit.jsonl`` to the disk, if the disk can be written again. Without ``trouble``, do
+        nothing."""
         if not self.trouble:
             return
         spared = self._read_spare()
@@ -104,15 +106,17 @@ class Trail:
             self.trouble = ""
 
     def agent(self, what: str, *, detail: str = "", why: str = "", args: Mapping[str, str] | None = None) -> None:
-        """Append an action of the agent itself."""
+        """Append an entry for an action of the agent itself."""
         entry = AuditEntry(
             unix=time.time(), id=new_id(), what=what, who="agent", args=args or {}, why=why, outcome="done", detail=detail
         )
         self.add(entry)
 
     def read(self, since: float = 0.0) -> list[AuditEntry]:
-        """Return every entry from a Unix time on, oldest first, one per id with its last outcome. What cannot be read is left
-        out, and ``trouble`` reports it, also a line that a crash has cut short."""
+        """Return every entry since a Unix time, oldest first. Entries with the same id become one entry with the last outcome.
+
+        A file or line that cannot be read is left out, also a line that a crash has cut short. ``trouble`` reports it.
+        """
         found: dict[str, AuditEntry] = {}
         broken = 0
         self.trouble = ""
@@ -158,7 +162,7 @@ def _content(path: str) -> bytes:
 
 
 def _append(path: str, data: bytes) -> None:
-    """Append whole lines or nothing. Raises OSError."""
+    """Append whole lines or nothing. Raises OSError if the file cannot be written."""
     os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
     with _locked(path):
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
@@ -192,7 +196,8 @@ def _ends_a_line(path: str) -> bool:
 
 @contextmanager
 def _locked(path: str) -> Iterator[None]:
-    """Let one writer in at a time, because of the rotation. The lock is on the folder, so it needs no space on a full disk."""
+    """Lock the folder of the file, so that only one writer at a time appends or rotates. A lock on the folder needs no space on
+    a full disk."""
     fd = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         deadline = time.monotonic() + LOCK_SECONDS

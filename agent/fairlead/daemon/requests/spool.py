@@ -1,10 +1,10 @@
-"""Keeps people's requests to the agent in a spool. Each request is one file, which is written whole. The agent applies the
+"""Stores people's requests to the agent in a spool. Each request is one file, which is written whole. The agent applies the
 requests in the order in which they were made.
 
-The spool is ``STATE_DIR/requests``, or ``RUN_DIR/requests`` where the disk takes nothing. A request is in the spool before the
-command answers the person, so it works whether the agent runs, starts or is stopped. The agent applies it, saves the state
-with its id, and only then removes the file. If the agent is killed in between, it finds the file again and still applies it
-only once.
+The spool is ``STATE_DIR/requests``, or ``RUN_DIR/requests`` if the disk cannot be written. A command writes its request to the
+spool before it answers the person. So the request is applied whether the agent runs, starts or is stopped. The agent applies
+a request, saves the state with the request's id, and only then removes the file. An agent that is killed in between finds the
+file again. It does not apply a request twice, because it knows the id.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ FOLDER = "requests"
 
 
 def put(state_dir: str, run_dir: str, request: Request) -> str:
-    """Write a request to the spool, and return its path when it is on the disk. Raises HostError where neither folder takes
-    it."""
+    """Write a request to the spool, and return the file's path when the file is on the disk. Raises HostError if neither folder
+    can be written."""
     troubles = []
     for base in (state_dir, run_dir):
         folder = os.path.join(base, FOLDER)
@@ -55,8 +55,10 @@ class Requests:
         self._refused: set[str] = set()
 
     def take(self, state: PolicyState, history: History, boot_id: str) -> PolicyState:
-        """Apply the waiting requests, save the state and return it; without a new request return the same state. Where the
-        history cannot be written, the files stay for the next start."""
+        """Apply the waiting requests, save the new state and return it. Without a new request, return ``state`` itself.
+
+        If the history cannot be written, the files of the requests stay for the next start.
+        """
         found = self._found()
         if not found:
             return state
@@ -71,15 +73,15 @@ class Requests:
             history.save_state(made)
         history.commit()
         if history.on_disk:
-            with suppress(OSError):  # if the disk does not answer, the files are found again, and their ids are known
+            with suppress(OSError):  # if the disk does not answer, the files are found again, but their ids are then known
                 self._disk.do(lambda: _remove(path for path, _ in found))
         for request in new:
             self._tell(request, history)
         return made
 
     def _found(self) -> list[tuple[str, Request]]:
-        """Return the waiting requests in the order in which they were made. A file that is not a request of root's is moved
-        aside and reported once."""
+        """Return the waiting requests with their paths, in the order in which they were made. A file that is not a request from
+        root is renamed and reported once."""
         found: list[tuple[str, Request]] = []
         wrong: list[tuple[str, str]] = []
         for folder, disk in zip(self.folders, (self._disk, Direct()), strict=True):
@@ -105,8 +107,8 @@ class Requests:
 
 
 def _waiting(folder: str) -> tuple[list[tuple[str, Request]], list[tuple[str, str]]]:
-    """Return the requests of a folder, and each other file with the reason. Those other files are moved aside. Raises OSError
-    where there is no such folder."""
+    """Return the requests of a folder with their paths, and the path of each file that is not a valid request, with the reason.
+    Such a file is renamed to ``*.bad``. Raises OSError if the folder cannot be listed."""
     found: list[tuple[str, Request]] = []
     wrong: list[tuple[str, str]] = []
     for path in (os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".json")):
@@ -138,8 +140,7 @@ def _remove(paths: Iterable[str]) -> None:
 
 
 def _dated(request: Clear, history: History, boot_id: str) -> Clear:
-    """Return the request with the sequence of the last kernel record that the agent has read, where its author did not know
-    it."""
+    """Return the request with a sequence number. If it has none, add that of the last kernel record that the agent has read."""
     if request.sequence >= 0:
         return request
     last = max((r.sequence for r in history.past().records), default=-1)

@@ -1,1 +1,1 @@
-"""Contains the courier, the thread that speaks to slurmctld for the loop, and decides how often it may ask."""
+"""Contains the courier, which is the thread that talks to slurmctld for the main loop, and decides how often it may ask."""

@@ -1,9 +1,10 @@
-"""Carries the loop's orders to slurmctld in a thread of its own, so that the loop never waits for an RPC.
+"""Carries out the main loop's orders in slurmctld in a separate thread, so that the loop never waits for an RPC.
 
-An order counts until it is done or replaced. While slurmctld does not answer, the courier tries the order again without end,
-each time after a longer random wait. While our drain is set, the courier asks slurmctld about it every ``reconcile_seconds``
-(two RPCs), because somebody may have resumed the node, and then the prolog must not refuse jobs. A node that is not drained
-causes no RPC. ``pace`` decides when to ask sooner or more seldom.
+"Our drain" is the drain that fairlead has set on this node, and "our prolog" is fairlead's prolog. An order is valid until it
+is done or replaced. While slurmctld does not answer, the courier tries the order again without end, each time after a longer
+random wait. While our drain is set, the courier asks slurmctld about it every ``reconcile_seconds`` (two RPCs). Somebody may
+have resumed the node, and the prolog must then not refuse jobs. A node that is not drained causes no RPC. ``pace`` decides when
+to ask sooner or less often.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from fairlead.errors import FairleadError
 from fairlead.host import log
 
 BACKOFF_MAX_SECONDS = 60.0
-BUDGET_BACKOFF_MAX_SECONDS = 256.0  # each try lists all nodes: hundreds of nodes that wait for room must not keep slurmctld busy
+# Each attempt at a drain lists all nodes. Hundreds of nodes whose drain is delayed by a limit must not keep slurmctld busy.
+BUDGET_BACKOFF_MAX_SECONDS = 256.0
 
 
 class Courier:
@@ -51,8 +53,8 @@ class Courier:
         self._want = CourierOrder()
         self._stop = False
         self._refusal = Refusal()
-        self._asked = False  # the last attempt spoke to slurmctld
-        self._resume_unreported = False  # somebody resumed the node and the loop does not know yet: its orders are void
+        self._asked = False  # whether the last attempt asked slurmctld
+        self._resume_unreported = False  # somebody resumed the node and the loop does not know it yet, so its orders are void
         self._failures = 0
         self._squeezed = 0
         self._known: KnownEvidence | None = None
@@ -77,7 +79,8 @@ class Courier:
         self._thread.start()
 
     def stop(self) -> None:
-        """Take no further step. This does not wait for a step that has begun, because the ledger records how far it came."""
+        """Make the thread take no further step. This does not wait for a step that has begun. The ledger shows how far the
+        thread came."""
         with self._condition:
             self._stop = True
             self._condition.notify()
@@ -96,7 +99,7 @@ class Courier:
         return self._drain.limits.topology
 
     def take(self) -> SlurmState:
-        """Return what is known of the node's state in Slurm, and empty the pipe."""
+        """Return the node's state in Slurm as far as it is known, and empty the pipe."""
         try:
             while os.read(self._reader, 4096):
                 pass
@@ -108,8 +111,8 @@ class Courier:
             return self._state
 
     def want(self, want: CourierOrder, known: KnownEvidence | None = None) -> None:
-        """Set the order; the same order again changes nothing. ``known``: the evidence that is known now. None leaves the
-        evidence as it was."""
+        """Set the order. The same order again changes nothing. ``known``: the evidence that is known now, or None if the evidence
+        of the last call is still valid."""
         with self._condition:
             self._known = known or self._known
             if want.kind != self._want.kind:
@@ -127,8 +130,8 @@ class Courier:
                 self._condition.notify()
 
     def _wake(self) -> bool:
-        """Return whether new evidence is a reason to ask slurmctld now. The question is whether our drain is still set, or
-        whether a blocked order is possible now."""
+        """If there is new evidence, make a question to slurmctld due now and return True. The question is whether our drain is
+        still set, or whether a blocked order is possible now."""
         now = self._clock()
         if not self._pace.is_new(self._known, now):
             return False
@@ -150,24 +153,28 @@ class Courier:
             self._splay_seconds = splay_seconds
 
     def refused(self) -> None:
-        """Expect Slurm's mark. Our prolog refused a job, and Slurm marks a node that is not drained for that."""
+        """Expect that slurmctld drains the node with "Prolog error", because our prolog has refused a job. slurmctld does not do
+        that on a node that is drained already."""
         with self._condition:
             self._refusal.begin(self._clock(), time.time())
             self._condition.notify()
 
     @property
     def refusal_pending(self) -> bool:
-        """Return whether Slurm's mark for a refused job may still come or is still set; the job's record is kept until then."""
+        """Return whether the drain "Prolog error" for a refused job may still come or is still set. While this is True, the job's
+        record is kept."""
         with self._condition:
             return self._refusal.pending
 
     @property
     def waits(self) -> bool:
-        """Return whether changes of others to the node in Slurm matter now: our drain is set, or another one blocks an order."""
+        """Return whether changes that somebody else makes to the node in Slurm matter now. They matter while an order is blocked,
+        or while our drain or a person's drain in its place is set."""
         return self._state.drained or self._taken or bool(self._state.blocked_because)
 
     def stirred(self, *, watched: bool, stirred: bool) -> None:
-        """Ask soon where slurmctld has spoken to this node's slurmd (``host.slurmd``): somebody may have resumed the node."""
+        """If slurmctld has contacted this node's slurmd (``stirred``), ask slurmctld soon, because somebody may have resumed the
+        node. ``watched``: whether the agent sees slurmd (``host.slurmd``)."""
         with self._condition:
             self._pace.watched = watched
             if not stirred or self._failures:
@@ -208,7 +215,7 @@ class Courier:
                 pass
 
     def turn(self) -> Generator[str, None, None]:
-        """Attempt what is due, if anything is. Yield the name of each step of the protocol before it is taken."""
+        """Attempt the work that is due, if any is due. Yield the name of each step of the drain protocol before the step."""
         with self._condition:
             began = self._clock()
             if self.due() > began:
@@ -224,7 +231,7 @@ class Courier:
         if drain.limits.due <= began:
             drain.limits.refresh()
             return
-        if known is not None:  # evidence that comes after this is new to a person who resumes the node
+        if known is not None:  # a person who resumes the node later acknowledges this evidence, but no newer evidence
             drain.state.known = known.names
         try:
             result = yield from self._attempt(drain, want, state, refused_since, began)
@@ -246,7 +253,7 @@ class Courier:
         asks = marks or began >= self._due
         self._asked = True
         if want.kind == "drain" and not state.drained and self._splay_seconds:
-            time.sleep(random.uniform(0, self._splay_seconds))  # without the lock, because people's commands wait for it
+            time.sleep(random.uniform(0, self._splay_seconds))  # before the ledger's lock, because people's commands wait for it
         with drain.ledger.locked():
             if want.kind == "resume" and state.drained and not state.manual and not marks:
                 return (yield from drain.resume())
@@ -267,7 +274,7 @@ class Courier:
             wait = min(BACKOFF_MAX_SECONDS, 2.0**self._failures) * random.uniform(0.5, 1.0) + self._pace.spread()
             self._failures = min(self._failures + 1, 10)
             self._not_before = self._clock() + wait
-            # also where the order is withdrawn, because what was sent may have arrived
+            # the courier asks again even if the order is withdrawn, because the request that was sent may have arrived
             self._due = min(self._due, self._not_before)
             self._set(replace(self._state, error=error, asked=True))
 
@@ -300,27 +307,27 @@ class Courier:
             self._due = now + self._pace.ask_seconds(self._reconcile_seconds)
             self._not_before = now + self._reconcile_seconds * random.uniform(0.5, 1.0) if blocked else 0.0
         if blocked and not drained:
-            self._due = float("inf")  # the order itself is tried again
-        if entry is not None and not drained:  # a person has taken the drain over, or something that was sent may still arrive
+            self._due = float("inf")  # the next attempt at the order reads the node anyway
+        if entry is not None and not drained:  # a person has replaced our drain, or a request that was sent may still arrive
             self._due = now + (self._pace.ask_seconds(self._reconcile_seconds) if taken else self._reconcile_seconds)
         if self._asked:
             self._due = min(self._due, self._pace.unsettled(result, entry, now))
 
     def _set_retry(self, result: Result, now: float, began: float) -> None:
-        """Set when the courier tries a drain again for which the drain limits leave no room, or which other nodes' drains
-        contest."""
+        """Set when the courier tries a drain again that a drain limit forbids, or that competes with drains of other nodes for
+        the same limit."""
         if result.outcome is Outcome.OVER_BUDGET:
             self._squeezed = min(self._squeezed + 1, 8)
             wait = min(BUDGET_BACKOFF_MAX_SECONDS, 2.0**self._squeezed) * random.uniform(0.3, 1.0)
             later = random.uniform(*UNDONE_SECONDS) * max(1.0, now - began) if result.undone else 0.0
             self._budget_until = now + max(wait, later)
-        elif result.outcome is Outcome.CONTESTED:  # a reading settles this, whatever the order is then
+        elif result.outcome is Outcome.CONTESTED:  # the next reading decides this, whatever the order is then
             self._due = self._not_before = now + random.uniform(*CONTEST_SECONDS)
         else:
             self._squeezed = 0
 
     def _follow_refusal(self, result: Result, want: CourierOrder, now: float, began: float) -> None:
-        """Record what this attempt saw of Slurm's mark for a job that our prolog refused."""
+        """Record whether this attempt saw the drain "Prolog error" that slurmctld sets for a job that our prolog refused."""
         if self._asked and self._refusal.pending and self._refusal.began <= began:
             settled = result.outcome in (Outcome.DRAINED, Outcome.RESUMED)
             again = self._reconcile_seconds * random.uniform(0.8, 1.2) if want.fit else float("inf")

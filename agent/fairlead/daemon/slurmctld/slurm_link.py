@@ -1,6 +1,6 @@
-"""Connects the loop with Slurm: it passes orders to the courier, and returns the state that slurmctld has.
+"""Connects the main loop with Slurm: it passes orders to the courier, and returns the node's state in slurmctld.
 
-On a machine tree for which no cluster is declared there is no courier, and fairlead asks nothing of Slurm and changes nothing.
+On a machine tree without a declared cluster there is no courier. fairlead then sends nothing to Slurm.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from fairlead.host.slurmd import Slurmd
 
 
 class SlurmLink:
-    """Owns the courier and its disk. ``state``: the node's state in Slurm when it was last taken. ``ledger``: our own record
-    of it."""
+    """Owns the courier and the courier's disk. ``state``: the node's state in Slurm at the last ``take_news()``. ``ledger``: the
+    file with what fairlead has written to slurmctld."""
 
     def __init__(self, document: Document, root: Root, *, machine: str, boot_id: str) -> None:
         agent, slurm = document.agent, document.slurm
@@ -67,11 +67,11 @@ class SlurmLink:
             self._courier.change(self._protocol(document), splay_seconds=splay, reconcile_seconds=seconds)
 
     def fileno(self) -> int:
-        """Return the descriptor that becomes readable when there is news; -1 for none."""
+        """Return the descriptor that becomes readable when the state has changed, or -1 without a courier."""
         return self._courier.fileno() if self._courier is not None else -1
 
     def take_news(self) -> tuple[SlurmState, SlurmState] | None:
-        """Return the state before and the state now where it has changed since the last call, else None."""
+        """If the state has changed since the last call, return the state before and the state now, else None."""
         if self._courier is None or (now := self._courier.take()) == self.state:
             return None
         before, self.state = self.state, now
@@ -83,24 +83,25 @@ class SlurmLink:
             self._courier.want(want, known)
 
     def reconcile(self) -> None:
-        """Compare slurmctld's state with our ledger soon, because a person has changed the ledger."""
+        """Compare slurmctld's state with the ledger soon, because a person has changed the ledger."""
         if self._courier is not None:
             self._courier.reconcile()
 
     def expect_prolog_mark(self, refused: frozenset[int]) -> None:
-        """Tell the courier that our prolog has refused these jobs. The courier lifts the mark that Slurm sets for that once
-        jobs may run."""
+        """Tell the courier that fairlead's prolog has refused these jobs. slurmctld then drains the node with "Prolog error". The
+        courier lifts that drain once jobs may run."""
         if self._courier is not None:
             log.line(log.NOTICE, "prolog refused jobs", jobs=",".join(map(str, sorted(refused))))
             self._courier.refused()
 
     @property
     def refusal_pending(self) -> bool:
-        """Return whether Slurm's mark for a refused job may still come or is still set."""
+        """Return whether slurmctld's drain "Prolog error" for a refused job may still come or is still set."""
         return self._courier is not None and self._courier.refusal_pending
 
     def watch_slurmd(self) -> None:
-        """Tell the courier whether slurmctld has spoken to slurmd, as long as changes of others to the node in Slurm matter."""
+        """Tell the courier whether slurmctld has contacted slurmd. Do so only while changes by somebody else to the node in Slurm
+        matter (``Courier.waits``)."""
         if self._courier is not None and self._courier.waits:
             stirred = self.slurmd.stirred()
             self._courier.stirred(watched=self.slurmd.watched, stirred=stirred)

@@ -1,4 +1,7 @@
-"""Describes this node's state in Slurm as far as the courier knows it, and the order that the loop gives for it."""
+"""Describes this node's state in Slurm as far as the courier knows it, and the order of the main loop to the courier.
+
+"Our drain" is a drain that fairlead has set on this node.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,9 @@ from fairlead.policy.drain_limits import DrainLimit
 class CourierOrder(Struct, frozen=True, kw_only=True):
     """Describes an order to the courier. kind: keep, drain or resume. check, summary and job are the parts of the reason.
 
-    certain: see ``policy.drain_limits``. pending_room: keep the node as it is, and drain it as soon as the drain limits leave
-    room. fit: jobs may run here, so the courier lifts Slurm's mark for a job that our prolog refused.
+    certain: the device is certainly gone, see ``policy.drain_limits.CERTAIN``. pending_room: keep the node as it is, and drain
+    it as soon as the drain limits leave room. fit: jobs may run here, so the courier lifts the drain "Prolog error" that
+    slurmctld has set for a job that our prolog refused.
     """
 
     kind: str = "keep"
@@ -39,8 +43,8 @@ def want_of(decision: Decision, now: Now) -> CourierOrder:
             pending_room=decision.order is not Order.DRAIN,
         )
     healthy = decision.state_word in (State.OK, State.WARN) and not decision.counted and not (now.over_budget or now.suspicion)
-    # Under a hold, and where fairlead is disabled, findings are suppressed. So a node without findings that count may still be
-    # unfit.
+    # During an apply or a hold, and while fairlead is disabled, findings are suppressed. So a node without findings that count
+    # may still be unfit for jobs.
     silenced = now.applying or now.hold or now.disabled
     return CourierOrder(kind=decision.order.value, fit=healthy and decision.order is Order.KEEP and not silenced)
 
@@ -50,14 +54,14 @@ class SlurmState(Struct, frozen=True, kw_only=True):
 
     drained, reason, check, since: whether our drain is set in slurmctld, its text, its check, and when it began (Unix time in
     seconds). manual: a person drained the node through fairlead. confirmed: how often a reading has shown our drain.
-    blocked_because: why an order is not carried out; foreign: somebody else has drained the node. over_budget: one line on the
-    drain limit that left no room, kept for a while after the attempt; limit: the same as data. error: slurmctld's last error
-    or timeout. asked: slurmctld has been asked since the agent started.
+    blocked_because: why an order is not carried out. foreign: somebody else has drained the node. over_budget: one line about
+    the drain limit that forbade the last drain, which is kept for a while after that attempt. limit: the same limit as data.
+    error: slurmctld's last error or timeout. asked: slurmctld has been asked since the agent started.
 
-    acknowledged: how many of our drains a person has resumed. lost: how many have gone without a person's resume; why_lost:
-    why the last of them went. known: the names of the evidence that the last acknowledged or lost drain covers. returned: how
-    often the node has returned to service, by the agent's resume or by a person's. taken: the reason that somebody has set in
-    place of ours, as far as it is known, else "".
+    acknowledged: how many of our drains were resumed by a person. lost: how many of our drains disappeared without a person's
+    resume. why_lost: why the last lost drain disappeared. known: the names of the evidence that was acknowledged with the last
+    drain that was resumed or lost. returned: how often the node has returned to service, by a resume of the agent or of a
+    person. taken: the reason that somebody has set in place of our reason, or "" if there is none or it is not known.
     """
 
     drained: bool = False
@@ -86,17 +90,17 @@ class SlurmState(Struct, frozen=True, kw_only=True):
 
     @property
     def suspicion(self) -> str:
-        """Return ``over_budget`` where the limit is the common cause or the suspect job, else ""."""
+        """Return ``over_budget`` if the limit is the common cause or the suspect job, else ""."""
         return self.over_budget if self.limit is not None and self.limit.kind.suspicion else ""
 
     def differs_for_people(self, other: SlurmState) -> bool:
-        """Return whether the other state is worth a line in the log."""
+        """Return whether the other state differs in a field that is logged for people."""
         mine = (self.drained, self.blocked_because, self.over_budget)
         return mine != (other.drained, other.blocked_because, other.over_budget)
 
 
 def blocked_because(result: Result) -> str:
-    """Return why slurmctld's state did not allow an attempt, "" where it did."""
+    """Return why the node's state in slurmctld did not allow the attempt, or "" if it allowed the attempt."""
     return result.detail if result.outcome in (Outcome.BLOCKED, Outcome.FOREIGN, Outcome.ORPHAN) else ""
 
 

@@ -1,4 +1,4 @@
-"""Changes in words: what one is about, and what it would do, as a diff."""
+"""Describes a change as text: what it changes, and a diff of the state before and after."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fairlead.model.change import (
 
 
 def target(change: AnyChange) -> str:
-    """What the change is about, in one word: a path, a PCI address with register, a unit."""
+    """Return the name of what is changed: a path, a PCI address with a register, a unit, or the like."""
     match change:
         case File(path=path) | KernelValue(path=path):
             return path
@@ -38,7 +38,7 @@ def target(change: AnyChange) -> str:
 
 
 def diff(change: AnyChange) -> str:
-    """The change as text: a unified diff for a file, ``- before`` and ``+ after`` for everything else."""
+    """Return the change as text: a unified diff for a file, ``- before`` and ``+ after`` for everything else."""
     match change:
         case File(path=path, content=content, before=before):
             return "".join(

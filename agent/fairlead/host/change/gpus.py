@@ -1,4 +1,4 @@
-"""Changes of GPUs by NVML: those that need a GPU nobody holds open ask the agent to let go of NVML first."""
+"""Changes GPUs by NVML. If a change needs a GPU that no program has open, the agent is first asked to release NVML."""
 
 from __future__ import annotations
 
@@ -13,14 +13,19 @@ from fairlead.host.root import Root
 NvmlSet = Callable[[str, str, int | str], None]
 #: NVML API reference, nvmlDeviceSetMigMode: the mode stays pending while another client has the GPU open.
 ALONE = frozenset({"mig"})
-LET_GO_SECONDS = 15.0  # for all GPUs of a run together: the agent looks every second, and ends a worker that is busy
+# The time limit for all GPUs of a run together. The agent reads the request once a second, and ends an NVML worker that is busy.
+LET_GO_SECONDS = 15.0
 _IN_USE = "NVML IN_USE (19)"  # host.gpu_reader.return_text
 
 
 @contextmanager
 def setting(nvml_set: NvmlSet | None, root: Root, run_dir: str) -> Iterator[NvmlSet | None]:
-    """``nvml_set`` for one run of changes. From the first change in ``ALONE`` on the agent has let go of NVML, and what says
-    IN_USE is tried again for a while; a GPU that another program holds stays so, and is said."""
+    """Yield the function that sets NVML values in one run of changes, or None if ``nvml_set`` is None.
+
+    Before the first change in ``ALONE`` the function asks the agent to release NVML until the run ends. If NVML returns IN_USE
+    for such a change, the function tries it again until LET_GO_SECONDS have passed. Then it raises HostError, since another
+    program has the GPU open.
+    """
     with ExitStack() as stack:
         end = 0.0
 

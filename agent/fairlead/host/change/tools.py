@@ -1,4 +1,4 @@
-"""Changes that a program of the system makes: systemctl, modprobe, the boot loader's own. Each with a deadline."""
+"""Runs the system's programs that make changes: systemctl, modprobe, and the boot loader's tool. Each has a time limit."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ def commands(change: Unit) -> list[list[str]]:
 
 
 def is_image(root: Root) -> bool:
-    """A system that does not run: systemd is installed below ``root``, and there is no kernel's /proc."""
+    """Return whether ``root`` is an image, which is a system that does not run: it has systemd, and its /proc is empty."""
     return not root.is_live and root.exists("/usr/lib/systemd/system") and not root.exists("/proc/sys")
 
 
 def enable_in_image(change: Unit, root: Root) -> None:
-    """By symbolic link only: nothing is asked of a running systemd, and nothing is started. Raises HostError."""
+    """Enable or disable a unit in an image. This changes symbolic links only, and starts nothing. Raises HostError."""
     systemctl([f"--root={root.path}", "enable" if change.enabled else "disable", change.name])
 
 
 def systemctl(arguments: list[str]) -> None:
-    """Run systemctl with a deadline. Raises HostError with its own words."""
+    """Run systemctl with a time limit. Raises HostError with systemctl's error message."""
     run(["systemctl", "--no-ask-password", *arguments], SYSTEMCTL_SECONDS, "this node does not run systemd")
 
 
 def made_anew(change: Module | BootLoader) -> None:
-    """Load the module, or have the boot loader's configuration written. Raises HostError with the tool's own words."""
+    """Load the module, or let the boot loader's tool write its configuration. Raises HostError with the tool's error message."""
     if isinstance(change, Module):
         run(["modprobe", "--", change.name], MODPROBE_SECONDS, "install kmod")
     elif change.tool == "grubby":

@@ -1,4 +1,7 @@
-"""What was there before fairlead's first change of a target, noted below ``UNDO`` before that change is made."""
+"""Saves the state of a target below ``UNDO`` before fairlead changes the target for the first time.
+
+A target is what a change changes, such as a file. `fairlead apply --undo` restores the saved states.
+"""
 
 from __future__ import annotations
 
@@ -62,8 +65,11 @@ def _undo_path(change: AnyChange, undo: str) -> str:
 
 
 def remember(change: AnyChange, root: Root, undo: str) -> str:
-    """Note what is there before fairlead's first change of this target. Later changes keep the first note. Returns the path of a
-    new note, "" where there was one. Raises HostError where it cannot be noted, OSError where it cannot be read."""
+    """Save the present state of this change's target in an undo record, unless the target has an undo record already.
+
+    Return the path of the new record, or "" if there was one already. Raises HostError if the record cannot be written, and
+    OSError if the present state cannot be read.
+    """
     path = root.join(_undo_path(change, undo))
     if os.path.exists(path):
         return ""
@@ -77,7 +83,7 @@ def remember(change: AnyChange, root: Root, undo: str) -> str:
 
 
 def undo_changes(root: Root, undo: str = UNDO) -> tuple[tuple[str, AnyChange], ...]:
-    """What would bring back the state before fairlead, each with its record's path. Raises HostError for a bad record."""
+    """Return (path of the undo record, change that restores its state) for each record. Raises HostError for a bad record."""
     folder = root.join(undo)
     try:
         names = sorted(n for n in os.listdir(folder) if n.endswith(".json") and not n.startswith("."))

@@ -1,4 +1,4 @@
-"""Kernel values and bits of config space: written, then read back."""
+"""Writes kernel values and bits of config space, and reads them back."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fairlead.model.change import KernelValue, PciBits
 
 
 class RefusedError(HostError):
-    """The kernel or the device did not take the value, and what was there before is still there."""
+    """The device did not accept the value, and its old value is unchanged."""
 
 
 def current_choice(text: str) -> str:
-    """The value of a kernel file: of ``always [madvise] never`` the one in brackets, else the text itself."""
+    """Return the value of a kernel file: the word in brackets if it is like ``always [madvise] never``, else the text."""
     words = text.split()
     chosen = [w[1:-1] for w in words if w.startswith("[") and w.endswith("]")]
     return chosen[0] if len(chosen) == 1 and len(words) > 1 else " ".join(words)

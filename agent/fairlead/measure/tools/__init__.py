@@ -1,4 +1,4 @@
-"""Lists the tools. Every module in this folder that has a ``tool`` is one, named by its file."""
+"""Lists the tools. Every module in this folder defines one tool, and the module's name is the tool's name."""
 
 from __future__ import annotations
 

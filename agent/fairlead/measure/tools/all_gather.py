@@ -1,4 +1,5 @@
-"""Measures all-gather over all GPUs of the node (nccl-tests). It is a ring, whose figure can be compared with the wire.
+"""Measures all-gather over all GPUs of the node (nccl-tests). NCCL runs it as a ring, so its bus bandwidth can be compared with
+the bandwidth of the links.
 
 Source: NVIDIA/nccl-tests, README.md and doc/PERFORMANCE.md (busbw).
 """

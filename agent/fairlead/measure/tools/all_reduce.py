@@ -1,5 +1,5 @@
-"""Measures all-reduce over all GPUs of the node (nccl-tests), which data parallel training waits for. It uses NVLS where the
-NVSwitch has it.
+"""Measures all-reduce over all GPUs of the node (nccl-tests), which data-parallel training waits for. NCCL uses NVLS for it if
+the NVSwitches can do so.
 
 Source: NVIDIA/nccl-tests, README.md and doc/PERFORMANCE.md (busbw).
 """

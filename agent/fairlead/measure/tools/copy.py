@@ -1,8 +1,8 @@
-"""Measures copies between host and GPU, and between each pair of GPUs, with nvbandwidth. Its text and its ``-j`` JSON are
-read.
+"""Measures copies between host and GPU, and between each pair of GPUs, with nvbandwidth. Its text output and its JSON output
+(``-j``) can be read.
 
-A pair's figure is a cell of the matrix, named by its row and column. A test that nvbandwidth waives has no figure (two GPUs
-cannot reach each other's memory).
+The figure of a pair is a cell of nvbandwidth's matrix, and is named by the cell's row and column. A test that nvbandwidth waives
+has no figure. It waives a test if two GPUs cannot reach each other's memory.
 
 Source: NVIDIA/nvbandwidth, README.md, json_output.cpp, output.cpp.
 """
@@ -30,8 +30,8 @@ Matrix = list[list[str]]
 
 
 def read(out: str, err: str) -> ToolReading:
-    """Return the figures of the tests in ``NAMES``. The outcome is FAIL where a test ended with an error, which is how wrong
-    data shows."""
+    """Return the reading of the tests in ``NAMES``. The outcome is FAIL if a test ended with an error. nvbandwidth also reports
+    wrong data as an error."""
     try:
         found, versions = _of_json(out) if out.lstrip()[:1] == "{" else _of_text(out)
     except ValueError as e:
@@ -67,14 +67,14 @@ def read(out: str, err: str) -> ToolReading:
 
 
 def _misshapen(found: dict[str, Matrix | None]) -> str:
-    """Return which matrix does not fit the GPUs that took part. A copy with the host has one row, pairs have as many rows as
-    columns."""
+    """Return which matrix does not fit the number of GPUs, or "" if all fit. The matrix of a copy with the host has one row. The
+    matrix of the pairs has as many rows as columns."""
     gpus = next((len(m[0]) for name, m in found.items() if NAMES[name] != "device_to_device" and m), 0)
     for name, matrix in found.items():
         if matrix is None:
             continue
         pairs = NAMES[name] == "device_to_device"
-        ranks = gpus or len(matrix)  # without a copy of the host, the pairs say how many there are
+        ranks = gpus or len(matrix)  # without a copy with the host, the matrix of pairs gives the number
         if len(matrix) != (ranks if pairs else 1) or any(len(row) != ranks for row in matrix):
             return f"{name}: no matrix of {ranks} GPUs"
     return ""
@@ -85,8 +85,8 @@ class _Failed(Exception):
 
 
 def _figures(name: str, matrix: Matrix) -> Iterator[Figure]:
-    """Return the figures of a matrix. In a matrix of pairs the diagonal is no copy, and N/A is no copy anywhere. Raises
-    ValueError for what is no number."""
+    """Yield the figures of a matrix. The diagonal of a matrix of pairs and all cells with N/A are left out. Raises ValueError for
+    another cell that is no number."""
     pairs = name == "device_to_device"
     for r, row in enumerate(matrix):
         for c, cell in enumerate(row):

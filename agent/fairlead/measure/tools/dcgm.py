@@ -1,6 +1,7 @@
 """Runs NVIDIA's own diagnostic, ``dcgmi diag -r 2 -j``: memory, PCIe and software, about two minutes.
 
-It passes or fails; there is no figure to compare. A note names the tests that were skipped. DCGM 3 and 4 write different JSON.
+The diagnostic passes or fails, and gives no figure to compare. A note names the tests that it skipped. The JSON of DCGM 3 and
+that of DCGM 4 differ, and this module reads both.
 
 Source: NVIDIA/DCGM, dcgmi/Diag.cpp, nvvs/include/NvvsJsonStrings.h, testing/python3/dcgm_diag_schema.json; DCGM user guide,
 "DCGM Diagnostics".
@@ -18,7 +19,7 @@ from fairlead.model.json_text import NOT_JSON
 
 
 def read(out: str, err: str) -> ToolReading:
-    """Return FAIL where a test failed anywhere, UNKNOWN where none ran."""
+    """Return the reading of a report. The outcome is FAIL if a test failed, and UNKNOWN if no test passed."""
     start, end = out.find("{"), out.rfind("}")
     try:
         data: dict[str, Any] = msgspec.json.decode(out[start : end + 1])

@@ -1,7 +1,7 @@
 """Runs matrix products on every GPU at once with gpu_burn, and checks that they all gave the same result.
 
-The GPUs run together, so heat and power are those of real work. A GPU's figure is the median over the second half, when it is
-warm. gpu_burn compares its results on the GPU: one error means that the GPU computes wrong.
+All GPUs run at the same time, so heat and power are as in real work. A GPU's figure is the median of the second half of the run,
+when the GPU is warm. gpu_burn compares its results on the GPU. One error means that the GPU computes wrong results.
 
 Source: wilicc/gpu-burn, gpu_burn-drv.cpp (listenClients); tests/data/gpu_burn.log of microsoft/superbenchmark.
 """
@@ -21,7 +21,7 @@ _TESTED = re.compile(r"^Tested (\d+) GPUs:", re.M)
 
 
 def read(out: str, err: str) -> ToolReading:
-    """Return the figures of the GPUs, which have gpu_burn's numbers."""
+    """Return the reading of an output. The figures have the GPU numbers that gpu_burn prints."""
     lines = _progress(out)
     if not lines:
         return unread("no output of gpu_burn", out, err)
@@ -67,7 +67,7 @@ def _progress(out: str) -> list[tuple[float, str, str]]:
 
 
 def so_far(out: str) -> str:
-    """Return how many percent an unfinished run had done."""
+    """Return how far an unfinished run got, in percent."""
     lines = _progress(out)
     return f"at {lines[-1][0]} %" if lines else last_line(out) or "no output"
 

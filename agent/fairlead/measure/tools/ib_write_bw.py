@@ -1,8 +1,7 @@
 """Measures each RDMA adapter by itself: ib_write_bw sends from the node to its own server on the same port.
 
-No fabric is needed, because the adapter loops the data back. So this finds an adapter with a bad slot or a bad link to the
-host, and says nothing about cables. The names of figures have the port's rate, since a node may have adapters of several
-kinds.
+No fabric is needed, because the adapter loops the data back. So this tool finds an adapter with a bad slot or a bad link to the
+host, but no bad cable. The name of a figure has the port's rate in it, because a node may have adapters of several kinds.
 
 Source: linux-rdma/perftest, src/perftest_parameters.h (RESULT_FMT_G, REPORT_FMT); Azure/azurehpc-health-checks,
 customTests/azure_ib_write_bw_gdr.nhc, which does the same with the same size.
@@ -21,7 +20,8 @@ _HEAD = re.compile(r"^\s*#bytes\s+#iterations\s+BW peak\[(.*?)\]\s+BW average\[(
 _ROW = re.compile(r"^\s*(\d+)\s+(\d+)\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)\s*$")
 _FAULT = re.compile(r"Completion with error|Failed status|Unable to|Couldn't|failed|syndrome", re.IGNORECASE)
 
-# The server ends by itself after one client. A client that finds no server reports that at once. -F: the CPU's clock may change.
+# The server ends by itself after one client. A client that finds no server fails at once. With -F, the CPU's clock may change
+# during the measurement.
 COMMAND = f"""\
 n=0 all=0
 command -v ib_write_bw >/dev/null || exit 127
@@ -45,8 +45,8 @@ echo "# devices $n of $all\""""
 
 
 def read(out: str, err: str) -> ToolReading:
-    """Return the figures of the adapters. The outcome is ABSENT where there is no adapter. It is UNKNOWN where none has an
-    active port, or one of them gave no figure."""
+    """Return the reading of an output. The outcome is ABSENT if there is no adapter. It is UNKNOWN if no adapter has an active
+    port, or if an active port gave no figure."""
     figures: list[Figure] = []
     seen: list[str] = []
     device, rate, unit, whole, active, adapters = "", "", "", False, 0, 0

@@ -1,1 +1,2 @@
-"""Maintains nodes through Slurm: drain, wait, apply, reboot, verify, resume. From its journal a killed run can go on."""
+"""Maintains nodes through Slurm: it drains, applies, reboots, verifies and resumes them. A killed run can go on from its
+journal."""

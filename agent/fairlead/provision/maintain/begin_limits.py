@@ -1,8 +1,8 @@
-"""Decides which nodes of the queue may begin now: batch, failures, floors, drain budget, window. Pure.
+"""Decides which queued nodes may begin now. The limits are batch, failures, floors, drain budget and window. The code is pure.
 
-Drains of maintenance are counted separately (docs/decisions/0011). They do not use up an agent's budget, and maintenance
-begins no node in a partition whose budget broken nodes have used up. The batch and the floors bound what maintenance itself
-drains.
+Drains of maintenance are counted separately (docs/decisions/0011). They do not use up an agent's drain budget. Maintenance
+begins no node in a partition whose drain budget is used up by broken nodes. The batch and the floors limit how many nodes
+maintenance itself drains. "Our drain" is the drain that this run has set on a node.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ ANSWER_SECONDS = 15.0
 
 
 class NodeAvailability(Struct, frozen=True, kw_only=True):
-    """Describes a node in a listing. usable: new jobs start there now. out: drained, down or otherwise unavailable. A node
-    that only does not answer now is neither (as in the agents' budget). maintained: drained by any run of `fairlead maintain`.
-    since: when, by slurmctld's clock.
+    """Describes a node in a listing. usable: new jobs start on the node now. out: the node is drained, down or otherwise
+    unavailable. A node that only does not answer now is neither usable nor out (as in the agents' drain budget).
 
-    jobs: how many jobs the node has. jobs_end: when the last of them has to end by its time limit, in Unix seconds; inf for no
-    limit.
+    maintained: a run of `fairlead maintain` has drained the node. since: the time of the node's reason, by slurmctld's clock.
+    jobs: how many jobs the node has. jobs_end: when the last job must end by its time limit, in Unix seconds; inf if a job has
+    no time limit, 0 without jobs.
     """
 
     name: str
@@ -40,23 +40,24 @@ class NodeAvailability(Struct, frozen=True, kw_only=True):
 
 
 class Budget(Struct, frozen=True):
-    """Says how many nodes of a partition may be out, by a node's document (policy.budget_percent, policy.budget_nodes)."""
+    """Holds how many nodes of a partition may be out, from a node's document (policy.budget_percent, policy.budget_nodes)."""
 
     percent: int = 100
     nodes: int = 0
 
 
 class BrokenFloor(Struct, frozen=True, kw_only=True):
-    """Says that our drain has broken a floor, together with drains of other runs. wait: other runs are expected to undo theirs
-    first."""
+    """Describes a floor that our drain has broken together with the drains of other runs. wait: our drain may stay for now,
+    because other runs are expected to undo their drains first."""
 
     why: str
     wait: bool = False
 
 
 class BeginChoice(Struct, frozen=True, kw_only=True):
-    """Says which nodes begin. begin: Slurm names, in order. over: why no other node begins in this run. closed: why no other
-    node begins in this window; the run goes on in the next one. waits_because: why nothing begins now."""
+    """Says which nodes begin now. begin: their Slurm names, in order. over: why no further node begins in this run. closed: why
+    no further node begins in this window (the run can go on in the next window). waits_because: why no node begins now. Each
+    reason is "" if it does not apply."""
 
     begin: tuple[str, ...] = ()
     over: str = ""
@@ -73,7 +74,7 @@ def choose(
     budgets: Mapping[str, Budget],
     expected_seconds: float,
 ) -> BeginChoice:
-    """Return the nodes that may begin now. ``works``: all nodes of the run. ``availability``: of all nodes of the cluster."""
+    """Return the nodes that may begin now. ``works``: all nodes of the run. ``availability``: all nodes of the cluster."""
     queue = [w for w in works if w.step is MaintenanceStep.QUEUED]
     if not queue:
         return BeginChoice()
@@ -130,10 +131,10 @@ def bound(
     plan: MaintenancePlan,
     budget: Budget,
 ) -> str:
-    """Return the first limit that would be broken if this node were taken too; "" for none. ``unavailable``: nodes in work, or
-    chosen already."""
+    """Return the first limit that would be broken if this node were drained too, or "" if none would be. ``unavailable``: the
+    nodes that are in work or chosen already."""
     if node.out:
-        return ""  # an earlier run of ours has left it so: this takes no usable node
+        return ""  # an earlier run has left the node drained, so our drain makes no usable node unavailable
     for partition in node.partitions:
         members = [p for p in availability.values() if partition in p.partitions]
         usable = sum(p.usable and p.name not in unavailable for p in members)
@@ -154,12 +155,13 @@ def below(partition: str, usable: int, floor: int) -> str:
 def overshoot(
     name: str, availability: Mapping[str, NodeAvailability], plan: MaintenancePlan, *, waited: float
 ) -> BrokenFloor | None:
-    """Say whether our drain of ``name`` has broken a floor of ours. ``availability``: as listed after that drain. None means
-    that the drain may stay. ``waited``: seconds since the floor was first seen broken.
+    """Return the floor of this run that our drain of ``name`` has broken, or None if the drain may stay. ``availability``: the
+    nodes as listed after that drain. ``waited``: the seconds since the floor was first seen broken.
 
-    Two runs that list the nodes at the same time both see room. As with the agents' budget (docs/decisions/0011), the drains
-    of all runs are ranked by (time, name). A run whose drain has no room undoes it at once. The others wait for that and list
-    the nodes again. A node whose drain was just undone does not answer yet, so the wait for it is longer.
+    Two runs that list the nodes at the same time may both find that a floor allows one more drain. As with the agents' budget
+    (docs/decisions/0011), the drains of all runs are sorted by (time, name). A run undoes its drain at once if the earlier
+    drains have used up what the floor allows. The other runs wait for this and list the nodes again. A node whose drain was just
+    undone does not answer slurmctld yet, so the other runs wait longer in that case.
     """
     node, waits = availability[name], None
     for partition in node.partitions:
@@ -177,7 +179,7 @@ def overshoot(
 
 
 def floor_of(text: str, total: int) -> int:
-    """Return a number of nodes from ``4`` or ``50%`` of ``total``, rounded up. Raises ValueError."""
+    """Return the number of nodes that ``4`` or ``50%`` means. A percentage of ``total`` is rounded up. Raises ValueError."""
     digits = text.removesuffix("%")
     if not (digits.isascii() and digits.isdigit()) or (text.endswith("%") and int(digits) > 100):
         raise ValueError(f"{text!r} is neither a number of nodes nor a percentage")
@@ -185,7 +187,8 @@ def floor_of(text: str, total: int) -> int:
 
 
 def batch_of(text: str, total: int) -> int:
-    """Return a number of nodes from ``4`` or ``10%`` of ``total``, rounded down, at least one. Raises ValueError."""
+    """Return the number of nodes that ``4`` or ``10%`` means. A percentage of ``total`` is rounded down, to at least one
+    node. Raises ValueError."""
     digits = text.removesuffix("%")
     if not (digits.isascii() and digits.isdigit()) or not int(digits) > 0 or (text.endswith("%") and int(digits) > 100):
         raise ValueError(f"{text!r} is neither a number of nodes nor a percentage")

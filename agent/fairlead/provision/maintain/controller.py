@@ -1,7 +1,9 @@
-"""Reads and changes slurmctld for a maintenance run: one listing for all nodes, and drain, lift and mark for one.
+"""Reads and changes nodes in slurmctld for a maintenance run. ``listing`` reads all nodes. ``drain``, ``lift`` and ``mark``
+change one node.
 
-The intent of every write is in the journal before the write. Then ``drains.read_write_read`` takes the steps, as for the
-agent. Only the rule that decides is here: a reason is ours if it is the exact text, plus only what slurmctld appends to it.
+The intent of every write is in the journal before the write. Then ``drains.read_write_read`` makes the change in the same
+steps as for the agent. This module has only the rule that decides: a reason is ours if it is the exact text of this run, with
+nothing after it but what slurmctld appends. "Our drain" is the drain that this run has set on a node.
 """
 
 from __future__ import annotations
@@ -43,19 +45,19 @@ _HANDS = {Owner.OURS: DrainOwner.OURS, Owner.COVERED: DrainOwner.COVERED, Owner.
 
 
 class Listing(Struct, frozen=True, kw_only=True):
-    """Holds one reading of all nodes and jobs, begun at ``unix``."""
+    """Holds one reading of all nodes and jobs. unix: when the reading began, in Unix seconds."""
 
     nodes: Mapping[str, NodeState]
     availability: Mapping[str, NodeAvailability]
     unix: float
 
     def fresh(self) -> bool:
-        """Say whether it is young enough to act on."""
+        """Say whether the listing is young enough to act on."""
         return time.time() - self.unix < STALE_SECONDS
 
 
 class Controller:
-    """Calls slurmctld. The calls raise SlurmUnavailable (try again) and SlurmError."""
+    """Calls slurmctld. A method raises SlurmUnavailable if the caller should try again, and SlurmError for other errors."""
 
     def __init__(self, client: Scontrol) -> None:
         self.client = client
@@ -82,7 +84,7 @@ class Controller:
         return Listing(nodes=nodes, availability=availability, unix=unix)
 
     def seen(self, work: NodeWork, listing: Listing) -> NodeInSlurm:
-        """Return the node as this listing has it."""
+        """Return the node as it was when this listing was read."""
         return self._seen(work, listing.nodes[work.slurm], listing.availability[work.slurm].jobs)
 
     def now(self, work: NodeWork) -> NodeInSlurm:
@@ -91,7 +93,7 @@ class Controller:
         return self._seen(work, self.client.node(work.slurm), len(jobs))
 
     def service_of(self, work: NodeWork, listing: Listing) -> NodeService | None:
-        """Return whether the node of a run is in service now; None where slurmctld no longer has such a node."""
+        """Return whether the node of a run is in service now, or None if slurmctld no longer has such a node."""
         state = listing.nodes.get(work.slurm)
         if state is None:
             return None
@@ -110,19 +112,21 @@ class Controller:
         texts = tuple(as_reason(text) for text in (work.mark, work.text) if text)
         owner, _ = owner_among(state, texts, self._rules)
         if owner is Owner.OURS and not state.drained:
-            return DrainOwner.OTHER  # it is down without a drain, with our reason
+            return DrainOwner.OTHER  # the node has our reason, but it is down and not drained
         return _HANDS.get(owner, DrainOwner.OTHER)
 
     def left_by(self, state: NodeState, texts: frozenset[str]) -> str:
-        """Return the reason that an ended run of ours has written, if the node has exactly that; "" for none."""
+        """Return which of ``texts`` is exactly the reason of the drained node, or "" if none is. ``texts``: reasons that earlier
+        runs have written."""
         user, reason = state.reason_user, state.reason
         return next((t for t in texts if state.drained and is_ours(reason, user, as_reason(t), self._rules)), "")
 
-    # -- writing: the rules of maintenance; the steps are those of ``drains.read_write_read`` --------------
+    # -- writing: the rules are here, and ``drains.read_write_read`` has the steps -------------------------
 
     def drain(self, work: NodeWork, took: str) -> tuple[Move | None, float]:
-        """Try once to set our drain, whose intent is in the journal. Return the next step (None: try again) and since when the
-        drain is there. ``took``: the reason of an earlier maintenance, which may be replaced; "" for none."""
+        """Try once to set our drain. Its intent is in the journal already. Return the next move, or None to try again, and the
+        time of the node's reason by slurmctld's clock. ``took``: the reason of an earlier maintenance run that may be replaced,
+        or "" if there is none."""
 
         def decide(state: NodeState) -> WriteDecision[tuple[Move | None, float]]:
             seen = self._seen(work, state, 0)
@@ -144,8 +148,11 @@ class Controller:
         )
 
     def lift(self, work: NodeWork, plan: MaintenancePlan) -> Move | None:
-        """Try once to lift our drain; return the next step (None: try again). A node that we have rebooted and found well may
-        be DOWN with our reason. That is slurmctld's mark for the reboot (ReturnToService 0 and 1), and it is lifted too."""
+        """Try once to lift our drain. Return the next move, or None to try again.
+
+        A node that this run has rebooted may be DOWN with our reason, because slurmctld sets a rebooted node DOWN
+        (ReturnToService 0 and 1). DOWN is then lifted together with the drain.
+        """
 
         def decide(state: NodeState) -> WriteDecision[Move | None]:
             seen = self._seen(work, state, 0)
@@ -162,8 +169,8 @@ class Controller:
         )
 
     def mark(self, work: NodeWork) -> Move | None:
-        """Try once to write into our reason what went wrong; return the next step (None: try again). The node's state stays.
-        The reason is not read back, because the run is done with the node in any case."""
+        """Try once to write into our reason what went wrong. Return the next move, or None to try again. The node's state does
+        not change. The reason is not read back, because the run is done with the node in any case."""
 
         def decide(state: NodeState) -> WriteDecision[Move | None]:
             move = maintenance_steps.before_mark(work, self._seen(work, state, 0))
@@ -189,13 +196,14 @@ class Controller:
             self.client.resume(work.slurm)
 
     def registered(self, work: NodeWork) -> str:
-        """Return when the node's slurmd began, in slurmctld's words. After a reboot another value says that the node is back."""
+        """Return the node's SlurmdStartTime as scontrol prints it. If the value changes after a reboot, slurmd has registered
+        again."""
         text = self.client.ask(["scontrol", "-o", "show", "node", work.slurm])
         return next((w.partition("=")[2] for w in text.split() if w.startswith("SlurmdStartTime=")), "")
 
 
 def as_reason(text: str) -> Reason:
-    """Return one of our own texts as a token. Raises ValueError for any other text."""
+    """Return a reason that fairlead has written, parsed. Raises ValueError for any other text."""
     found = parse(text)
     if found is None:
         raise ValueError(f"{text!r} is no reason of ours")
@@ -203,8 +211,8 @@ def as_reason(text: str) -> Reason:
 
 
 def silent(state: NodeState) -> bool:
-    """Say whether slurmctld gets no answer from the slurmd there, or refuses its registration. slurmctld starts no job on such
-    a node. It says so also of every node that RESUME has brought back from DOWN, until the next ping
+    """Say whether slurmctld gets no answer from the node's slurmd, or refuses its registration. slurmctld starts no job on such
+    a node. A node that RESUME has brought back from DOWN also counts as not responding until slurmctld's next ping
     (src/slurmctld/node_mgr.c, update_node)."""
     return not state.states.isdisjoint({"NOT_RESPONDING", "INVALID_REG", "UNKNOWN"})
 
@@ -221,7 +229,8 @@ def who(state: NodeState) -> str:
 
 
 def jobs_by_node(text: str) -> dict[str, list[float]]:
-    """Return when the jobs on each node have to end, from squeue's ``%A|%t|%e|%N``; inf for no limit. Raises SlurmError."""
+    """Return by node when each of its jobs has to end, in Unix seconds, or inf for a job without a time limit. ``text``: the
+    output of squeue in the format ``%A|%t|%e|%N``. Raises SlurmError."""
     found: dict[str, list[float]] = {}
     for line in text.splitlines():
         words = line.split("|")

@@ -1,5 +1,8 @@
-"""Decides whether there is room for a node, before it is drained and after. It uses the listing of all nodes, and the reasons
-that earlier runs have left."""
+"""Decides whether the limits of a maintenance run allow the drain of a node, before the drain and again after it.
+
+The decision uses a listing of all nodes, and the reasons that earlier runs have written to nodes. "Our drain" is the drain that
+this run has set on a node.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,14 @@ from fairlead.provision.maintain.controller import Controller, Listing
 from fairlead.provision.maintain.maintenance_steps import MaintenancePlan, MaintenanceStep, Move, NodeWork
 
 EXPECTED_SECONDS = {False: 60.0, True: 900.0}
-#: How long nothing begins after a drain was undone. It is random, because otherwise two runs would collide again and again.
+#: No node begins for this long after a drain was undone. The time is random between these two, because otherwise two runs
+#: would collide again and again.
 AGAIN_SECONDS = (2.0, 8.0)
 
 
 class DrainRoom:
-    """Knows the limits of a run. ``earlier_reasons``: the reasons that ended runs of ours have left on nodes, by Slurm name;
-    ``budgets`` likewise."""
+    """Applies the limits of a run. ``earlier_reasons``: by Slurm name, the reasons that ended runs of the same journal have
+    written to a node. ``budgets``: by Slurm name, the drain budget of a node's document."""
 
     def __init__(
         self, controller: Controller, budgets: Mapping[str, Budget], earlier_reasons: Mapping[str, frozenset[str]]
@@ -40,29 +44,31 @@ class DrainRoom:
         return choose(works, listing.availability, plan, now, budgets=self._budgets, expected_seconds=expected)
 
     def none(self, work: NodeWork, works: Sequence[NodeWork], plan: MaintenancePlan, listing: Listing) -> str:
-        """Return why a node that was chosen before, but is not drained yet, may not be drained now; "" if it may. A node that
-        has lost our drain always may, because it may be half changed."""
+        """Return why a chosen node that is not drained yet may not be drained now, or "" if it may. A node that has lost our
+        drain may always be drained, because it may be half changed."""
         gone = {w.slurm for w in works if in_work(w) and w.slurm != work.slurm}
         budget = self._budgets.get(work.slurm, Budget())
         return "" if work.drained else bound(listing.availability[work.slurm], listing.availability, gone, plan, budget)
 
     def refusal(self, work: NodeWork, listing: Listing) -> Move | None:
-        """Return the move of a node of the queue that is not touched at all, with the reason; None where it may be touched."""
+        """Return the move ``skipped`` and its reason for a queued node that must not be touched, or None if it may be drained."""
         if work.slurm not in listing.nodes:
             return Move(MaintenanceStep.SKIPPED, "not touched: slurmctld has no such node in any partition")
         move = maintenance_steps.before_drain(
             work, self._controller.seen(work, listing), adopt=bool(self.replaceable_reason(work, listing))
         )
-        # The node may have our own drain: it was undone, and slurmctld has forgotten that, or the listing is older.
+        # The other moves say that the node already has our drain. slurmctld may have forgotten that this drain was undone, or
+        # the listing is older than that. The node may be drained then.
         return move if move is not None and move.step is MaintenanceStep.SKIPPED else None
 
     def replaceable_reason(self, work: NodeWork, listing: Listing) -> str:
-        """Return the reason of an earlier maintenance that the node has and that may be replaced; "" for none."""
+        """Return the reason of an earlier maintenance run that the node has and that we may replace, or "" if it has none."""
         texts = self._earlier_reasons.get(work.slurm, frozenset()) | frozenset({work.replaced_reason} - {""})
         return self._controller.left_by(listing.nodes[work.slurm], texts)
 
     def below(self, work: NodeWork, plan: MaintenancePlan, listing: Listing) -> BrokenFloor | None:
-        """Return the floor that our drain has broken, together with others; None for none. ``listing``: read after that drain."""
+        """Return the floor that our drain has broken together with other drains, or None if no floor is broken. ``listing`` was
+        read after our drain."""
         since = self._contested.setdefault(work.slurm, now := time.monotonic())
         over = overshoot(work.slurm, listing.availability, plan, waited=now - since)
         if over is None or not over.wait:

@@ -1,4 +1,4 @@
-"""Shows a run on standard error: a table on a terminal, else a line for each step."""
+"""Shows a run on standard error: on a terminal as a table, otherwise as one line for each step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SilentDisplay:
         """Show a text that concerns the run."""
 
     def show(self, works: Sequence[NodeWork], notice: str) -> None:
-        """Show all nodes as they are now. ``notice``: whole sentences that say why nothing new begins."""
+        """Show all nodes as they are now. ``notice``: whole sentences that say why no further node begins, or ""."""
 
 
 class LineDisplay(SilentDisplay):
@@ -51,7 +51,8 @@ class LineDisplay(SilentDisplay):
 
 
 class TableDisplay(SilentDisplay):
-    """Draws the nodes in work, with what each does and for how long. Lines above say what has ended."""
+    """Draws a table of the nodes in work, with the step of each node and for how long it has been in that step. Lines above the
+    table name the nodes that have ended."""
 
     def __init__(self) -> None:
         self._screen = Screen(stderr=True, transient=True)
@@ -81,7 +82,8 @@ class TableDisplay(SilentDisplay):
 
 
 def frame(active: Sequence[Sequence[str]], below: Sequence[str], height: int) -> Any:
-    """Return what is drawn, from the rows of the nodes in work: at most ``height`` lines, none of which wraps."""
+    """Return the table to draw. It has at most ``height`` lines, and no line wraps. ``active``: the rows of the nodes in work.
+    ``below``: the lines under the table."""
     from rich.console import Group
     from rich.table import Table as Drawn
     from rich.text import Text
@@ -91,7 +93,7 @@ def frame(active: Sequence[Sequence[str]], below: Sequence[str], height: int) ->
 
     drawn = Drawn(box=None, pad_edge=False)
     for head in ("NODE", "STEP", "FOR", "WHAT"):
-        # the column WHAT is cut where there is no room
+        # if the terminal is too narrow, the column WHAT is cut
         drawn.add_column(head, no_wrap=head != "WHAT", justify="right" if head == "FOR" else "left")
     rows = active if len(active) + 1 + len(below) <= height else active[: height - 2 - len(below)]
     for row in rows:
@@ -108,7 +110,7 @@ def lasted(seconds: float) -> str:
 
 
 def line(work: NodeWork) -> str:
-    """Return the line of a node: ``gpu3: waiting: drained``."""
+    """Return one line about a node, such as ``gpu3: waiting: drained``."""
     return f"{work.node}: {work.step.value.replace('_', ' ')}" + (f": {work.detail}" if work.detail else "")
 
 

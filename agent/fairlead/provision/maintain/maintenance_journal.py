@@ -1,12 +1,13 @@
-"""Keeps the journal of maintenance on the admin host: one SQLite file, which has every step before it is done.
+"""Stores the journal of maintenance on the admin host, in one SQLite file. Every step is in the file before it is done.
 
-The file has a rollback journal (not WAL) with synchronous FULL. When `put` has returned, its data is on the disk and in this
-one file. Therefore a copy of the file is complete, and it can be read where nothing can be written
-(https://www.sqlite.org/pragma.html#pragma_synchronous, https://www.sqlite.org/wal.html#read_only_databases). The file is made
-complete or not at all, so an empty file is one whose content was lost.
+SQLite uses a rollback journal (not WAL) with synchronous FULL. When `put` has returned, its data is on the disk and in this
+one file. Therefore a copy of the file is complete, and the file can be read on a read-only file system
+(https://www.sqlite.org/pragma.html#pragma_synchronous, https://www.sqlite.org/wal.html#read_only_databases). A new file
+appears with all its tables or not at all. So an empty file is a journal whose content was lost.
 
-A node is in one unfinished run at most. A spare file beside the journal is deleted when the disk is full, so that the nodes in
-work can be written to their end. From then on ``full`` says so, and nothing new may begin.
+A node is in one unfinished run at most. A spare file beside the journal reserves room on the disk. When the disk is full, the
+spare file is deleted, so that the last steps of the nodes in work can be written. From then on ``full`` has the error, and no
+further node may begin.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ _NODE = "INSERT OR REPLACE INTO node VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 
 
 class MaintenanceRun(Struct, frozen=True, kw_only=True):
-    """Describes a run. state: running (a process drives it now, or it was killed), ended, aborted. Times are Unix seconds;
-    ended is 0 for an unfinished run."""
+    """Describes a run. state: ``running`` (a process drives the run now, or was stopped or killed), ``ended`` or ``aborted``.
+    Times are in Unix seconds. ended is 0 for an unfinished run."""
 
     id: str
     began: float
@@ -85,7 +86,7 @@ class Journal:
                 if not write:
                     raise InputMissing(f"{self.path}: no journal", hint="no maintenance has run here; --journal names another")
                 self._make()
-            if not os.path.isfile(self.path):  # this is no lost journal: that hint would move the file away
+            if not os.path.isfile(self.path):  # the hint of _lost would have the admin move a folder or a device away
                 raise InputMissing(f"{self.path}: not a regular file", hint="--journal names the file of a journal")
             if not os.path.getsize(self.path):
                 raise DataError(f"{self.path}: it is empty (0 bytes): its runs are lost", hint=self._lost)
@@ -100,7 +101,8 @@ class Journal:
             raise HostError(f"{self.path}: {e.strerror}", hint=f"{why}; {self._in_work()}" if write else "") from None
 
     def _make(self) -> None:
-        """Make an empty journal, complete at once. A kill leaves only a file of another name."""
+        """Make an empty journal under another name, and link it to ``path`` when it is complete. After a kill only the file of
+        the other name may be left."""
         folder = os.path.dirname(self.path) or "."
         os.makedirs(folder, mode=0o755, exist_ok=True)
         fd, new = tempfile.mkstemp(prefix=f"{os.path.basename(self.path)}.new.", dir=folder)  # mode 0600
@@ -116,7 +118,7 @@ class Journal:
                 fcntl.flock(fd, fcntl.LOCK_EX)
                 if os.path.exists(self.path):  # another process was quicker
                     return
-                for end in ("-journal", "-wal", "-shm"):  # SQLite would read the rest of a journal that was moved away
+                for end in ("-journal", "-wal", "-shm"):  # left by a journal that was moved away; SQLite would read them
                     with suppress(FileNotFoundError):
                         os.rename(self.path + end, f"{self.path}{end}.lost")
                 os.link(new, self.path)
@@ -129,18 +131,18 @@ class Journal:
     def _writing(self) -> sqlite3.Connection:
         db = self._checked(sqlite3.connect(f"{Path(self.path).absolute().as_uri()}?mode=rw", **_CONNECT))
         try:
-            with suppress(sqlite3.OperationalError):  # a process of 0.1.0 writes the journal now; the mode changes next time
+            with suppress(sqlite3.OperationalError):  # fairlead 0.1.0 writes the journal now: the mode changes at a later start
                 db.execute("PRAGMA journal_mode = TRUNCATE")
             db.execute("PRAGMA synchronous = FULL")
-            db.execute("PRAGMA wal_autocheckpoint = 50")  # in pages: the log of 0.1.0 then fits into the spare file
+            db.execute("PRAGMA wal_autocheckpoint = 50")  # in pages: the WAL of fairlead 0.1.0 then fits into the spare file
         except BaseException:
             db.close()
             raise
         return db
 
     def _reading(self) -> sqlite3.Connection:
-        """Open the journal for reading, also in a folder where nothing can be written. What a killed run has half written is
-        completed in a copy."""
+        """Open the journal for reading, even in a read-only folder. If a killed run has left a half-written transaction, SQLite
+        recovers it in a copy of the journal."""
         try:
             return self._checked(sqlite3.connect(f"{Path(self.path).absolute().as_uri()}?mode=ro", **_CONNECT))
         except sqlite3.OperationalError:
@@ -149,7 +151,7 @@ class Journal:
                 for end in ("", "-journal", "-wal"):
                     with suppress(FileNotFoundError):
                         shutil.copyfile(self.path + end, copy + end)
-                return self._checked(sqlite3.connect(copy, **_CONNECT))  # it stays readable after the files are removed
+                return self._checked(sqlite3.connect(copy, **_CONNECT))  # the copy stays readable after its files are removed
 
     def _checked(self, db: sqlite3.Connection) -> sqlite3.Connection:
         """Return ``db`` if it is a complete journal of this schema. Raises DataError."""
@@ -173,14 +175,14 @@ class Journal:
         return f"move it away, so that a new one is made: mv {self.path} {self.path}.lost; its drains may still be in Slurm"
 
     def _trouble(self, error: sqlite3.Error) -> FairleadError:
-        """Return SQLite's error as damage of the file (65) or as trouble of this machine (69)."""
+        """Convert an error of SQLite: to DataError (exit code 65) if the file is damaged, else to HostError (69)."""
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             return DataError(f"{self.path}: damaged: {error}", hint=self._lost)
         return HostError(f"{self.path}: {error}", hint=self._in_work() if self._writes else "")
 
     def _in_work(self) -> str:
-        """Return the hint that says what stays as it is while the journal cannot be written."""
+        """Return a hint that names the nodes in work, which stay as they are while the journal cannot be written."""
         try:
             journal = Journal(self.path, write=False)
             runs = [journal.run(run.id) for run in journal.runs() if not run.ended]
@@ -195,8 +197,8 @@ class Journal:
         return f"nothing was done now; in work, and left as they are: {'; '.join(said)} (--show, later --resume)"
 
     def _reserve(self) -> None:
-        """Reserve room on the disk, so that the nodes in work can be written to their end when the disk is full. Raises
-        OSError where there is not even that room."""
+        """Make the spare file, which reserves room for the last steps of the nodes in work in case the disk becomes full. Raises
+        OSError if the disk has no room for the spare file."""
         spare = self.path + ".spare"
         if os.path.exists(spare) and os.path.getsize(spare) >= SPARE_BYTES:
             return
@@ -215,7 +217,8 @@ class Journal:
 
     @contextmanager
     def driving(self, run: str) -> Iterator[None]:
-        """Let this process alone drive the run while the block runs. Raises HostError when another process drives it."""
+        """Lock the run for the ``with`` block, so that only this process drives it. Raises HostError if another process drives
+        it."""
         path = f"{self.path}.{run}.lock"
         try:
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -227,7 +230,7 @@ class Journal:
             except BlockingIOError:
                 pid = os.pread(lock, 20, 0).decode("ascii", "replace").strip()
                 raise HostError(f"run {run} is being driven by process {pid}", hint="stop that one first (Ctrl-C)") from None
-            with suppress(OSError):  # the disk may be full; the lock works without the number
+            with suppress(OSError):  # the disk may be full; the lock works without the process id in it
                 os.ftruncate(lock, 0)
                 os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
             yield
@@ -240,14 +243,14 @@ class Journal:
             os.close(lock)
 
     def ansible_lock(self, run: str) -> str:
-        """Return the path of the lock that the run's Ansible has while it lives (provision/ansible_lock.py)."""
+        """Return the path of the file that the run's Ansible locks as long as it runs (provision/ansible_lock.py)."""
         return f"{self.path}.{run}.ansible"
 
     # -- writing ---------------------------------------------------------------------------------------
 
     def begin(self, plan: MaintenancePlan, works: Sequence[NodeWork], *, site: str, who: str) -> MaintenanceRun:
-        """Add a new run and return it. Nodes that an unfinished run is not done with are skipped in it, and the detail names
-        that run."""
+        """Add a new run and return it. If another unfinished run is not done with a node, the new run skips that node, and the
+        node's detail names the other run."""
         now = time.time()
         name = time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + "-" + secrets.token_hex(2)
 
@@ -268,8 +271,8 @@ class Journal:
         return MaintenanceRun(id=name, began=now, ended=0.0, state="running", who=who, site=site, plan=plan, works=mine)
 
     def put(self, run: str, index: int, work: NodeWork, *, new: bool = True) -> None:
-        """Write the node as it is from now on. This is called before the step that it names is done. new: the step is another
-        one than before."""
+        """Write the node with its next step, before that step is done. new: the step differs from the step written before, so
+        it is also added to the log."""
 
         def act() -> None:
             self._node(run, index, work)
@@ -282,7 +285,7 @@ class Journal:
         self._write(act)
 
     def replan(self, run: MaintenanceRun, plan: MaintenancePlan) -> MaintenanceRun:
-        """Replace the run's plan, for the next window. Return the run with it."""
+        """Replace the plan of a run that is resumed. Return the run with the new plan."""
         self._write(lambda: self._db.execute("UPDATE run SET plan = ? WHERE id = ?", (msgspec.json.encode(plan), run.id)))
         return msgspec.structs.replace(run, plan=plan)
 
@@ -294,8 +297,8 @@ class Journal:
         self._db.execute(_NODE, row)
 
     def _write(self, act: Callable[[], T]) -> T:
-        """Make one transaction. On a full disk the spare file is deleted for it, once. Raises HostError when that does not
-        help, DataError where the file is damaged."""
+        """Call ``act`` in one transaction. If the transaction fails, for example on a full disk, delete the spare file and try
+        once more. Raises HostError if the second try fails too, and DataError if the journal is damaged."""
         try:
             return self._transaction(act)
         except sqlite3.Error as e:
@@ -329,7 +332,8 @@ class Journal:
         return tuple(self._run(row) for row in rows)
 
     def run(self, name: str = "") -> MaintenanceRun:
-        """Return a run with its nodes; for "" the newest one that has not ended. Raises InputMissing."""
+        """Return the run ``name`` with its nodes, or for "" the newest run that has not ended. Raises InputMissing if there is
+        no such run."""
         found = self.runs()
         chosen = next((r for r in found if r.id == name), None) if name else next((r for r in found if not r.ended), None)
         if chosen is None:
@@ -344,7 +348,7 @@ class Journal:
         return tuple(JournalStep(node=n, unix_seconds=at, step=step, detail=detail) for n, at, step, detail in rows)
 
     def earlier_reasons(self, slurm: Iterable[str]) -> dict[str, frozenset[str]]:
-        """Return the exact reasons that ended runs of this journal have left on nodes, by Slurm name."""
+        """Return by Slurm name the exact reasons that ended runs of this journal have written to the node."""
         found: dict[str, set[str]] = {}
         wanted = set(slurm)
         for name, text, mark in self._read("SELECT slurm, text, mark FROM node WHERE ended > 0 AND text != ''"):
@@ -353,7 +357,7 @@ class Journal:
         return {name: frozenset(texts) for name, texts in found.items()}
 
     def done_with(self, slurm: Iterable[str]) -> list[tuple[str, MaintenancePlan, NodeWork]]:
-        """Return run, plan and node for each of these nodes (by Slurm name) that a run has drained which has ended."""
+        """Return (run id, plan, node) for each of these nodes and each ended run that was to drain it. ``slurm``: Slurm names."""
         query = "SELECT run.id, run.plan, node.work FROM node JOIN run ON run.id = node.run"
         query += " WHERE run.ended > 0 AND node.text != '' AND node.slurm = ?"
         rows = [row for name in slurm for row in self._read(query, (name,))]

@@ -1,7 +1,7 @@
 """Drives a maintenance run: one loop that reads Slurm, takes each node's next step, and begins new nodes.
 
-The journal has each step before it is done, so a killed run goes on when it is driven again. ssh and provisioning run beside
-the loop. Only the loop itself writes to slurmctld and to the journal.
+The journal has each step before it is done, so a killed run goes on when it is driven again. ssh and provisioning run in other
+threads. Only the loop itself writes to slurmctld and to the journal.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ STOPPING = "stopping: nodes already in progress will be finished.\nPress Ctrl-C 
 
 
 class Maintenance:
-    """Drives one run. ``budgets``: by Slurm name. aborting: bring every node into a condition in which it can be left, and
-    begin none."""
+    """Drives one run. ``budgets``: the drain budget of each node, by Slurm name. ``aborting``: begin no node, and bring the nodes
+    in work to a condition in which they can be left."""
 
     def __init__(
         self,
@@ -87,9 +87,9 @@ class Maintenance:
     # -- the loop ------------------------------------------------------------------------------------
 
     def drive(self) -> bool:
-        """Drive the run until every node is at an end; then return True. Return False when a stop was asked for or the window
-        has ended (``closed``), and no node is in work any more. The run can then be driven again. Raises HostError when the
-        journal cannot be written."""
+        """Drive the run until every node has ended, and return True. Return False if the run has stopped before that. A stop, the
+        end of the window (``closed``) or a full disk stops the run when no node is in work any more. ``leave_asked`` stops it at
+        once. The run can then be driven again. Raises HostError if the journal cannot be written."""
         with self._journal.driving(self.run.id):
             try:
                 left = self._journal.ansible_lock(self.run.id)  # two Ansibles must not change one node at the same time
@@ -129,7 +129,7 @@ class Maintenance:
             self._lost_lifts(listing)
             self._groups(listing)
             self._begin(listing)
-        except SlurmError as e:  # the loop asks again, because every step may be done twice
+        except SlurmError as e:  # the loop tries again, because every step may be done twice
             self._unavailable(e)
             return
         self._answers()
@@ -182,7 +182,7 @@ class Maintenance:
         return build(CHECK, token, summary).text
 
     def _take_up(self) -> None:
-        """Take up a run that is driven again. The deadlines of reboots and verifications begin anew."""
+        """Prepare the nodes of a run that is driven again. The time limits of reboots and verifications start again."""
         for at, work in enumerate(self.works):
             move = maintenance_steps.abort(work) if self._aborting else None
             if move is not None:
@@ -221,7 +221,7 @@ class Maintenance:
                     self._drain(at)
 
     def _stays(self, at: int, listing: Listing) -> bool:
-        """Say whether the drain may stay, by a listing that was read after it. Otherwise undo it, or wait for other runs."""
+        """Say whether our drain may stay. Otherwise undo it, or wait for other runs. ``listing`` was read after our drain."""
         work = self.works[at]
         if work.floors_kept or self._aborting:
             return True
@@ -298,7 +298,7 @@ class Maintenance:
         self._move(at, move, **stands)
 
     def _lost_lifts(self, listing: Listing) -> None:
-        """Lift drains again that a killed slurmctld has brought back, because it has forgotten that they were lifted."""
+        """Lift again every drain of this run that is back because a killed slurmctld has forgotten that it was lifted."""
         for work in self.works:
             lifted = work.step in (MaintenanceStep.QUEUED, *LIFTED) and work.text and work.since < listing.unix
             if not lifted or work.slurm not in listing.nodes:
@@ -314,7 +314,7 @@ class Maintenance:
         self._send((at,), lambda: self._nodes.read(node), lambda reading: then(at, reading))
 
     def _before(self, at: int, reading: NodeReading) -> None:
-        """Record what the node is before it is touched."""
+        """Record the node's boot id, its machine and its findings before the node is changed."""
         work = self.works[at]
         if reading.stranger or reading.trouble:
             self._move(at, Move(MaintenanceStep.MARKING, f"nothing was changed, ssh: {reading.stranger or reading.trouble}"))
@@ -323,8 +323,8 @@ class Maintenance:
         self._put(at, replace(work, boot_before=reading.boot, machine=reading.machine, known=known))
 
     def _groups(self, listing: Listing) -> None:
-        """Start one provisioning run for all nodes that wait for one. Two kinds may run at the same time: apply, and its dry
-        run."""
+        """Start one provisioning run for all nodes that are ready to be applied, and one dry run for all that are ready to be
+        checked. The two may run at the same time."""
         for check, step in ((False, MaintenanceStep.APPLYING), (True, MaintenanceStep.VERIFYING)):
             chosen = []
             for at, work in enumerate(self.works):
@@ -392,7 +392,7 @@ class Maintenance:
             self._well.add(at)
 
     def _unregistered(self, work: NodeWork) -> str:
-        """Return why slurmctld may not use the node yet; "" when it may."""
+        """Return why slurmctld cannot use the node yet, or "" if it can."""
         if self._controller.now(work).silent:
             return "slurmd there does not answer slurmctld, or slurmctld refuses its registration"
         if work.boot_after and self._controller.registered(work) == work.registered_before:

@@ -1,4 +1,4 @@
-"""Makes a run from what an admin asks for: nodes and limits. It says what is wrong with either before anything is touched."""
+"""Makes a run from the nodes and limits that an admin asks for. Wrong ones raise an error before any node is touched."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ TOO_FEW = "--max-failed: at least 1: no further nodes are started after so many 
 
 
 class MaintenanceRequest(Struct, frozen=True, kw_only=True):
-    """Holds the command line's words: batch ``4`` or ``10%``, floors ``PARTITION=4`` or ``PARTITION=50%``; times as in
-    MaintenancePlan."""
+    """Holds the options of the command line. batch: ``4`` or ``10%``. floors: ``PARTITION=4`` or ``PARTITION=50%``. take_over:
+    replace drains of other maintenance runs. The times are as in MaintenancePlan."""
 
     nodelist: str
     reason: str
@@ -41,7 +41,7 @@ class MaintenanceRequest(Struct, frozen=True, kw_only=True):
 
 
 class Prepared(Struct, frozen=True, kw_only=True):
-    """Holds a run that may begin. targets: by node. budgets: by Slurm name."""
+    """Holds a run that may begin. targets: by the node's name in the site. budgets: the drain budgets, by Slurm name."""
 
     plan: MaintenancePlan
     works: tuple[NodeWork, ...]
@@ -50,8 +50,8 @@ class Prepared(Struct, frozen=True, kw_only=True):
 
 
 def prepare(site: Site, asked: MaintenanceRequest, listing: Listing) -> Prepared:
-    """Return the run that ``asked`` describes. Raises UsageError, ConfigError, InputMissing for what makes no sense; no node
-    has been touched then."""
+    """Return the run that ``asked`` describes. Raises UsageError, ConfigError or InputMissing if the request is wrong. No node
+    is touched here."""
     chosen = targets(site, asked.nodelist)
     missing = [t.node for t in chosen if t.document.slurm_node not in listing.nodes]
     if missing:
@@ -86,7 +86,7 @@ def prepare(site: Site, asked: MaintenanceRequest, listing: Listing) -> Prepared
 
 
 def maintenance_reason(slurm: str, listing: Listing) -> str:
-    """Return the reason of maintenance that the node has, even if another admin host wrote it; "" for none."""
+    """Return the reason of a maintenance run that the node has, even if another admin host wrote it, or "" if it has none."""
     reason = strip_suffixes(listing.nodes[slurm].reason)
     return reason if listing.availability[slurm].maintained and parse(reason) else ""
 
@@ -103,8 +103,8 @@ def budgets(chosen: Sequence[Target]) -> dict[str, Budget]:
 def replanned(
     plan: MaintenancePlan, changed: Mapping[str, Any], nodes: int, availability: Callable[[], Mapping[str, NodeAvailability]]
 ) -> MaintenancePlan:
-    """Return the plan with the options of --resume, by their names in MaintenanceRequest. ``availability``: asks slurmctld,
-    for a floor. Raises UsageError."""
+    """Return the plan changed by the options of --resume. ``changed``: these options, by their names in MaintenanceRequest.
+    ``availability``: reads all nodes from slurmctld, and is called only for a floor. Raises UsageError."""
     new = dict(changed)
     if "batch" in new:
         new["batch"] = batch(new["batch"], nodes)
@@ -123,7 +123,7 @@ def batch(word: str, nodes: int) -> int:
 
 
 def floors(words: Sequence[str], availability: Mapping[str, NodeAvailability]) -> dict[str, int]:
-    """Return ``main=4`` or ``main=50%`` as numbers of nodes by partition. Raises UsageError."""
+    """Return by partition the number of nodes that ``main=4`` or ``main=50%`` means. Raises UsageError."""
     found: dict[str, int] = {}
     for word in words:
         partition, equals, number = word.partition("=")
@@ -142,7 +142,7 @@ def floors(words: Sequence[str], availability: Mapping[str, NodeAvailability]) -
 def outlook(
     prepared: Prepared, controller: Controller, listing: Listing, earlier_reasons: Mapping[str, frozenset[str]]
 ) -> list[str]:
-    """Return in lines what the run would do now: which nodes in which order, which ones not and why, and under which limits."""
+    """Return lines that say what the run would do now: the nodes in their order, the nodes it would not touch, and the limits."""
     plan = prepared.plan
     idle: list[str] = []
     busy: list[str] = []

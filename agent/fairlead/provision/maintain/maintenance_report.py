@@ -1,4 +1,4 @@
-"""Reports the result of a run: as JSON, as text, as an exit code."""
+"""Reports the result of a maintenance run as JSON, as text and as an exit code."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ from fairlead.provision.maintain.maintenance_steps import RESUMED, DrainOwner, M
 
 
 class NodeReport(Struct, frozen=True, kw_only=True):
-    """Describes one node. condition: the node's condition now, in words. in_service: whether new jobs start there now, by
-    slurmctld's word; None where slurmctld was not asked. slurm: that word. seconds: from the drain to the end. busy_seconds:
-    the part of it until the node was idle."""
+    """Describes one node. condition: the node's condition now, in words.
+
+    in_service: whether slurmctld starts new jobs on the node now, or None if slurmctld was not asked. slurm: the node's state,
+    reason and user in slurmctld, or "". seconds: from the drain to the end of the node's maintenance. busy_seconds: from the
+    drain until the node was idle.
+    """
 
     node: str
     step: str
@@ -53,8 +56,8 @@ class MaintenanceReport(Struct, frozen=True, kw_only=True):
 
 
 def report(run: MaintenanceRun, now: Mapping[str, NodeService] | None = None) -> MaintenanceReport:
-    """Return the report of a run. ``now``: where the nodes are, by their names. Without it the report has only what the
-    journal says."""
+    """Return the report of a run. ``now``: by node name, whether the node is in service now. Without ``now`` the report has
+    only what the journal says."""
     return MaintenanceReport(
         run=run.id,
         state=run.state,
@@ -92,7 +95,7 @@ def node_report(work: NodeWork, now: NodeService | None = None) -> NodeReport:
 
 
 def condition(work: NodeWork, now: NodeService | None) -> str:
-    """Return the condition that the node is in, in a few words. It is slurmctld's where that was asked."""
+    """Return the node's condition in a few words: from slurmctld (``now``) if slurmctld was asked, else from the journal."""
     if now is None:
         return "in service when it was done" if work.step is MaintenanceStep.DONE else by_journal(work)
     if work.step in (MaintenanceStep.DONE, MaintenanceStep.RELEASED) and not now.serving:
@@ -107,7 +110,7 @@ def condition(work: NodeWork, now: NodeService | None) -> str:
 
 
 def by_journal(work: NodeWork) -> str:
-    """Return the condition that the journal has."""
+    """Return the node's condition according to the journal."""
     if work.step is MaintenanceStep.FAILED and work.detail.startswith(RESUMED):
         return "not drained any more, and not in service"
     words = {
@@ -127,7 +130,7 @@ def by_journal(work: NodeWork) -> str:
 
 
 def text(report: MaintenanceReport, works: Sequence[NodeWork]) -> str:
-    """Return a line for the nodes of each equal outcome, and the totals."""
+    """Return the report as text: one line for all nodes with the same outcome, and the totals in the last line."""
     groups: dict[tuple[str, str, str, tuple[str, ...]], list[str]] = {}
     for n in report.nodes:
         groups.setdefault((n.step, n.condition, n.detail, n.pending), []).append(n.node)
@@ -141,7 +144,7 @@ def text(report: MaintenanceReport, works: Sequence[NodeWork]) -> str:
 
 
 def unended(run: str, *, full: str, closed: str) -> str:
-    """Return why a run has ended with nodes that it has not begun, and how to go on with it. full: the journal's trouble;
-    closed: the window's."""
+    """Return why a run has stopped before all its nodes were begun, and how to go on with it. full: why the journal cannot be
+    written, or "". closed: why the window allows no further node, or ""."""
     why = f"{full}: no further node was started; make room there" if full else closed or "stopped"
     return f"{why}; go on with --resume {run}{' --window [BEGIN/]END' if closed else ''}, or --abort {run}"

@@ -1,8 +1,8 @@
-"""Describes a node's way through a maintenance run, as data and pure functions: they take what was seen, and return the next
-step.
+"""Describes the steps of a node in a maintenance run, as data and pure functions. Each function takes what was read and returns
+the next step. "Our drain" is the drain that this run has set on the node.
 
-A step is written to the journal *before* it is done, and each can be done twice. Whenever a run was killed, it is right to do
-the journal's step again. Therefore no other recovery is needed than to go on.
+A step is written to the journal *before* it is done, and every step can be done twice. After a kill the run does the journal's
+last step again and goes on. No other recovery is needed.
 
     queued -> draining -> waiting -> applying -> rebooting -> verifying -> resuming -> done
                  |           |           |            |            |
@@ -11,12 +11,12 @@ the journal's step again. Therefore no other recovery is needed than to go on.
                        v
                    given_back, not_begun
 
-From ``waiting`` a node may go through ``undoing`` back to ``queued``: another run has drained nodes at the same time, and a
-floor was broken.
+If another run has drained nodes at the same time and a floor was broken, a node goes from ``waiting`` through ``undoing`` back
+to ``queued``.
 
-Any step in between may lead to ``taken``: somebody else has drained the node, and nothing more is written about it. A step may
-lead to ``draining`` again where slurmctld was killed and has lost our drain. ``verifying`` may lead to ``applying`` once more
-where the reboot has changed what the node is.
+A step between ``queued`` and the end may lead to ``taken``: somebody else has drained or resumed the node, and fairlead writes
+nothing more to it. If slurmctld was killed and has lost our drain, a step leads to ``draining`` again. If the reboot has changed
+the node's hardware or driver, ``verifying`` may lead to ``applying`` once more.
 """
 
 from __future__ import annotations
@@ -27,22 +27,23 @@ from enum import StrEnum
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-#: Nothing is done to the node before our drain is this old. Until then another admin host that has read the node as free may
-#: write its own reason over ours (nobody acts on a reading older than 2 s, docs/decisions/0007).
+#: Nothing is done to the node before our drain is this old. Until then another admin host may write its own reason over ours,
+#: because it has read the node before our drain (no program acts on a reading older than 2 s, docs/decisions/0007).
 SETTLE_SECONDS = 2.5
-#: A write that slurmctld has not answered may still arrive. A node counts as free of our drain only after this time.
+#: A drain that slurmctld has not answered may still take effect. So fairlead waits this long after it has sent the drain before
+#: it treats a node without our drain as given back.
 LATE_SECONDS = 15.0
-#: slurmctld pings a resumed node in its next second. A loaded one may take longer, so this is the shortest wait.
+#: slurmctld pings a resumed node within a second. A loaded slurmctld may take longer, so fairlead waits at least this long.
 ANSWER_SECONDS = 60.0
-#: The beginning of the failure of a node that was well and was resumed, and then does not answer slurmctld.
+#: The detail of a failed node begins with this text if the node was resumed and then did not answer slurmctld.
 RESUMED = "resumed, and does not answer slurmctld"
-#: A slurmctld that is killed forgets what is younger than its last save (SAVE_MAX_WAIT is 5 s, src/slurmctld/state_save.c). If a
-#: drain was older than this and is gone, somebody has lifted it.
+#: A killed slurmctld loses the changes since its last save (SAVE_MAX_WAIT is 5 s, src/slurmctld/state_save.c). A drain that is
+#: older than KEPT_SECONDS was saved. If such a drain is gone, somebody has lifted it.
 KEPT_SECONDS = 15.0
 
 
 class MaintenanceStep(StrEnum):
-    """Names the step that a node is in. The last six are ends."""
+    """Names the step that a node is in. After one of the last six steps no other step follows (see ``ENDS``)."""
 
     QUEUED = "queued"
     DRAINING = "draining"
@@ -72,9 +73,9 @@ ENDS = frozenset(
         MaintenanceStep.NOT_BEGUN,
     }
 )
-#: Steps in which the node has our drain, or our drain is about to be written or lifted. These nodes are in work.
+#: Steps in which the node has our drain, or our drain is about to be written or lifted. A node in such a step is in work.
 IN_WORK = frozenset(MaintenanceStep) - ENDS - {MaintenanceStep.QUEUED}
-#: Ends in which our drain was lifted, where there was one.
+#: Those of ``ENDS`` after which the node no longer has our drain, because it was lifted or never set.
 LIFTED = frozenset({MaintenanceStep.DONE, MaintenanceStep.RELEASED, MaintenanceStep.NOT_BEGUN})
 #: Steps in which the node must have our drain.
 DRAIN_NEEDED = frozenset(
@@ -150,11 +151,11 @@ NEXT: Mapping[MaintenanceStep, frozenset[MaintenanceStep]] = {
 
 
 class MaintenancePlan(Struct, frozen=True, kw_only=True):
-    """Holds what a run was asked for. Times are in seconds, ``opens`` and ``window`` (when the window ends) in Unix seconds; 0
-    for no such bound.
+    """Holds the options of a run. The fields that end in ``_seconds``, and max_wait, are in seconds.
 
-    batch: how many nodes are in work at once. max_failed: no further nodes are started after so many failures. floors: by
-    partition, how many nodes stay usable there.
+    batch: how many nodes may be in work at once. max_failed: after this many failed nodes no further node is started. floors: by
+    partition, how many nodes must stay usable. opens, window: when the maintenance window begins and ends, in Unix seconds.
+    max_wait: how long a node may wait for its jobs or for a limit. A 0 in opens, window or max_wait means no limit.
     """
 
     reason: str
@@ -171,17 +172,19 @@ class MaintenancePlan(Struct, frozen=True, kw_only=True):
 
 
 class NodeWork(Struct, frozen=True, kw_only=True):
-    """Describes one node of a run, as the journal has it. Times are Unix seconds, 0 for not yet.
+    """Describes one node of a run, as the journal has it. Times are in Unix seconds, and 0 if the event has not happened yet.
 
-    text: our exact reason. mark: the exact reason that says why the node failed. replaced_reason: the exact reason of an
-    earlier maintenance, which ours has replaced; such a node is never resumed untouched. floors_kept: all nodes were listed
-    after the drain, and no floor was broken. drained: when, by slurmctld's clock. drain_read_at: when this host first read
-    that. kept: the drain is old enough to be in slurmctld's saved state. sent: when a write to slurmctld went out that has not
-    been answered.
+    text: the exact reason of our drain. mark: the exact reason that replaces ``text`` when the node has failed. replaced_reason:
+    the exact reason of an earlier maintenance run, which our drain replaces. A node with such a reason is not resumed if its
+    work has not begun. floors_kept: all nodes were listed after our drain was set, and no floor was broken.
 
-    boot_before, registered_before: boot id and slurmd's start before the reboot. machine: what the machine says it is (serial
-    numbers, machine id). again: it was applied once more after the reboot. known: findings before the maintenance. pending:
-    settings that wait for a reboot. The journal's keys took, room and stands are those of fairlead 0.1.0.
+    drained: when our drain was set, by slurmctld's clock. drain_read_at: when this host first read our drain. kept: our drain is
+    old enough to be in slurmctld's saved state. sent: when this host sent a drain whose result is not known yet.
+
+    boot_before: the boot id before the work. registered_before: slurmd's start time before the reboot. machine: the serial
+    numbers of the machine, or its machine id. again: the node was applied once more after the reboot. known: the findings before
+    the maintenance. pending: the settings that wait for a reboot. In the journal, the
+    fields replaced_reason, floors_kept and drain_read_at still have their names of fairlead 0.1.0: `took`, `room` and `stands`.
     """
 
     node: str
@@ -210,12 +213,12 @@ class NodeWork(Struct, frozen=True, kw_only=True):
     pending: tuple[str, ...] = ()
 
     def at(self, step: MaintenanceStep, now: float, detail: str = "") -> NodeWork:
-        """Return this node one step further. Raises ValueError for a step that does not follow, which would be a bug of
-        fairlead."""
+        """Return this node with its next step. Raises ValueError if ``step`` cannot follow the present step, which would be a
+        bug of fairlead."""
         if step not in NEXT[self.step]:
             raise ValueError(f"{self.node}: {step} does not follow {self.step}")
         ended = now if step in ENDS else self.ended
-        sent = self.sent if step is MaintenanceStep.LIFTING else 0.0  # a drain that was sent may still arrive
+        sent = self.sent if step is MaintenanceStep.LIFTING else 0.0  # a drain that was sent may still take effect
         work = replace(self, step=step, since=now, detail=detail, ended=ended, sent=sent)
         if step is MaintenanceStep.QUEUED:
             work = replace(work, began=0.0, drained=0.0, drain_read_at=0.0, kept=False, floors_kept=False)
@@ -223,7 +226,8 @@ class NodeWork(Struct, frozen=True, kw_only=True):
 
 
 class DrainOwner(StrEnum):
-    """Says who has drained the node: nobody, this run, somebody else, or slurmctld itself with a reason of its own over ours."""
+    """Says who has drained the node. free: nobody. ours: this run. other: somebody else. covered: this run, but slurmctld has
+    replaced our reason by its own."""
 
     FREE = "free"
     OURS = "ours"
@@ -232,12 +236,12 @@ class DrainOwner(StrEnum):
 
 
 class NodeInSlurm(Struct, frozen=True, kw_only=True):
-    """Describes one node as slurmctld has it. who: state, reason and user in words. off: why nothing may be written now, ""
-    for nothing.
+    """Describes one node as slurmctld has it. who: the node's state, reason and user in words. off: why nothing may be written
+    to the node now, or "" if it may be written.
 
-    jobs: how many jobs the node has. lost: slurmctld may have forgotten our drain, because it began after the drain was made
-    and the drain was young. since: the time of the reason, by slurmctld's clock. silent: slurmctld gets no answer from the
-    slurmd there, or refuses its registration.
+    jobs: how many jobs the node has. lost: slurmctld may have forgotten our drain, because it was restarted after our drain and
+    may not have saved it. since: the time of the node's reason, by slurmctld's clock. silent: slurmctld gets no answer from the
+    node's slurmd, or refuses its registration.
     """
 
     hand: DrainOwner
@@ -250,8 +254,8 @@ class NodeInSlurm(Struct, frozen=True, kw_only=True):
 
 
 class NodeService(Struct, frozen=True, kw_only=True):
-    """Says whether a node is in service when a report is made. serving: new jobs start there. who: state, reason and user in
-    words."""
+    """Says whether a node is in service when a report is made. hand: who has drained the node. serving: new jobs start on the
+    node. who: the node's state, reason and user in words."""
 
     hand: DrainOwner
     serving: bool
@@ -259,15 +263,16 @@ class NodeService(Struct, frozen=True, kw_only=True):
 
 
 class Move(Struct, frozen=True):
-    """Holds the next step, and why in one line."""
+    """Holds the next step of a node, and the reason for it in one line."""
 
     step: MaintenanceStep
     why: str = ""
 
 
 class ApplyOutcome(Struct, frozen=True, kw_only=True):
-    """Holds what a provisioning run said about one node. trouble: why it failed, "" when it did not. changed: what was changed
-    (in a dry run: would be). pending: what waits for a reboot. waiting: what waits for anything else."""
+    """Holds the result of a provisioning run for one node. trouble: why the run failed on this node, or "". changed: what the
+    run has changed, or in a dry run would change. pending: the settings that wait for a reboot. waiting: the settings that wait
+    for anything else."""
 
     trouble: str = ""
     changed: tuple[str, ...] = ()
@@ -276,11 +281,12 @@ class ApplyOutcome(Struct, frozen=True, kw_only=True):
 
 
 class NodeReading(Struct, frozen=True, kw_only=True):
-    """Holds what was read of a node over ssh. trouble: why it could not be read. stranger: another machine answers there.
+    """Holds what was read from a node over ssh. trouble: why the node could not be read, or "". stranger: a text that
+    says which other machine answers at the node's address, or "" if no other machine does.
 
-    machine: its serial numbers. verdict: ok, warn, drain, unknown, stale or none. age_seconds: the age of the agent's last
-    sweep. bad: findings that speak against service. worse: those of checks that may drain, also if they were there before the
-    maintenance.
+    machine: the machine's serial numbers. verdict: ok, warn, drain, unknown, stale or none. age_seconds: the age of the agent's
+    last sweep. bad: the findings of level drain or unknown. worse: those findings in ``bad`` whose check is in mode enforce. A
+    finding in ``worse`` keeps the node drained even if the node had it before the maintenance.
     """
 
     trouble: str = ""
@@ -299,8 +305,9 @@ class NodeReading(Struct, frozen=True, kw_only=True):
 
 
 def before_drain(work: NodeWork, seen: NodeInSlurm, *, adopt: bool = False) -> Move | None:
-    """Return the move before the drain is written: None to write it, ``draining`` to wait. ``adopt``: the node has the drain
-    of an ended run of ours."""
+    """Return the move of a node before our drain is written. None means that the drain may be written now. A move to
+    ``draining`` means that the drain has to wait. ``adopt``: the node has the drain of an earlier maintenance run, which our
+    drain may replace."""
     if seen.hand is DrainOwner.OURS:
         return Move(MaintenanceStep.WAITING, "drained")
     again = bool(work.drained)  # the node had our drain before, and slurmctld has lost it
@@ -318,7 +325,8 @@ def before_drain(work: NodeWork, seen: NodeInSlurm, *, adopt: bool = False) -> M
 
 
 def announced(plan: MaintenancePlan) -> str:
-    """Return the summary of our drain. A person who reads it in `sinfo -R` before a resume has to know of the reboot."""
+    """Return the summary in the reason of our drain. It announces the reboot to a person who reads `sinfo -R` and wants to
+    resume the node."""
     return f"{plan.reason} (node will reboot)" if plan.reboot else plan.reason
 
 
@@ -327,12 +335,12 @@ def untouched(why: str) -> str:
 
 
 def drain_refused(work: NodeWork, why: str) -> Move:
-    """Return the end of a node whose drain slurmctld has refused, and why."""
+    """Return the last move of a node whose drain slurmctld has refused. ``why``: slurmctld's error."""
     return Move(MaintenanceStep.TAKEN if work.drained else MaintenanceStep.SKIPPED, untouched(why))
 
 
 def read_back(work: NodeWork, seen: NodeInSlurm) -> Move | None:
-    """Return the move after the drain was written; None to read the node again."""
+    """Return the move of a node after our drain was written, or None if the node must be read again."""
     if seen.hand is DrainOwner.OURS:
         return Move(MaintenanceStep.WAITING, "drained")
     if seen.hand is DrainOwner.FREE:
@@ -344,7 +352,7 @@ def read_back(work: NodeWork, seen: NodeInSlurm) -> Move | None:
 
 
 def drain_lost(work: NodeWork, seen: NodeInSlurm) -> Move | None:
-    """Return the move of a node that no longer has our drain; None where it has."""
+    """Return the move of a node that no longer has our drain, or None if it still has it."""
     if seen.hand is DrainOwner.OTHER:
         return Move(MaintenanceStep.TAKEN, f"somebody else holds it now, left to them: {seen.who}")
     if seen.hand is DrainOwner.COVERED:
@@ -357,19 +365,19 @@ def drain_lost(work: NodeWork, seen: NodeInSlurm) -> Move | None:
 
 
 def amid(work: NodeWork) -> str:
-    """Return what a person who has resumed a node has to know of its reboot, which cannot be cancelled; "" where none was
-    ordered."""
+    """Return a warning about the reboot for a person who has resumed the node, or "" if no reboot was ordered. An ordered reboot
+    cannot be cancelled."""
     if work.step is MaintenanceStep.REBOOTING and work.registered_before:
         return " after its reboot was ordered, which cannot be cancelled: jobs that start there before it are lost"
     return ""
 
 
 def waiting(work: NodeWork, seen: NodeInSlurm, now: float, plan: MaintenancePlan, *, aborting: bool) -> Move | None:
-    """Return the move of a node that has our drain and waits for its jobs to end. Jobs are never cancelled; a node that stays
-    busy is given back."""
+    """Return the move of a drained node that waits for its jobs to end, or None if it goes on waiting. Jobs are never cancelled.
+    A node that is still busy after ``max_wait`` is given back."""
     if moved := drain_lost(work, seen):
         return moved
-    begun = bool(work.boot_before)  # its drain was lost during the work, and made again
+    begun = bool(work.boot_before)  # our drain was lost after the work had begun, and was made again
     if aborting and begun:
         why = "aborted in the middle of its work"
         return (
@@ -389,7 +397,7 @@ def waiting(work: NodeWork, seen: NodeInSlurm, now: float, plan: MaintenancePlan
 
 
 def untaken(work: NodeWork, why: str) -> Move:
-    """Return the move of a node whose work has not begun: it is given back. A node that an earlier run has left drained stays
+    """Return the move that gives back a node whose work has not begun. A node that an earlier run has left drained stays
     drained."""
     if not work.replaced_reason:
         return Move(MaintenanceStep.LIFTING, why)
@@ -397,7 +405,7 @@ def untaken(work: NodeWork, why: str) -> Move:
 
 
 def ready(work: NodeWork, seen: NodeInSlurm) -> Move | None:
-    """Return the move of a node that may not be changed or rebooted now; None where it may, with our drain and no job."""
+    """Return the move of a node that may not be changed or rebooted now, or None if it has our drain and no job."""
     if moved := drain_lost(work, seen):
         return moved
     if seen.jobs:
@@ -406,8 +414,8 @@ def ready(work: NodeWork, seen: NodeInSlurm) -> Move | None:
 
 
 def applied(work: NodeWork, said: ApplyOutcome, plan: MaintenancePlan) -> Move:
-    """Return the move after the provisioning run. What waits for a reboot that nobody asked for is reported, and is no
-    failure."""
+    """Return the move of a node after the provisioning run. Settings that wait for a reboot are no failure if the run was not
+    asked to reboot. The report names them."""
     if said.trouble:
         return Move(MaintenanceStep.MARKING, f"apply: {said.trouble}")
     if plan.reboot and not work.boot_after:
@@ -416,11 +424,11 @@ def applied(work: NodeWork, said: ApplyOutcome, plan: MaintenancePlan) -> Move:
 
 
 def verified(work: NodeWork, said: ApplyOutcome, plan: MaintenancePlan) -> Move:
-    """Return the move after a dry run on a node that is well. The node must be as declared, except for what waits for a reboot
-    that nobody asked for.
+    """Return the move of a healthy node after a dry run. The node must be as declared. If the run was not asked to reboot,
+    settings may still wait for a reboot.
 
-    What a node should be follows from what it is, and a reboot may change that (a driver, a GPU). Therefore a node is applied
-    again once after it.
+    What a setting wants depends on the node's hardware and driver, and a reboot may change these. Therefore a node that is not
+    as declared after its reboot is applied once more.
     """
     if said.changed and work.boot_after and not work.again:
         return Move(MaintenanceStep.APPLYING, f"the reboot has changed the node, applied again: {said.changed[0]}")
@@ -432,7 +440,7 @@ def verified(work: NodeWork, said: ApplyOutcome, plan: MaintenancePlan) -> Move:
 
 
 def marked(plan: MaintenancePlan, why: str) -> str:
-    """Return the summary of the reason that a failed node keeps."""
+    """Return the summary in the reason of a failed node, which stays drained."""
     return f"{plan.reason}; FAILED: {why}"
 
 
@@ -440,7 +448,7 @@ def marked(plan: MaintenancePlan, why: str) -> str:
 
 
 def before_mark(work: NodeWork, seen: NodeInSlurm) -> Move | None:
-    """Return the end of a failed node whose reason is no longer ours to change; None where it still is."""
+    """Return the last move of a failed node whose reason we may no longer change, or None if we may."""
     if seen.hand is DrainOwner.COVERED:
         return Move(MaintenanceStep.FAILED, f"{work.detail}; slurmctld keeps it drained: {seen.who}")
     if seen.hand is not DrainOwner.OURS:
@@ -449,8 +457,11 @@ def before_mark(work: NodeWork, seen: NodeInSlurm) -> Move | None:
 
 
 def lifted(work: NodeWork, seen: NodeInSlurm, now: float, plan: MaintenancePlan) -> Move | None:
-    """Return the move before or after our drain is lifted, in ``resuming``, ``lifting`` or ``undoing``. None means that the
-    drain is still to be lifted, or that slurmctld gets no answer from the node yet, so that no job starts there."""
+    """Return the move of a node in ``resuming``, ``lifting`` or ``undoing``, before or after our drain is lifted.
+
+    None means that the node stays in its step: our drain is not lifted yet, a drain that was sent may still take effect, or
+    slurmctld gets no answer from the node yet and starts no job on it.
+    """
     if seen.hand is DrainOwner.FREE and work.step is MaintenanceStep.RESUMING:
         if not seen.silent:
             return Move(MaintenanceStep.DONE)
@@ -470,7 +481,7 @@ def lifted(work: NodeWork, seen: NodeInSlurm, now: float, plan: MaintenancePlan)
 
 
 def abort(work: NodeWork) -> Move | None:
-    """Return the first move of a run that is being aborted; None where the step goes on as it is.
+    """Return the first move of a node when its run is aborted, or None if the node goes on with its present step.
 
     A node that is being applied or verified goes back into service if it is well and as declared. Otherwise it stays drained.
     """

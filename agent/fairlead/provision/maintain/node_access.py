@@ -1,6 +1,6 @@
-"""Reaches the nodes for maintenance: reads a node and orders its reboot by one ssh each, and applies by a provisioning run.
+"""Reaches the nodes for maintenance: it reads and reboots one node over ssh, and applies documents in a provisioning run.
 
-ssh does not use the shared connections of other runs, because it would wait for one that a reboot has cut.
+ssh does not use the shared connections of other runs here, because it would wait for a connection that a reboot has cut.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ REBOOT_SECONDS = 30.0
 _BOOT = "/proc/sys/kernel/random/boot_id"
 _SERIALS = ("/sys/class/dmi/id/product_serial", "/sys/class/dmi/id/board_serial", "/sys/class/dmi/id/product_uuid")
 _PARTS = ("/run/fairlead/verdict", "/proc/uptime", "/run/fairlead/status.json", _BOOT, *_SERIALS, "/etc/machine-id")
-#: Values of a mainboard without a serial number (dmidecode's own list of such words is longer; no machine has these as serial).
+#: Values that mainboards without a serial number report. No machine has one of them as its serial number. (dmidecode's own list
+#: is longer.)
 _NO_SERIAL = re.compile(
     r"(?i)|none|unknown|0+|default string|not (specified|applicable|available)|to be filled.*|system serial.*"
 )
@@ -40,24 +41,24 @@ _OTHER_KEY = ("HOST IDENTIFICATION HAS CHANGED", "Host key verification failed")
 
 
 class NodeAccess(Protocol):
-    """Reaches the nodes of a run. No call raises for a node that does not answer: the result says so."""
+    """Reaches the nodes of a run. No method raises for a node that does not answer. The result then has the reason."""
 
     def read(self, node: str) -> NodeReading:
-        """Return what the node says about itself now."""
+        """Return what can be read from the node now."""
 
     def reboot(self, node: str, boot: str) -> str:
-        """Order a reboot, unless the node has another boot id than ``boot``. Return why it could not be ordered; "" when it
-        was."""
+        """Order a reboot if the node still has the boot id ``boot``. Return why the reboot could not be ordered, or ""."""
 
     def apply(self, nodes: Sequence[str], *, check: bool) -> dict[str, ApplyOutcome]:
-        """Make the nodes what the site declares. With ``check``, return what would be changed."""
+        """Make the nodes what the site declares, and return the outcome by node. With ``check``, only return what would be
+        changed."""
 
     def forget(self, node: str) -> None:
-        """Close the kept connections to a node that has rebooted, because they no longer work."""
+        """Close Ansible's shared ssh connection to a node that has rebooted, because the connection no longer works."""
 
 
 class SshNodeAccess:
-    """Reaches nodes over ssh and Ansible, as the site's [ansible] says. program: the command that is called in place of ssh."""
+    """Reaches nodes over ssh and Ansible, with the options of [ansible] in site.toml. ``program``: the ssh command."""
 
     def __init__(
         self, site: Site, targets: Mapping[str, Target], *, program: str = "ssh", options: ProvisionOptions | None = None
@@ -71,7 +72,7 @@ class SshNodeAccess:
         code, out, error = self._ssh(node, reading(_PARTS), READ_SECONDS)
         if any(words in error for words in _OTHER_KEY):
             return NodeReading(stranger=f"{self._address(node)} has another host key")
-        if code != 0 and not (code == 1 and parts_of(out)):  # head ends with 1 where a file does not exist
+        if code != 0 and not (code == 1 and parts_of(out)):  # head exits with 1 if a file does not exist
             return NodeReading(trouble=_last(error) or ("no answer" if code is None else f"ssh ended with {code}"))
         declared = self._targets[node].document.node
         return isolated(lambda: parse_reading(out, declared), lambda why: NodeReading(trouble=why))
@@ -80,7 +81,7 @@ class SshNodeAccess:
         # The boot id is checked, because a late order would reboot a node that has just come back.
         script = f'[ "$(cat {_BOOT})" = {shlex.quote(boot)} ] || exit 0; exec systemctl reboot'
         code, _, error = self._ssh(node, script, REBOOT_SECONDS)
-        # 255 is ssh's own error, also when the reboot cuts the connection. The boot id shows later whether the node has rebooted.
+        # ssh exits with 255 also if the reboot cuts the connection. The boot id shows later whether the node has rebooted.
         return "" if code in (0, 255, None) else _last(error) or f"systemctl reboot ended with {code}"
 
     def apply(self, nodes: Sequence[str], *, check: bool) -> dict[str, ApplyOutcome]:
@@ -105,7 +106,7 @@ class SshNodeAccess:
         return self._targets[node].address
 
     def _ssh(self, node: str, script: str, seconds: float) -> tuple[int | None, bytes, str]:
-        """Run a script as root on the node, because only root may read serial numbers. Return as ``_run``."""
+        """Run a script as root on the node, because only root may read serial numbers. Return what ``_run`` returns."""
         a = self._site.ansible
         command = ("" if a.user == "root" else "sudo -n ") + f"/bin/sh -c {shlex.quote(script)}"
         key = ["-i", a.private_key] if a.private_key else []
@@ -115,13 +116,14 @@ class SshNodeAccess:
 
 
 def unheard(nodes: Sequence[str]) -> str:
-    """Return what to do where Ansible itself has failed, and its error says no more."""
+    """Return what to do next if Ansible itself has failed with an error that has no hint."""
     again = f"`fairlead provision {shlex.quote(fold(list(nodes)))} --check`"
     return f"{again} on this admin host shows whether it fails again; `journalctl -k` there says whether it was killed for memory"
 
 
 def _run(words: Sequence[str], seconds: float) -> tuple[int | None, bytes, str]:
-    """Return exit status (None: it was killed after ``seconds``), output, errors."""
+    """Run a command. Return its exit status, its output and its errors as text. The status is None if the command was killed
+    after ``seconds``."""
     try:
         said = ask(words, seconds)
     except OSError as e:
@@ -135,7 +137,7 @@ def _last(error: str) -> str:
 
 
 def parse_reading(answer: bytes, node: str) -> NodeReading:
-    """Return the reading in what the command of ``read`` printed. ``node``: which node it should be."""
+    """Return the reading from the output of the command that ``read`` runs. ``node``: the name that the node should have."""
     parts = parts_of(answer)
     if parts is None:
         return NodeReading(trouble="its answer is cut short")
@@ -166,15 +168,15 @@ def _word(parts: Mapping[str, bytes], name: str) -> str:
 
 
 def _machine(parts: Mapping[str, bytes]) -> str:
-    """Return the machine's serial numbers; where the board has none, its machine id (which another installation changes)."""
+    """Return the machine's serial numbers, or its machine id if it has none. A new installation changes the machine id."""
     found = [f"{name.rpartition('/')[2]} {word}" for name in _SERIALS if not _NO_SERIAL.fullmatch(word := _word(parts, name))]
     name = _word(parts, "/etc/machine-id")
     return ", ".join(found) or (f"machine-id {name}" if name else "")
 
 
 def _findings(status: Status) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the findings that would drain, or that say that nothing is known: all of them, and those of checks that may
-    drain."""
+    """Return the findings of level drain or unknown that nobody has acknowledged: first those of all checks, then those of
+    checks in mode enforce."""
     known = set(status.get("acknowledged", ()))
     bad, worse = [], []
     for finding in status.get("findings", ()):
@@ -188,7 +190,7 @@ def _findings(status: Status) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def apply_outcome(result: NodeResult) -> ApplyOutcome:
-    """Return what a node's result of a provisioning run means for its maintenance."""
+    """Return the outcome for a node's maintenance from its result of a provisioning run."""
     if result.state in ("failed", "unreachable", "unfinished"):
         return ApplyOutcome(trouble=result.message or result.state)
     pending: list[str] = []

@@ -1,4 +1,4 @@
-"""Judges what a node says after a reboot and at its verification, and what that means for its maintenance. Pure."""
+"""Judges what was read from a node after its reboot and at its verification. The code is pure."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from fairlead.provision.maintain.maintenance_steps import MaintenancePlan, Maint
 
 
 def rebooting(work: NodeWork, reading: NodeReading, now: float, plan: MaintenancePlan) -> Move | None:
-    """Return the move after the reboot was ordered: the node is back, or back as another machine. None means that it is not
-    back yet."""
+    """Return the move of a node whose reboot was ordered, or None if it is not back yet. The node fails if another machine has
+    come back in its place, or if it is not back in time."""
     if reading.stranger:
         return Move(MaintenanceStep.MARKING, f"not the same machine: {reading.stranger}")
     if not reading.trouble and reading.boot and reading.boot != work.boot_before:
@@ -24,8 +24,8 @@ def rebooting(work: NodeWork, reading: NodeReading, now: float, plan: Maintenanc
 
 
 def unwell(work: NodeWork, reading: NodeReading, now: float) -> str:
-    """Return why the node is not known to be well, by what its own agent says since the verification began; "" when it is
-    well."""
+    """Return why the node is not known to be well, or "" if it is well. The node's agent must have made a sweep since the
+    verification began."""
     if reading.stranger or reading.trouble:
         return reading.stranger or reading.trouble
     if work.machine and reading.machine != work.machine:

@@ -1,9 +1,8 @@
-"""Finds drains that have come back after their run was done with the node: a killed slurmctld had not saved that they were
-lifted.
+"""Finds drains that are back after their run has ended, because slurmctld was killed before it had saved that they were lifted.
 
-slurmctld writes its state up to 5 s after a change (SAVE_MAX_WAIT, src/slurmctld/state_save.c). A run that is being driven
-sees such a drain itself. After its end this module finds it. It compares the exact text, so nobody else's drain is mistaken for
-one.
+slurmctld saves its state up to 5 s after a change (SAVE_MAX_WAIT, src/slurmctld/state_save.c). A run that is being driven lifts
+such a drain again itself. After the end of the run, this module finds the drain. It compares the exact reason, so it never
+mistakes another person's drain for a drain of the run.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class ReturnedDrain(Struct, frozen=True, kw_only=True):
 
     @property
     def line(self) -> str:
-        """Return which drain is back, and the next step."""
+        """Return a line that says which drain is back and what to do next."""
         name, run = self.work.node, f"run {self.run}"
         back = f"{name}: the drain of {run} is back: slurmctld was killed before it had saved"
         if self.work.step is MaintenanceStep.TAKEN:
@@ -36,7 +35,7 @@ class ReturnedDrain(Struct, frozen=True, kw_only=True):
 
 
 def returned_drains(journal: Journal, controller: Controller, listing: Listing, *, run: str = "") -> tuple[ReturnedDrain, ...]:
-    """Return the drains of one run that has ended, or of all of them. Raises SlurmError."""
+    """Return the drains that are back, of one ended run, or of all ended runs if ``run`` is "". Raises SlurmError."""
     drained = [name for name, node in listing.availability.items() if node.maintained]
     found = [
         ReturnedDrain(run=name, plan=plan, work=work) for name, plan, work in journal.done_with(drained) if run in ("", name)
@@ -49,15 +48,15 @@ def returned_drains(journal: Journal, controller: Controller, listing: Listing, 
 
 
 def unknown_drains(journal: Journal | None, listing: Listing) -> dict[str, str]:
-    """Return the reasons of maintenance in Slurm that no run of this journal has written, by Slurm name. None as journal:
-    there is none. They come from another admin host, or from a journal that was lost."""
+    """Return by Slurm name the reasons of maintenance runs that no run of this journal has written. Such a reason comes from
+    another admin host, or from a journal that was lost. ``journal``: None if this host has no journal."""
     found = {name: strip_suffixes(listing.nodes[name].reason) for name, node in listing.availability.items() if node.maintained}
     return {name: reason for name, reason in found.items() if journal is None or not journal.knows(name, reason)}
 
 
 def lift(controller: Controller, found: Sequence[ReturnedDrain]) -> list[str]:
-    """Lift the drains again that those runs had lifted; return lines that say so. There is one try for each. What somebody
-    else had lifted is only reported. Raises SlurmError."""
+    """Lift again the drains that their own runs had lifted, with one try for each. Return a line for each drain. A drain that
+    somebody else had lifted is only reported. Raises SlurmError."""
     said = []
     for one in found:
         if one.work.step is MaintenanceStep.TAKEN:

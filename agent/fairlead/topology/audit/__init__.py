@@ -1,1 +1,1 @@
-"""Finds what in a machine's wiring costs bandwidth, and says how much is lost and what to move."""
+"""Finds faults in a machine's wiring that cost bandwidth, and says how much bandwidth is lost and which card to move."""

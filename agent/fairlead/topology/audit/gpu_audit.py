@@ -1,4 +1,4 @@
-"""Finds GPUs that the picture cannot show fully: lost ones, those that the driver does not list, and all where NVML did not
+"""Finds GPUs about which too little is known: lost GPUs, GPUs that the driver does not list, and all GPUs if NVML did not
 answer."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from fairlead.topology.audit.machine_view import MachineView, finding
 
 
 def unseen(view: MachineView) -> Iterable[Finding]:
-    """Find GPUs that NVML has lost or does not list. Where NVML gave no answer at all, one finding says so."""
+    """Find GPUs that NVML has lost or does not list. If NVML gave no answer at all, return one finding that says so."""
     gpus = view.node.gpus
     on_bus = {g.pci for g in view.gpus if g.vendor == "NVIDIA" and not g.passed_through}
     if isinstance(gpus, Missing):

@@ -1,7 +1,7 @@
-"""Audits the layout of a machine: what in its wiring costs bandwidth, how much, and what to move.
+"""Audits the layout of a machine: finds wiring that costs bandwidth, with the bandwidth that is lost and the card to move.
 
-WARN is something to correct. OK is a property of the machine that a person should know, such as GPUs that all share their
-uplinks alike. Nothing here drains a node.
+A finding with WARN should be corrected. A finding with OK is a property of the machine that a person should know, for example
+that all GPUs share their uplinks equally. No finding of the audit drains a node.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Finds links that are trained below what both ends can do, are behind the chipset, or are shared by several GPUs."""
+"""Finds links that run below what both ends can do, devices behind the chipset, and uplinks that several GPUs share."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from fairlead.topology.distances import pci_tree
 
 INTEL, AMD = 0x8086, 0x1022
 PCH_SLOTS = range(0x1A, 0x1E)  # root ports of Intel's chipsets are 00:1a.x to 00:1d.x
-# AMD's chipsets are known by their switch's upstream port (https://pci-ids.ucw.cz, X370 to 600 series). Some GPUs have
-# switches with the same vendor id (1470 Vega, 1500 MI300), so the vendor alone is no proof.
+# These are the device ids of the upstream ports of AMD's chipset switches (https://pci-ids.ucw.cz, X370 to 600 series). Some GPUs
+# have switches with the same vendor id (1470 Vega, 1500 MI300), so the vendor id alone does not identify a chipset.
 AMD_CHIPSETS = frozenset({0x43B0, 0x43B1, 0x43B4, 0x43C6, 0x43C7, 0x43E9, 0x43F4, 0x43F5, 0x57AD})
 BUSY_PERCENT = 10
 
@@ -89,10 +89,11 @@ def chipset(view: MachineView) -> Iterable[Finding]:
 
 
 def shared_uplinks(view: MachineView) -> Iterable[Finding]:
-    """Find switches with several GPUs whose link to the CPU carries less than the GPUs do together.
+    """Find switches with several GPUs, if the switch's link to the CPU is slower than the links of these GPUs together.
 
-    Where all GPUs of the node share alike, the machine is built so. That is reported as OK, or not at all where NVLink joins
-    the GPUs, because they then need the uplink for little. Where some have more than others, a card is in the wrong slot.
+    If all GPUs of the node share their uplinks equally, the machine is built like that. The finding is then OK. If NVLink also
+    connects these GPUs, there is no finding, because they send little over the uplink. If some GPUs have less bandwidth than
+    others, a card is in the wrong slot.
     """
     groups: dict[str, list[str]] = {}
     for gpu in view.gpus:
@@ -129,7 +130,7 @@ def shared_uplinks(view: MachineView) -> Iterable[Finding]:
 
 
 def _worse(other: tuple[float, float, list[str]], one: tuple[float, float, list[str]]) -> bool:
-    """Return whether the ``other`` bottleneck, of the same GPUs or of more, is at least as tight for each GPU."""
+    """Return whether the ``other`` bottleneck has at least the same GPUs as this one, and no more bandwidth for each GPU."""
     if set(one[2]) == set(other[2]):
         return other[0] < one[0]
     return set(one[2]) < set(other[2]) and other[0] / len(other[2]) <= one[0] / len(one[2])
@@ -144,7 +145,8 @@ def _with_switches(view: MachineView) -> dict[str, str]:
 
 
 def _behind_chipset(view: MachineView, address: str) -> str:
-    """Return the chipset's port above a device, or "" for none. Intel's are the root ports 00:1a to 00:1d."""
+    """Return the chipset's port above a device, or "" if there is none. The ports of Intel's chipsets are the root ports 00:1a to
+    00:1d."""
     device = view.devices.get(address)
     for port in (view.devices.get(a) for a in (pci_tree.bridges(device) if device is not None else ())):
         if port is not None and of_chipset(port):
@@ -153,7 +155,7 @@ def _behind_chipset(view: MachineView, address: str) -> str:
 
 
 def of_chipset(port: PciDevice) -> bool:
-    """Return whether this port is the chipset's."""
+    """Return whether this port belongs to the chipset."""
     if port.class_code >> 8 != 0x0604:
         return False
     bus, _, slot = port.address.partition(":")[2].partition(":")

@@ -12,7 +12,7 @@ _NOT_ASKED = unreadable("not asked")
 
 
 class MachineView:
-    """Holds the GPUs, NICs and PCI devices of one node. ``ends``: what a person calls each GPU and NIC, by PCI address, GPUs
+    """Holds the GPUs, NICs and PCI devices of one node. ``ends``: the name of each GPU and NIC in messages, by PCI address, GPUs
     first."""
 
     def __init__(self, node: Node) -> None:
@@ -24,7 +24,7 @@ class MachineView:
         self.ends = {gpu.pci: f"GPU {gpu.pci}" for gpu in self.gpus}
         for nic in self.nics:
             self.ends.setdefault(nic.pci, f"NIC {nic.name} {nic.pci}")
-        self.ports_below: dict[str, int] = {}  # for each bridge, how many bridges are right below it
+        self.ports_below: dict[str, int] = {}  # for each bridge, the number of bridges directly below it
         for device in node.pci:
             if device.class_code >> 8 == 0x0604 and len(device.path) > 2:
                 self.ports_below[device.path[-2]] = self.ports_below.get(device.path[-2], 0) + 1
@@ -36,12 +36,12 @@ class MachineView:
         self.sockets = link_speed.bandwidth_between_sockets(node)
 
     def link(self, address: str) -> link_speed.LinkState | None:
-        """Return the link right above a device, or None when it is not known."""
+        """Return the link directly above a device, or None if it is not known."""
         device = self.devices.get(address)
         return link_speed.link_state(device, self.devices, self._links.get(address, _NOT_ASKED)) if device is not None else None
 
     def to_host(self, address: str) -> float:
-        """Return GB/s from a device to its CPU; 0 unknown."""
+        """Return the bandwidth from a device to its CPU in GB/s, or 0 if it is not known."""
         device = self.devices.get(address)
         return (
             link_speed.bandwidth_to_host(device, self.devices, self._links.get(address, _NOT_ASKED))
@@ -59,7 +59,7 @@ class MachineView:
         return locality.of_pci(self.node, address).numa
 
     def package(self, address: str) -> int:
-        """Return the socket of a device; -1 when its NUMA node is unknown or spans several."""
+        """Return the socket of a device, or -1 if its NUMA node is unknown or spans several sockets."""
         found = self._packages.get(self.numa(address), set())
         return next(iter(found)) if len(found) == 1 else -1
 
@@ -72,7 +72,7 @@ def finding(
     action: Action = Action.CHECK_HARDWARE,
     level: Level = Level.WARN,
 ) -> Finding:
-    """Return a finding of the audit. ``check``: its name without "topology."."""
+    """Return a finding of the audit. ``check``: the name of the check without the prefix "topology."."""
     return Finding(
         check=f"topology.{check}",
         level=level,
@@ -85,5 +85,5 @@ def finding(
 
 
 def lost(now: float, able: float) -> str:
-    """Return ``31.5 of 63.0 GB/s lost`` for the present and the best GB/s."""
+    """Return a text such as ``31.5 of 63.0 GB/s lost``. ``now``: the present GB/s. ``able``: the possible GB/s."""
     return f"{able - now:.1f} of {able:.1f} GB/s lost" if able else "lost GB/s not known"

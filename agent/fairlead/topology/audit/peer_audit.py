@@ -13,14 +13,15 @@ from fairlead.topology.distances.accelerators import Accelerator, pci_key
 
 REDIRECT = {0x04: "ReqRedir", 0x08: "CmpltRedir", 0x20: "EgressCtrl"}  # PCIe base specification, ACS control register
 CLEARED = "`fairlead apply` clears it (bare metal only)"
-SXM = ("SXM", "HBM3", "GH200", "GB200", "GB300", "HGX")  # words in the names of GPUs that NVLink always joins
+SXM = ("SXM", "HBM3", "GH200", "GB200", "GB300", "HGX")  # words in the names of GPUs that always have NVLink
 
 
 class RedirectingPort(NamedTuple):
     """Describes a port with ACS bits that send peer-to-peer traffic up to the root.
 
-    touched: the devices whose paths it is on. direct: GB/s of one device below it without these bits. shared: GB/s of one
-    device with the bits when all devices send at once. Both are 0 where unknown.
+    touched: the devices whose peer-to-peer paths go through the port. direct: the GB/s of one device below the port without these
+    bits. shared: the GB/s of one device with these bits when all devices send at once. direct and shared are 0 if they are not
+    known.
     """
 
     address: str
@@ -31,12 +32,12 @@ class RedirectingPort(NamedTuple):
 
     @property
     def evidence(self) -> str:
-        """Say which bits the port has, and between which devices it is."""
+        """Return a text with the bits of the port, and with the devices whose peer-to-peer paths go through the port."""
         return f"{self.address} ACSCtl 0x{self.control:04x}, between {', '.join(self.touched)}"
 
     @property
     def cost(self) -> str:
-        """Say in words what the bits cost."""
+        """Return a text with the bandwidth that the bits cost."""
         return f"{self.direct - self.shared:.1f} of {self.direct:.1f} GB/s lost"
 
 
@@ -62,8 +63,8 @@ def redirecting_ports(view: MachineView) -> list[RedirectingPort]:
 
 
 def redirects(view: MachineView) -> Iterable[Finding]:
-    """Find the ports of ``redirecting_ports``. Several ports are one finding without a device, because they are cleared
-    together."""
+    """Report the ports of ``redirecting_ports`` in one finding. For several ports the finding has no device, because their bits
+    are cleared together."""
     ports = redirecting_ports(view)
     if not ports:
         return
@@ -88,8 +89,8 @@ def redirects(view: MachineView) -> Iterable[Finding]:
 
 
 def nvlinks(view: MachineView) -> Iterable[Finding]:
-    """Find GPUs with fewer active NVLinks than others of the same name here, or with none where NVLink always joins GPUs of
-    the name."""
+    """Find GPUs with fewer active NVLinks than other GPUs of the same model in the node. If none is active on a model that always
+    has NVLink, report all these GPUs."""
     counts: dict[str, dict[str, tuple[int, int]]] = {}
     for gpu in view.gpus:
         if not isinstance(gpu.nvlinks, Missing):

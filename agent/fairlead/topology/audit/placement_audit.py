@@ -1,4 +1,4 @@
-"""Finds GPUs of unknown locality, GPUs on NUMA nodes without memory, and NICs that are far from the GPUs."""
+"""Finds GPUs of unknown locality, GPUs on NUMA nodes without memory, uneven NUMA nodes, and NICs far from the GPUs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def memory(view: MachineView) -> Iterable[Finding]:
 
 
 def uneven_nodes(view: MachineView) -> Iterable[Finding]:
-    """Find sockets where sub-NUMA clustering gives some NUMA nodes more GPUs than others that have some."""
+    """Find sockets whose NUMA nodes with GPUs have different numbers of GPUs, because of sub-NUMA clustering."""
     counts = Counter(view.numa(gpu.pci) for gpu in view.gpus)
     by_package: dict[int, dict[int, int]] = {}
     for gpu in view.gpus:
@@ -69,7 +69,8 @@ def uneven_nodes(view: MachineView) -> Iterable[Finding]:
 def far_nics(view: MachineView) -> Iterable[Finding]:
     """Find machines whose NICs are all on one socket, and GPUs that are far from a NIC.
 
-    A GPU is far where its NUMA node has no NIC, and where no NIC is beside it while a NIC is beside no GPU.
+    A GPU is far from a NIC in two cases. Either its NUMA node has no NIC, or no NIC is behind the same switch as this GPU
+    although one NIC has no GPU behind its switch.
     """
     if not view.nics:
         return
@@ -90,7 +91,7 @@ def far_nics(view: MachineView) -> Iterable[Finding]:
     idle = [n for n in view.nics if n.pci not in beside and view.numa(n.pci) >= 0]
     for gpu in view.gpus:
         if gpu.pci in away or order(best[gpu.pci]) <= order("P2C") or view.numa(gpu.pci) < 0:
-            continue  # where the locality of a GPU is not known, no NIC is known to be far; topology.locality reports it
+            continue  # topology.locality reports a GPU of unknown locality
         near = min(view.nics, key=lambda n: (order(view.classes.nccl(gpu.pci, n.pci)), nearest_nics.natural(n.name)))
         rate = _rate(view, gpu.pci, near)
         evidence = tuple(f"{n.name} {n.pci}: {view.classes.nccl(gpu.pci, n.pci)}" for n in view.nics)
@@ -134,7 +135,8 @@ def _one_socket(view: MachineView, away: list[str], socket: int) -> Finding:
 
 
 def _rate(view: MachineView, gpu: str, nic: Nic) -> float:
-    """Return GB/s that a GPU and a NIC can exchange: the least of their links and of the port's rate; 0 unknown."""
+    """Return the GB/s that a GPU and a NIC can exchange, which the slowest of their links and the NIC's port limits, or 0 if
+    unknown."""
     return min((x for x in (view.to_host(gpu), _own_rate(view, nic)) if x), default=0.0)
 
 
@@ -144,7 +146,7 @@ def _own_rate(view: MachineView, nic: Nic) -> float:
 
 
 def _crossing(view: MachineView, rate: float) -> str:
-    """Return in words how much of ``rate`` GB/s the path between sockets costs, by NCCL's numbers for this processor."""
+    """Return a text about how much of ``rate`` GB/s the path between sockets costs, by NCCL's figures for this processor."""
     if not rate:
         return ""
     if not view.sockets:

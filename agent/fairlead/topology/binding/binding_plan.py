@@ -1,12 +1,12 @@
-"""Computes the binding plan of one step: which CPUs each of its tasks should have. It imports next to nothing.
+"""Computes the binding plan of one step: which CPUs each of its tasks should have.
 
-The task prolog runs this in an isolated Python, so it imports nothing but transport.py and model/cpulist.py. Every task of a
+The task prolog runs this module in an isolated Python, so it imports only transport.py and model/cpulist.py. Every task of a
 step computes the same plan from the same input. A CPU set is an integer with bit N set for CPU N.
 
-The plan permutes the CPU sets that Slurm assigned. Every task keeps its number of CPUs and its threads-per-core pattern, and
-the union of all CPU sets stays the same. The summed distance between tasks and their GPUs is the least possible. Among plans
-with that distance, a task that already has a CPU set near its GPUs keeps it, so that few tasks have to move. Where the input
-is not clear, Doubt is raised and Slurm's masks stay.
+The plan redistributes the CPUs that Slurm assigned to the tasks. Every task keeps its number of CPUs and its threads-per-core
+pattern, and the union of all CPU sets stays the same. The summed distance between tasks and their GPUs is the least possible. If
+several plans have that distance, tasks keep the CPU sets that they have, as far as possible. If the input is not clear, the
+module raises Doubt, and Slurm's masks stay.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ CPUS_MAX = 8192
 
 
 class Core:
-    """Holds one physical core: the CPUs (hardware threads) on it, and its package, NUMA node and L3 cache, -1 where unknown."""
+    """Holds one physical core: its CPUs (hardware threads), and the numbers of its package, NUMA node and L3 cache, or -1 if
+    unknown."""
 
     __slots__ = ("cpus", "l3", "numa", "package")
 
@@ -37,7 +38,7 @@ class Core:
 
 
 class GpuLocation:
-    """Says where one GPU is. ``near``: the CPU set closest to it, 0 when it is not known. ``index``: Slurm's GRES index."""
+    """Says where one GPU is. ``near``: the CPU set nearest to it, or 0 if not known. ``index``: Slurm's GRES index."""
 
     __slots__ = ("index", "near", "nics", "numa", "pci")
 
@@ -49,15 +50,15 @@ class GpuLocation:
         self.nics = nics
 
 
-#: A piece is CPUs that tasks can exchange: the task that has them now, their CPU set, and their core (None for CPUs on
-#: several cores).
+#: A piece is a set of CPUs that tasks can exchange as a whole. The fields are the task that has the CPUs now, their CPU set, and
+#: their core (None for CPUs on several cores).
 Piece = tuple[int, int, Core | None]
 
 
 class Machine:
     """Describes a node as the planner sees it: the ``online`` CPU set, the cores in order, and the GPUs by PCI address.
 
-    It is read from /run/fairlead/topology.
+    The planner reads it from /run/fairlead/topology.
     """
 
     __slots__ = ("cores", "gpus", "online")
@@ -80,7 +81,7 @@ def parse_cpu_set(text: str) -> int:
 
 
 def parse_masks(text: str) -> list[int]:
-    """Return the CPU sets of SLURM_CPU_BIND_LIST (``0x...,0x...``), one for each local task. Raise Doubt."""
+    """Return the CPU sets of SLURM_CPU_BIND_LIST (``0x...,0x...``), one for each local task. Raise Doubt for other text."""
     masks = []
     for part in text.split(","):
         digits = part[2:] if part[:2] in ("0x", "0X") else part
@@ -93,7 +94,7 @@ def parse_masks(text: str) -> list[int]:
 
 
 def parse_indices(text: str) -> list[int]:
-    """Return the GRES indices of SLURM_STEP_GPUS (``0,1,4-7``) in its order. Raise Doubt."""
+    """Return the GRES indices of SLURM_STEP_GPUS (``0,1,4-7``) in its order. Raise Doubt for other text."""
     found: list[int] = []
     for part in text.split(","):
         found += cpulist.cpus_in(parse_cpu_set(part))
@@ -132,8 +133,8 @@ def _number(field: str) -> int:
 def assign_gpus(gpus: list[GpuLocation], tasks: int) -> list[list[GpuLocation]]:
     """Return the GPUs of each task, by rank, as programs choose them.
 
-    Rank i uses GPU i, modulo the number of GPUs where there are more tasks. With fewer tasks than GPUs each task has a
-    consecutive group.
+    Rank i uses GPU i. If there are more tasks than GPUs, rank i uses GPU i modulo the number of GPUs. If there are fewer tasks
+    than GPUs, each task uses a group of consecutive GPUs.
     """
     count = len(gpus)
     if tasks <= count:
@@ -142,8 +143,8 @@ def assign_gpus(gpus: list[GpuLocation], tasks: int) -> list[list[GpuLocation]]:
 
 
 def distance(machine: Machine, cpu_set: int, gpus: list[GpuLocation]) -> int:
-    """Return the sum over all pairs of a CPU and a GPU: 0 for a CPU near the GPU, 1 in the same package as such a CPU, 2
-    elsewhere."""
+    """Return the distance between CPUs and GPUs, summed over all pairs of a CPU and a GPU. A pair counts 0 if the CPU is near the
+    GPU, 1 if it is in the same package as a near CPU, else 2."""
     total = 0
     for gpu in gpus:
         if not gpu.near:
@@ -157,12 +158,12 @@ def distance(machine: Machine, cpu_set: int, gpus: list[GpuLocation]) -> int:
 
 
 def total_distance(machine: Machine, cpu_sets: list[int], gpus_of_task: list[list[GpuLocation]]) -> int:
-    """Return the sum of the distances of all tasks. Their CPU sets and GPUs are in the order of ranks."""
+    """Return the sum of the distances of all tasks. The CPU sets and the GPUs are given in the order of the tasks' ranks."""
     return sum(distance(machine, cpu_set, gpus) for cpu_set, gpus in zip(cpu_sets, gpus_of_task, strict=True))
 
 
 def tasks_by_numa_domain(gpus_of_task: list[list[GpuLocation]]) -> list[list[int]]:
-    """Return the ranks in groups. Tasks of one group have GPUs with the same near CPUs and may exchange their CPU sets."""
+    """Return the ranks in groups. The tasks of a group have GPUs with the same near CPUs, and may exchange their CPU sets."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for task, gpus in enumerate(gpus_of_task):
         groups.setdefault(tuple(sorted(g.near for g in gpus)), []).append(task)
@@ -170,11 +171,11 @@ def tasks_by_numa_domain(gpus_of_task: list[list[GpuLocation]]) -> list[list[int
 
 
 def permute_cpu_sets(machine: Machine, masks: list[int], gpus: list[GpuLocation], allowed: int) -> list[int]:
-    """Return the planned CPU sets of a step's local tasks: ``masks`` in another order, or ``masks`` as they are where that
+    """Return the planned CPU sets of a step's local tasks: the CPUs of ``masks`` redistributed, or ``masks`` unchanged if that
     gains nothing.
 
-    ``masks``: Slurm's CPU sets by local task. ``allowed``: the CPU set of the step's cpuset. Raise Doubt when the masks are
-    not clearly disjoint parts of the allowed set, or the NUMA domain of a GPU is not known.
+    ``masks``: Slurm's CPU sets by local task. ``allowed``: the CPU set of the step's cpuset. Raise Doubt if the masks are not
+    disjoint parts of the allowed set, or the location of a GPU is not known.
     """
     check_masks(machine, masks, gpus, allowed)
     gpus_of_task = assign_gpus(gpus, len(masks))
@@ -220,7 +221,7 @@ def check_masks(machine: Machine, masks: list[int], gpus: list[GpuLocation], all
 
 
 def pieces_of_cores(machine: Machine, masks: list[int]) -> list[Piece]:
-    """Return which CPUs of each core each task has, in the order of cores and tasks."""
+    """Return a piece for each core and each task that has CPUs of that core, in the order of cores and tasks."""
     return [(task, mask & core.cpus, core) for core in machine.cores for task, mask in enumerate(masks) if mask & core.cpus]
 
 
@@ -233,10 +234,10 @@ def threads_per_core(pieces: list[Piece], tasks: int) -> list[tuple[int, ...]]:
 
 
 def exchangeable(pieces: list[Piece], masks: list[int], patterns: list[tuple[int, ...]]) -> list[list[Piece]]:
-    """Return the pieces in groups within which tasks may exchange them without changing a task's threads-per-core pattern.
+    """Return the pieces in groups. Tasks may exchange pieces of a group without changing their threads-per-core patterns.
 
-    A group has pieces with the same number of threads of their core. Where a core is split between tasks, a group has the
-    whole CPU sets (``masks``) of tasks with the same pattern instead.
+    A group has the pieces with the same number of threads of their core. If a core is split between tasks, a group has the
+    whole CPU sets (``masks``) of the tasks with the same pattern instead.
     """
     groups: dict[tuple[int, ...], list[Piece]] = {}
     if len({id(core) for _, _, core in pieces}) < len(pieces):
@@ -249,7 +250,7 @@ def exchangeable(pieces: list[Piece], masks: list[int], patterns: list[tuple[int
 
 
 class _Costs:
-    """Computes the distances of pieces to the GPUs of each group of tasks, only once for pieces with equal distances."""
+    """Computes the distances of pieces to the GPUs of each group of tasks, and computes them only once for equal pieces."""
 
     __slots__ = ("_gpus", "_gpus_of_group", "_known", "_machine")
 
@@ -260,7 +261,7 @@ class _Costs:
         self._known: dict[tuple[int, ...], tuple[int, ...]] = {}
 
     def of(self, cpu_set: int, core: Core | None) -> tuple[int, ...]:
-        """Return the distance of these CPUs to each group. ``core``: the core that they are on, None for several."""
+        """Return the distances of these CPUs to each group's GPUs. ``core``: the core of the CPUs, or None for several cores."""
         # On one core the distances depend only on its package and on how many of its CPUs are near which GPU.
         near = [(cpu_set & g.near).bit_count() for g in self._gpus]
         key = (cpu_set,) if core is None else (core.package, cpu_set.bit_count(), *near)
@@ -270,10 +271,11 @@ class _Costs:
 
 
 def keep_own_cpu_sets(masks: list[int], planned: list[int], groups: list[list[int]], patterns: list[tuple[int, ...]]) -> None:
-    """Change ``planned`` so that few tasks move: tasks of one group and pattern exchange what was planned for them.
+    """Change ``planned`` so that few tasks move: tasks of one group with the same pattern exchange their planned CPU sets.
 
-    A task whose own mask was planned for one of them keeps it. The others get the remaining CPU sets in the order in which
-    Slurm assigned them. ``masks``: Slurm's CPU sets by task. ``patterns``: see threads_per_core.
+    If a task's own mask was planned for any task of its group and pattern, the task keeps its mask. The other tasks get the
+    remaining CPU sets in the order in which Slurm assigned them. ``masks``: Slurm's CPU sets by task. ``patterns``: see
+    threads_per_core.
     """
     owner = {mask: task for task, mask in enumerate(masks)}
     for group in groups:
@@ -287,8 +289,8 @@ def keep_own_cpu_sets(masks: list[int], planned: list[int], groups: list[list[in
 
 
 def check_permutation(before: list[int], after: list[int]) -> None:
-    """Raise Doubt unless every task has as many CPUs as before, no two tasks share a CPU, and together they have the same
-    CPUs."""
+    """Raise Doubt unless every task has as many CPUs as before, no two tasks share a CPU, and all tasks together have the same
+    CPUs as before."""
     union = 0
     for old, new in zip(before, after, strict=True):
         if old.bit_count() != new.bit_count() or union & new:
@@ -301,7 +303,8 @@ def check_permutation(before: list[int], after: list[int]) -> None:
 
 
 def whole_node_cpu_sets(machine: Machine, tasks: int) -> list[int]:
-    """Return the CPU sets of ``tasks`` tasks that have the whole node, with equal numbers of whole cores. Raise Doubt."""
+    """Return the CPU sets of ``tasks`` tasks that have the whole node, with equal numbers of whole cores. Raise Doubt if
+    impossible."""
     cores = [c for c in machine.cores if c.cpus & machine.online]
     each = len(cores) // tasks
     if not each or not machine.gpus or any(not g.near for g in machine.gpus):
@@ -317,10 +320,10 @@ def whole_node_cpu_sets(machine: Machine, tasks: int) -> list[int]:
 
 
 def widen_to_whole_node(machine: Machine, masks: list[int], planned: list[int]) -> list[int]:
-    """Return even CPU sets of all cores, for a step that has the whole node and asked for no CPU count.
+    """Return equal CPU sets of all cores, for a step that has the whole node and whose user gave no number of CPUs.
 
-    ``masks``: Slurm's CPU sets by task. Return ``planned`` where a task would lose CPUs, or where a task has only part of a
-    core because of a hint.
+    ``masks``: Slurm's CPU sets by task. Return ``planned`` if a task would lose CPUs, or if a task has only part of a core
+    because of ``--hint``.
     """
     if any(mask & c.cpus not in (0, c.cpus & machine.online) for c in machine.cores for mask in masks):
         return planned
@@ -334,16 +337,17 @@ def widen_to_whole_node(machine: Machine, masks: list[int], planned: list[int]) 
 
 
 def count_cores(machine: Machine, cpu_set: int) -> int:
-    """Return how many physical cores a CPU set touches."""
+    """Return the number of physical cores of which a CPU set has at least one CPU."""
     return sum(1 for c in machine.cores if c.cpus & cpu_set)
 
 
 def answer_lines(topology: str, bind_list: str, step_gpus: str, *, allowed: int, cpus_on_node: str) -> list[str]:
-    """Return what slurm/bind-plan prints, by local task: ``CPULIST CORES``, or ``- CORES`` to leave Slurm's mask.
+    """Return the lines that slurm/bind-plan prints, one for each local task: ``CPULIST CORES``, or ``- CORES`` to keep Slurm's
+    mask.
 
     ``topology``: the text of /run/fairlead/topology. ``bind_list``, ``step_gpus``: SLURM_CPU_BIND_LIST and SLURM_STEP_GPUS.
-    ``allowed``: the CPU set of the step's cpuset. ``cpus_on_node``: SLURM_CPUS_ON_NODE where the cpuset is the step's own and
-    the user named no CPU count, else "". Raise Doubt.
+    ``allowed``: the CPU set of the step's cpuset. ``cpus_on_node``: SLURM_CPUS_ON_NODE if the cpuset belongs to the step alone
+    and the user gave no number of CPUs, else "". Raise Doubt if the input is not clear.
     """
     machine = parse_topology(topology)
     masks, wanted = parse_masks(bind_list), parse_indices(step_gpus)

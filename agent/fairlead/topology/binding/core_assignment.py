@@ -1,7 +1,7 @@
-"""Assigns even parts of an allocation's cores to tasks, at the least summed distance between tasks and their GPUs.
+"""Assigns equal parts of an allocation's cores to tasks, at the least summed distance between tasks and their GPUs.
 
-`fairlead bind` assigns the cores of a node to tasks with it, and `fairlead run` the CPUs of one task to its ranks. Like
-binding_plan.py it imports nothing that costs time, because `fairlead run` starts once for every rank.
+`fairlead bind` uses this module to assign the cores of a node to tasks. `fairlead run` uses it to assign the CPUs of one task to
+the task's ranks. The module imports nothing that is slow to import, because `fairlead run` starts once for every rank.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from fairlead.topology.binding.transport import CpuPiece, assign_pieces
 def assign_cores(
     machine: Machine, cpus_of_cores: list[int], gpus_of_task: list[list[GpuLocation]], notes: list[str]
 ) -> list[int]:
-    """Return the CPU sets by rank: whole cores while there are enough, else single CPUs, else CPUs that several tasks have
-    together.
+    """Return the CPU sets by rank. They have whole cores if there are enough cores, else single CPUs if there are enough CPUs,
+    else CPUs that several tasks share.
 
-    ``cpus_of_cores``: for each core, in the machine's order, the CPU set that may be used. ``gpus_of_task``: by rank. A line
-    is added to ``notes`` where tasks share cores or CPUs.
+    ``cpus_of_cores``: for each core, in the machine's order, the CPUs that may be used. ``gpus_of_task``: the GPUs by rank. If
+    tasks share cores or CPUs, a text is added to ``notes``.
     """
     tasks = len(gpus_of_task)
     pieces = [(core, cpu_set) for core, cpu_set in enumerate(cpus_of_cores) if cpu_set]
@@ -38,13 +38,13 @@ def assign_cores(
 
 
 class _DistanceToGpus:
-    """Computes the distance of CPUs on one core to the GPUs of one task, as binding_plan.distance does for any CPUs."""
+    """Computes the distance of CPUs on one core to the GPUs of one task. binding_plan.distance does the same for any CPUs."""
 
     def __init__(self, machine: Machine, gpus: list[GpuLocation]) -> None:
         self._packages = [c.package for c in machine.cores]
         self._gpus = [(g.near, {c.package for c in machine.cores if c.cpus & g.near}) for g in gpus if g.near]
 
     def __call__(self, core: int, cpu_set: int) -> int:
-        """Return the distance of ``cpu_set``, which lies on the core with this number in the machine's order."""
+        """Return the distance of ``cpu_set``. ``core``: the position of its core in the machine's list of cores."""
         package = self._packages[core]
         return sum((cpu_set & ~near).bit_count() * (1 if package in packages else 2) for near, packages in self._gpus)

@@ -1,9 +1,9 @@
 """Plans the binding of one node for any number of tasks and any part of its GPUs and CPUs.
 
-Rank i keeps GPU i of the allocation, and the CPUs move: each task has the same number of whole cores, at the least summed
-distance between tasks and their GPUs. Only a request without CPUs is refused. Where the NUMA domain of a GPU is not known, the
-CPU sets are even runs, and the notes say so. The task prolog's planner (binding_plan.py) does the same with the CPU sets that
-Slurm assigned.
+Rank i always has GPU i of the allocation, and the plan chooses the CPUs. Each task has the same number of whole cores, at the
+least summed distance between tasks and their GPUs. Only a request without CPUs is refused. If the NUMA domain of a GPU is not
+known, the CPU sets are equal consecutive parts, and the notes say so. The task prolog's planner (binding_plan.py) redistributes
+the CPU sets that Slurm assigned by the same distance.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ TASKS_MAX = 4096
 
 
 class TaskBinding(Struct, frozen=True, kw_only=True):
-    """Holds what one task has. memory: a policy in numactl's words, such as "preferred:0", or "default" where no NUMA node
-    fits."""
+    """Holds the binding of one task. memory: the memory policy in numactl's words, such as "preferred:0", or "default" if no NUMA
+    node fits."""
 
     rank: int
     gpus: tuple[str, ...]  # PCI addresses
@@ -39,7 +39,8 @@ class TaskBinding(Struct, frozen=True, kw_only=True):
 class BindingPlan(Struct, frozen=True, kw_only=True):
     """Holds the bindings of all tasks by rank.
 
-    distance: the sum over tasks, their CPUs and GPUs of 0 for near, 1 for the same package, 2 for elsewhere.
+    distance: the sum over all pairs of a task's CPU and a GPU of that task. A pair counts 0 if the CPU is near the GPU, 1 if it
+    is in the same package, else 2.
     """
 
     tasks: tuple[TaskBinding, ...]
@@ -48,7 +49,7 @@ class BindingPlan(Struct, frozen=True, kw_only=True):
 
 
 def chosen_gpus(node: Node, wanted: Sequence[str]) -> tuple[Accelerator, ...]:
-    """Return the GPUs that ``wanted`` names by index, PCI address or UUID, in its order; all GPUs where it is empty.
+    """Return the GPUs that ``wanted`` names by index, PCI address or UUID, in its order. Return all GPUs if ``wanted`` is empty.
 
     Raise UsageError for a name that fits no GPU and for a GPU that is named twice.
     """
@@ -67,7 +68,8 @@ def chosen_gpus(node: Node, wanted: Sequence[str]) -> tuple[Accelerator, ...]:
 
 
 def physical_cores(node: Node) -> list[Core]:
-    """Return the cores with their online CPUs. Every CPU is on one core only, even where the files of its siblings disagree."""
+    """Return the cores with their online CPUs. Every CPU is on exactly one core, even if the sysfs files of its siblings
+    contradict that."""
     up = as_cpu_set(locality.online(node))
     cores = []
     seen = 0
@@ -88,9 +90,9 @@ def plan_binding(
 ) -> BindingPlan:
     """Return the binding of ``tasks`` tasks.
 
-    ``gpus``: see chosen_gpus. ``allowed``: the CPU set of the allocation, None for all online CPUs. ``threads_per_core``: how
-    many hardware threads of a core are used at most, None for all. Raise UsageError for an impossible number of tasks or an
-    unknown GPU, DataError where there is no CPU at all.
+    ``gpus``: see chosen_gpus. ``allowed``: the CPU set of the allocation, or None for all online CPUs. ``threads_per_core``: the
+    largest number of hardware threads of a core to use, or None for all. Raise UsageError for an impossible number of tasks or an
+    unknown GPU, and DataError if there is no CPU at all.
     """
     if not 1 <= tasks <= TASKS_MAX:
         raise UsageError(f"--tasks: {tasks} is not between 1 and {TASKS_MAX}")
@@ -122,7 +124,8 @@ def plan_binding(
 
 
 def _gpu_locations(node: Node, gpus: Sequence[Accelerator], notes: list[str]) -> list[GpuLocation]:
-    """Return where the GPUs are. A line is added to ``notes`` for GPUs whose NUMA domain had to be taken from another source."""
+    """Return the locations of the GPUs. A text is added to ``notes`` for GPUs whose location is not known from their NUMA
+    node."""
     found = []
     said: dict[str, list[str]] = {}
     for gpu in gpus:
@@ -150,11 +153,12 @@ def _task_binding(
 
 
 def _memory_policy(node: Node, cpus_on_numa: dict[int, int], near: set[int]) -> str:
-    """Return the memory policy of one task. It prefers the NUMA node of its GPU where the task has CPUs there, else the NUMA
-    node with most of its CPUs. Where that node has no memory, it prefers the nearest one with memory.
+    """Return the memory policy of one task. The policy prefers the NUMA node of the task's GPU if the task has CPUs on that node,
+    else the NUMA node with most of the task's CPUs. If the chosen node has no memory, the policy prefers the nearest node with
+    memory.
 
-    ``cpus_on_numa``: how many CPUs the task has on each NUMA node. ``near``: the NUMA nodes of its GPUs. Only nodes with CPUs
-    count: GPU memory is a NUMA node too (GH200), and binding to it would fill the GPU.
+    ``cpus_on_numa``: how many CPUs the task has on each NUMA node. ``near``: the NUMA nodes of its GPUs. Only NUMA nodes with
+    CPUs count, because GPU memory can also be a NUMA node (GH200), and binding to that node would fill the GPU.
     """
     homes = [n for n, count in cpus_on_numa.items() if count]
     if not homes:
@@ -170,10 +174,11 @@ def _memory_policy(node: Node, cpus_on_numa: dict[int, int], near: set[int]) -> 
 
 
 def _has_memory(numa: NumaNode) -> bool:
-    """Return whether a NUMA node has memory. Memory that could not be read counts: the kernel has a node for it."""
+    """Return whether a NUMA node has memory. The result is True if the size could not be read, because the kernel has made the
+    node."""
     return isinstance(numa.memory_bytes, Missing) or numa.memory_bytes > 0
 
 
 def _lowest_threads(cpu_set: int, count: int | None) -> int:
-    """Return the ``count`` lowest CPUs of a CPU set, or all where ``count`` is None."""
+    """Return the ``count`` lowest CPUs of a CPU set, or all its CPUs if ``count`` is None."""
     return cpu_set if count is None else as_cpu_set(cpus_in(cpu_set)[:count])

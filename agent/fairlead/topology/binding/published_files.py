@@ -1,26 +1,28 @@
-"""Writes the files that the task prolog reads: /run/fairlead/topology and the ready plans below /run/fairlead/plans/.
+"""Makes the texts of the files that the task prolog reads: /run/fairlead/topology and the plans below /run/fairlead/plans/.
 
-Fields are separated by TABs and never empty; ``-`` is for none or unknown. The file topology:
+Fields are separated by TABs and never empty. ``-`` means none or unknown. The file topology has these lines:
 
-    1 node NAME GPUS CPUS COUNT THREADS     GPUS how many, CPUS the online CPU list, COUNT how many CPUs, THREADS as below
-    gpu GRES_INDEX MINOR UUID PCI NUMA CORES NICS MASK  by PCI address; CORES the list of the nearest CPUs, MASK the same in
-                                            capital hex digits
-    core PACKAGE NUMA L3 CPULIST            one physical core, CPULIST its online hardware threads
+    1 node NAME GPUS CPUS COUNT THREADS     GPUS is the number of GPUs, CPUS the list of online CPUs, COUNT their number
+    gpu GRES_INDEX MINOR UUID PCI NUMA CORES NICS MASK  one line for each GPU, in the order of PCI addresses; CORES is the
+                                            list of the nearest CPUs, MASK the same CPUs as a mask in capital hex digits
+    core PACKAGE NUMA L3 CPULIST            one line for each physical core; CPULIST is the list of its online CPUs
 
-THREADS is 1 where every core has one CPU. It is 2 where the online CPUs are 0 to COUNT - 1 and every core has the CPUs i and
-i + COUNT / 2, as Linux numbers hardware threads on x86. Else, and where the CPUs near one GPU are of several packages, it is -.
+THREADS is 1 if every core has one CPU. THREADS is 2 if the online CPUs are 0 to COUNT - 1 and every core has the CPUs i and
+i + COUNT / 2, as Linux numbers hardware threads on x86. In all other cases, and if the CPUs near one GPU are in several packages,
+THREADS is -.
 
-The file plans/N has one line for each of N local tasks that have the whole node:
+The file plans/N is the plan for N local tasks that have the whole node. It has one line for each task:
 
     LOCALID CPULIST MASK GPUS NUMA NICS CORES SLURM_MASK DOMAIN
-                                            GPUS in GRES indices, CORES how many physical cores, SLURM_MASK in capital
-                                            hex digits as in SLURM_CPU_BIND_LIST, without its leading zeros, DOMAIN the first
-                                            LOCALID whose GPUs have the same near CPUs: tasks of one DOMAIN may exchange
-                                            their CPUs
+                                            GPUS are GRES indices, CORES is the number of physical cores. SLURM_MASK is the
+                                            mask in capital hex digits as in SLURM_CPU_BIND_LIST, without leading zeros.
+                                            DOMAIN is the first LOCALID whose GPUs have the same near CPUs. Tasks with the
+                                            same DOMAIN may exchange their CPUs
 
-The file plans/N.ready has the same as an assignment, because a shell's read costs a system call for each character:
+The file plans/N.ready has the same plan as one shell assignment, because a shell's read costs a system call for each character:
 
-    fl_ready='GPUS CORES DOMAIN:SLURM_MASK ...'  GPUS all GRES indices, CORES of each task, then each task's by LOCALID
+    fl_ready='GPUS CORES DOMAIN:SLURM_MASK ...'  GPUS are all GRES indices, CORES is the number of cores of each task. Then
+                                            follow the DOMAIN and the SLURM_MASK of each task, in the order of LOCALID
 """
 
 from __future__ import annotations
@@ -37,9 +39,9 @@ VERSION = "1"
 
 
 def gres_index_by_pci(node: Node) -> dict[str, int]:
-    """Return Slurm's GRES index by PCI address: GPUs count in the order of their device files, as gres.conf lists them.
+    """Return Slurm's GRES index by PCI address. GPUs count in the order of their device files, as gres.conf lists them.
 
-    Where the minor number of a GPU is not known, all are in PCI order, as with AutoDetect.
+    If the minor number of a GPU is not known, the GPUs count in PCI order, as with AutoDetect.
     """
     gpus = accelerators.for_jobs(node)
     minors = [g.minor for g in gpus if not isinstance(g.minor, Missing)]
@@ -49,9 +51,9 @@ def gres_index_by_pci(node: Node) -> dict[str, int]:
 
 
 def planner_machine(node: Node, order: dict[str, int] | None = None) -> binding_plan.Machine:
-    """Return the node as the planner sees it. ``order``: GRES index by PCI address where the site's differs.
+    """Return the node as the planner sees it. ``order``: GRES index by PCI address, or None for that of gres_index_by_pci.
 
-    With a GPU in MIG mode Slurm's indices count instances, so no index shows which GPU a job has. Then no GPU has near CPUs.
+    If a GPU is in MIG mode, Slurm's indices count GPU instances and do not show which GPU a job has. Then no GPU has near CPUs.
     """
     order = gres_index_by_pci(node) if order is None else order
     online = as_cpu_set(locality.online(node))
@@ -71,7 +73,7 @@ def planner_machine(node: Node, order: dict[str, int] | None = None) -> binding_
 
 
 def render_topology(node: Node, order: dict[str, int] | None = None) -> str:
-    """Return the text of /run/fairlead/topology. ``order``: GRES index by PCI address where the site's differs."""
+    """Return the text of /run/fairlead/topology. ``order``: see planner_machine."""
     machine = planner_machine(node, order)
     gpus = {g.pci: g for g in accelerators.for_jobs(node)}
     count = machine.online.bit_count()
@@ -100,7 +102,7 @@ def render_topology(node: Node, order: dict[str, int] | None = None) -> str:
 
 
 def thread_numbering(machine: binding_plan.Machine) -> str:
-    """Return THREADS of the first line: "1" or "2" where CPU numbers show which CPUs are on one core, else "-"."""
+    """Return THREADS of the first line: "1" or "2" if the CPU numbers show which CPUs are on one core, else "-"."""
     count = machine.online.bit_count()
     cores = {c.cpus & machine.online for c in machine.cores} - {0}
     if any(len({c.package for c in machine.cores if c.cpus & gpu.near}) > 1 for gpu in machine.gpus):
@@ -112,7 +114,7 @@ def thread_numbering(machine: binding_plan.Machine) -> str:
 
 
 def render_plans(node: Node, order: dict[str, int] | None = None) -> dict[int, str]:
-    """Return the texts of /run/fairlead/plans/N by N, for 1 to twice the number of GPUs. An N without a clear plan is left
+    """Return the texts of /run/fairlead/plans/N by N. N is from 1 to twice the number of GPUs. If N has no clear plan, it is left
     out."""
     machine = planner_machine(node, order)
     texts = {}
@@ -151,7 +153,8 @@ def plan_files(node: Node, order: dict[str, int] | None = None) -> dict[str, str
 
 
 def render_ready(plans: Mapping[int, str]) -> dict[int, str]:
-    """Return the texts of /run/fairlead/plans/N.ready by N, made from those of plans/N where all tasks have as many cores."""
+    """Return the texts of /run/fairlead/plans/N.ready by N. ``plans``: the texts of plans/N. If the tasks of a plan have
+    different numbers of cores, that plan has no such file."""
     texts = {}
     for tasks, text in plans.items():
         rows = [line.split("\t") for line in text.splitlines()]

@@ -1,14 +1,19 @@
-"""Plans the binding of one rank among several in one task: which of the task's CPUs it should have, and which memory.
+"""Plans the binding of one rank among several ranks in one task: which of the task's CPUs and which memory the rank should have.
 
-torchrun and mpirun start several ranks inside one Slurm task, and all of them have the task's whole mask. Each rank computes
-the same even parts of that mask (core_assignment.py, with /run/fairlead/topology), and uses its own part. Rank i uses the i-th
-visible GPU. Where the input is not clear, Doubt is raised and the rank's binding is not changed. Environment variables come in
-as a mapping.
+torchrun and mpirun start several ranks inside one Slurm task, and all these ranks have the task's whole mask. Each rank computes
+the same equal parts of that mask (core_assignment.py, with /run/fairlead/topology), and uses its own part. Rank i uses the i-th
+visible GPU. If the input is not clear, the functions raise Doubt, and the rank's binding is not changed. The functions get the
+environment variables as a mapping.
 
-The launchers' documents name the variables: torchrun sets LOCAL_RANK and LOCAL_WORLD_SIZE (PyTorch, torch.distributed.run,
-"Environment Variables"); Open MPI OMPI_COMM_WORLD_LOCAL_RANK and _SIZE (its documentation, "Environment variables"); Intel
-MPI and MPICH's Hydra MPI_LOCALRANKID and MPI_LOCALNRANKS; MVAPICH2 MV2_COMM_WORLD_LOCAL_RANK and _SIZE; Cray PALS
-PALS_LOCAL_RANKID and PALS_LOCAL_SIZE; Slurm SLURM_LOCALID and SLURM_GTIDS (srun(1), "OUTPUT ENVIRONMENT VARIABLES").
+The launchers' documents name the variables:
+
+- torchrun: LOCAL_RANK and LOCAL_WORLD_SIZE (PyTorch, torch.distributed.run, "Environment Variables")
+- Open MPI: OMPI_COMM_WORLD_LOCAL_RANK and _SIZE (its documentation, "Environment variables")
+- Intel MPI and MPICH's Hydra: MPI_LOCALRANKID and MPI_LOCALNRANKS
+- MVAPICH2: MV2_COMM_WORLD_LOCAL_RANK and _SIZE
+- Cray PALS: PALS_LOCAL_RANKID and PALS_LOCAL_SIZE
+- Slurm: SLURM_LOCALID and SLURM_GTIDS (srun(1), "OUTPUT ENVIRONMENT VARIABLES")
+
 CUDA_VISIBLE_DEVICES is in the CUDA C++ Programming Guide, "CUDA Environment Variables".
 """
 
@@ -36,7 +41,7 @@ VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 
 
 class LocalRank:
-    """Names rank ``number`` (from 0) of ``ranks`` on this node, as the environment variable ``source`` says."""
+    """Holds the number of one rank (from 0), the number of ranks on this node, and the environment variable with that number."""
 
     __slots__ = ("number", "ranks", "source")
 
@@ -47,8 +52,8 @@ class LocalRank:
 
 
 class RankBinding:
-    """Holds the binding of one rank. cpus: its CPU set (its present one where Slurm assigned it). memory: the NUMA node to
-    prefer, or None."""
+    """Holds the binding of one rank. cpus: the CPU set of the rank. If Slurm assigned a CPU set to the rank, it is that set.
+    memory: the NUMA node whose memory the rank prefers, or None."""
 
     __slots__ = ("cpus", "gpus", "memory")
 
@@ -59,9 +64,9 @@ class RankBinding:
 
 
 def wanted_bindings(env: Env) -> tuple[bool, bool]:
-    """Return whether the user wants CPUs bound, and whether memory.
+    """Return whether the user wants the CPUs bound, and whether the user wants the memory bound.
 
-    FAIRLEAD_PROFILE, and the words CPUS and MEMORY in FAIRLEAD_SKIP, say so. Malformed text means that neither is bound.
+    FAIRLEAD_PROFILE, and the words CPUS and MEMORY in FAIRLEAD_SKIP, decide this. If their text is malformed, both are False.
     """
     skip = env.get("FAIRLEAD_SKIP", "")
     if env.get("FAIRLEAD_PROFILE", "") not in ("", "full", "minimal") or skip.strip(_NAMES):
@@ -74,8 +79,8 @@ _NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_,"
 
 
 def local_rank(env: Env) -> LocalRank:
-    """Return which rank this is, by the innermost launcher. Raise Doubt where no launcher says it, or where one says only a
-    part."""
+    """Return the rank of this process, from the variables of the innermost launcher. Raise Doubt if no launcher has set its
+    variables, or has set only some of them."""
     for name, size in LAUNCHERS:
         if name in env:
             return _rank(name, env[name], _number(size, env.get(size, "")))
@@ -98,7 +103,7 @@ def _number(name: str, text: str) -> int:
 
 
 def in_step(env: Env) -> bool:
-    """Return whether this is a step of srun, not the batch script. In the batch script SLURM_STEP_ID is unset, -5 or
+    """Return whether this process is in a step of srun and not in the batch script, where SLURM_STEP_ID is unset, -5 or
     4294967291."""
     step = env.get("SLURM_STEP_ID", "")
     return step.isascii() and step.isdigit() and not step.startswith("42949672")
@@ -106,10 +111,9 @@ def in_step(env: Env) -> bool:
 
 def job_gpus(machine: Machine, env: Env, *, published: bool) -> list[GpuLocation]:
     """Return the GPUs of this step or job in PCI order, as CUDA counts them. Outside Slurm these are all GPUs of the node.
-    Raise Doubt.
 
-    ``published``: whether the machine's indices are Slurm's. Where they were only read from the PCI bus, Slurm's order is not
-    known.
+    Raise Doubt if it is not clear which GPUs these are. ``published``: whether the machine was read from /run/fairlead/topology,
+    so that its indices are Slurm's. If the machine was read from the PCI bus, Slurm's order is not known.
     """
     if "SLURM_JOB_ID" not in env:
         return machine.gpus
@@ -126,10 +130,10 @@ def job_gpus(machine: Machine, env: Env, *, published: bool) -> list[GpuLocation
 
 
 def visible_gpus(machine: Machine, uuids: Mapping[str, str], env: Env, *, published: bool) -> list[GpuLocation]:
-    """Return the GPUs that the program sees, in its order. ``uuids``: PCI address by UUID. Raise Doubt.
+    """Return the GPUs that the program sees, in the program's order. ``uuids``: PCI address by UUID. Raise Doubt if not clear.
 
-    An index counts from the job's first GPU where devices are constrained, else from the node's. Where these two readings name
-    GPUs in different NUMA domains, fairlead cannot know which one is meant.
+    If the job's cgroup constrains devices, an index counts from the job's first GPU, else from the node's first GPU. If the two
+    GPUs that an index can mean are in different NUMA domains, fairlead cannot know which GPU is right, and raises Doubt.
     """
     mine = job_gpus(machine, env, published=published)
     chosen = next((env[name] for name in VISIBLE if name in env), None)
@@ -149,14 +153,15 @@ def visible_gpus(machine: Machine, uuids: Mapping[str, str], env: Env, *, publis
 
 
 def _each_task_has_own_gpus(env: Env) -> bool:
-    """Return whether Slurm assigned each of several tasks its own GPUs. Constrained devices are then counted within the task."""
+    """Return whether Slurm assigned to each of several tasks its own GPUs. In that case an index of a constrained device counts
+    from the task's first GPU."""
     by_option = env.get("SLURM_GPUS_PER_TASK") or env.get("SLURM_NTASKS_PER_GPU") or "gpu" in env.get("SLURM_TRES_PER_TASK", "")
     bound = env.get("SLURM_GPU_BIND", "") not in ("", "none")
     return in_step(env) and "," in env.get("SLURM_GTIDS", "") and bool(by_option or bound)
 
 
 def _by_index(machine: Machine, mine: list[GpuLocation], index: int) -> list[GpuLocation]:
-    """Return the job's GPUs that a visible index can mean, each once."""
+    """Return the GPUs of the job that an index in the visible devices can mean, each GPU once."""
     hits = [mine[index]] if index < len(mine) else []
     if index < len(machine.gpus) and machine.gpus[index] in mine and machine.gpus[index] not in hits:
         hits.append(machine.gpus[index])
@@ -164,10 +169,10 @@ def _by_index(machine: Machine, mine: list[GpuLocation], index: int) -> list[Gpu
 
 
 def gpus_of_ranks(gpus: list[GpuLocation], ranks: int, per_rank: int | None) -> list[list[GpuLocation]]:
-    """Return the GPUs of each rank: GPU i for rank i (modulo), or ``per_rank`` consecutive GPUs each. Raise Doubt.
+    """Return the GPUs of each rank: GPU i (modulo the number of GPUs) for rank i, or ``per_rank`` consecutive GPUs for each rank.
 
-    With fewer ranks than GPUs, some programs use one GPU each and others an equal part each. Where the two differ, raise
-    Doubt.
+    If there are fewer ranks than GPUs, some programs use one GPU for each rank, and others an equal part of the GPUs. Raise Doubt
+    if the two cases need different bindings.
     """
     if per_rank is not None:
         if per_rank * ranks > len(gpus):
@@ -182,8 +187,8 @@ def gpus_of_ranks(gpus: list[GpuLocation], ranks: int, per_rank: int | None) -> 
 
 
 def is_slurms_mask(env: Env, own: int, cpuset: int) -> bool:
-    """Return whether the present mask is the one that Slurm set for the task. taskset, mpirun or the user's masks may have
-    narrowed it."""
+    """Return whether the process still has the mask that Slurm set for the task. taskset, mpirun or the user may have set a
+    smaller mask."""
     if own == cpuset:
         return True
     masks = env.get("SLURM_CPU_BIND_LIST", "")
@@ -199,10 +204,10 @@ def is_slurms_mask(env: Env, own: int, cpuset: int) -> bool:
 def plan_rank(
     machine: Machine, gpus: list[GpuLocation], rank: LocalRank, env: Env, *, own: int, cpuset: int, per_rank: int | None
 ) -> RankBinding:
-    """Return the binding of one rank within ``own``, the CPU set that the task has. Raise Doubt.
+    """Return the binding of one rank within ``own``, the CPU set that the task has. Raise Doubt if the input is not clear.
 
-    ``gpus``: the visible ones. ``cpuset``: the CPU set of the cgroup. ``per_rank``: GPUs of each rank, None where the user
-    does not say. A rank that is a Slurm task with a mask of its own keeps it; only its memory is planned.
+    ``gpus``: the visible GPUs. ``cpuset``: the CPU set of the cgroup. ``per_rank``: the number of GPUs of each rank, or None if
+    the user did not give it. A rank that is a Slurm task with a mask of its own keeps that mask, and only its memory is planned.
     """
     if not gpus:
         raise Doubt("no GPU is visible")
@@ -232,8 +237,8 @@ def _known(machine: Machine) -> int:
 
 
 def _memory_node(machine: Machine, cpus: int, gpus: list[GpuLocation]) -> int | None:
-    """Return the NUMA node of the GPUs where they have one NUMA node and some of ``cpus`` are on it, else None. GPU memory has
-    no CPUs."""
+    """Return the NUMA node of the GPUs, or None. It is None if the GPUs are on several NUMA nodes, or if none of ``cpus`` is on
+    that node. So it is never a NUMA node of GPU memory, which has no CPUs."""
     homes = {g.numa for g in gpus if g.near}
     if len(homes) != 1 or any(not g.near for g in gpus):
         return None
@@ -242,6 +247,6 @@ def _memory_node(machine: Machine, cpus: int, gpus: list[GpuLocation]) -> int | 
 
 
 def pci_by_uuid(topology: str) -> dict[str, str]:
-    """Return PCI address by UUID, of a topology text that binding_plan.parse_topology took."""
+    """Return the PCI address of each GPU by UUID, from a topology text that binding_plan.parse_topology has accepted."""
     rows = [line.split("\t") for line in topology.splitlines() if line.startswith("gpu\t")]
     return {row[3]: row[4] for row in rows if row[3] != "-"}

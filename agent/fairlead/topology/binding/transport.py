@@ -1,16 +1,16 @@
-"""Assigns pieces to tasks at the least cost: a transport problem, solved by successive shortest paths. It imports nothing (see
-binding_plan.py)."""
+"""Assigns pieces to tasks at the least cost. This is a transport problem, solved by successive shortest paths. The module imports
+nothing, for the reason in binding_plan.py."""
 
 from __future__ import annotations
 
 
 class Doubt(ValueError):
-    """Says in one line why no plan is made."""
+    """Is raised if no plan can be made. Its text gives the reason in one line."""
 
 
 class CpuPiece:
-    """Holds what is assigned: CPUs of one core, or the whole CPU set of a task. ``costs``: its distance to each group of
-    tasks."""
+    """Holds the CPUs that are assigned together: CPUs of one core, or the whole CPU set of a task. ``costs``: their distance to
+    the GPUs of each group of tasks."""
 
     __slots__ = ("costs", "cpu_set")
 
@@ -20,16 +20,17 @@ class CpuPiece:
 
 
 def least_cost_flow(supply: list[int], demand: list[int], cost: list[tuple[int, ...]]) -> list[list[int]]:
-    """Return flow[s][d], how many units go from source s to sink d, at the least total cost (successive shortest paths).
+    """Return the flow with the least total cost, by successive shortest paths: flow[s][d] units from source s to sink d.
 
-    ``supply``: by source. ``demand``: by sink. ``cost[s][d]``: of one unit. Raise Doubt where the supply is less than the
-    demand.
+    ``supply``: the units of each source. ``demand``: the units that each sink needs. ``cost[s][d]``: the cost of one unit from s
+    to d. Raise Doubt if the supply is less than the demand.
     """
     flow = [[0] * len(demand) for _ in supply]
     unused, unmet = list(supply), list(demand)
     far = 1 << 60
     while any(unmet):
-        reach = [0 if n else far for n in unused]  # the cheapest path to one more unit at each source, and at each sink
+        # the cost of the cheapest path by which each source (``reach``) and each sink (``sink``) can get one more unit
+        reach = [0 if n else far for n in unused]
         sink = [far] * len(demand)
         came_to_sink = [-1] * len(demand)
         came_to_source = [-1] * len(supply)
@@ -65,7 +66,8 @@ def least_cost_flow(supply: list[int], demand: list[int], cost: list[tuple[int, 
             if previous >= 0:
                 flow[previous][d] -= amount
             previous = s
-        # The earlier source of the path now delivers the unit that a later source gave back.
+        # For each (s, d) of ``path``, s now delivers ``amount`` more units to d, and the source before s in ``path`` delivers
+        # ``amount`` fewer units to d. The last source takes these units from its unused supply.
         unused[path[-1][0]] -= amount
         unmet[end] -= amount
     return flow
@@ -74,7 +76,7 @@ def least_cost_flow(supply: list[int], demand: list[int], cost: list[tuple[int, 
 def assign_pieces(pieces: list[CpuPiece], groups: list[list[int]], wanted: list[int]) -> dict[int, int]:
     """Assign ``wanted[task]`` pieces to each task at the least cost, and return the CPU sets by task.
 
-    Tasks of one group get near and far pieces in the same proportion. Raise Doubt where there are not enough pieces.
+    The tasks of a group get near and far pieces in the same proportion. Raise Doubt if there are not enough pieces.
     """
     by_costs: dict[tuple[int, ...], list[CpuPiece]] = {}
     for piece in pieces:
@@ -94,7 +96,8 @@ def assign_pieces(pieces: list[CpuPiece], groups: list[list[int]], wanted: list[
 
 
 def proportional_parts(amount: int, unmet: list[int]) -> list[int]:
-    """Return ``amount`` in parts proportional to what each task still needs, and subtract the parts from ``unmet``."""
+    """Divide ``amount`` in proportion to the pieces that each task still needs (``unmet``). Return the parts, and subtract them
+    from ``unmet``."""
     found, upto, whole = [], 0, sum(unmet)
     for i, n in enumerate(unmet):
         found.append(amount * (upto + n) // whole - amount * upto // whole if whole else 0)

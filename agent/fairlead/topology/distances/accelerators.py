@@ -1,7 +1,7 @@
-"""Lists the GPUs of a node for topology and binding: those that the driver names, and those that only the PCI bus shows.
+"""Lists the GPUs of a node for topology and binding: GPUs that the driver knows, and GPUs that only the PCI bus shows.
 
-A GPU that the driver has lost, or whose driver does not answer, still is in the PCI tree. AMD's GPUs are known from PCI alone
-(fairlead asks no AMD library).
+A GPU that the driver has lost, or whose driver does not answer, is still in the PCI tree. fairlead reads AMD's GPUs only from the
+PCI tree, and uses no AMD library.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NAMES = {
 
 
 class Linked(Protocol):
-    """Names what the rules for path classes need of a GPU."""
+    """Names the attributes of a GPU that the rules for path classes need."""
 
     @property
     def pci(self) -> str: ...
@@ -43,7 +43,7 @@ class Accelerator(Struct, frozen=True, kw_only=True):
     """Describes one GPU on the PCI bus. named: the driver knows it. c2c: NVLink-C2C joins it to its CPU."""
 
     pci: str
-    index: int  # the driver's index; GPUs that it does not know come after
+    index: int  # the driver's index; GPUs that the driver does not know have higher numbers
     vendor: str  # "NVIDIA" | "AMD"
     name: str
     named: bool
@@ -71,8 +71,8 @@ def pci_key(address: str) -> tuple[int, int, int, int]:
 def on_the_bus(node: Node) -> tuple[PciDevice, ...]:
     """Return the GPUs that the PCI bus shows, by vendor and class, in PCI order.
 
-    Left out are virtual functions, a server's console, and the graphics part of an AMD processor. That part shares its PCI
-    device with functions of the processor (vendor 1022).
+    Virtual functions, a server's console graphics, and the graphics part of an AMD processor are left out. The graphics part
+    shares its PCI device with functions of the processor (vendor 1022).
     """
     processor = {d.address.partition(".")[0] for d in node.pci if d.vendor == AMD_CPU}
     found = []
@@ -88,9 +88,9 @@ def on_the_bus(node: Node) -> tuple[PciDevice, ...]:
 
 
 def accelerators(node: Node) -> tuple[Accelerator, ...]:
-    """Return every GPU in PCI order, which is CUDA's with CUDA_DEVICE_ORDER=PCI_BUS_ID.
+    """Return every GPU in PCI order, which is CUDA's order with CUDA_DEVICE_ORDER=PCI_BUS_ID.
 
-    GPUs that the driver knows have its index; the others on the bus are numbered after the last of them.
+    GPUs that the driver knows have the driver's index. The other GPUs on the bus have the numbers after the driver's last index.
     """
     named = () if isinstance(node.gpus, Missing) else node.gpus
     by_address = {d.address: d for d in node.pci}
@@ -105,7 +105,8 @@ def accelerators(node: Node) -> tuple[Accelerator, ...]:
 
 
 def for_jobs(node: Node) -> tuple[Accelerator, ...]:
-    """Return the GPUs that Slurm can give to jobs as GRES: the driver's, or AMD's where the bus shows no NVIDIA GPU."""
+    """Return the GPUs that Slurm can assign to jobs as GRES: those that the driver knows, or AMD's if the bus shows no NVIDIA
+    GPU."""
     every = accelerators(node)
     if any(g.vendor == "NVIDIA" for g in every):
         return tuple(g for g in every if g.named)
@@ -146,7 +147,7 @@ def _of_bus(device: PciDevice, index: int, wires: tuple[NvLink, ...]) -> Acceler
 
 
 def _xgmi(node: Node, address: str) -> tuple[NvLink, ...]:
-    """Return AMD's XGMI links as NVLinks; RCCL treats them alike (src/graph/paths.cc, PATH_NVL)."""
+    """Return AMD's XGMI links as NVLinks, because RCCL treats both in the same way (src/graph/paths.cc, PATH_NVL)."""
     peers = [(link.b if link.a == address else link.a, link.count) for link in node.gpu_links if address in (link.a, link.b)]
     wires = [peer for peer, count in peers for _ in range(count)]
     return tuple(NvLink(link=i, active=True, remote=peer) for i, peer in enumerate(wires))

@@ -1,6 +1,6 @@
-"""Computes what a PCIe link carries: usable GB/s for each lane and direction after encoding.
+"""Computes the bandwidth of PCIe links in usable GB/s for each direction, after encoding.
 
-The numbers are from the PCIe base specification; generation 6 is in FLIT mode. Measured copies reach 80 to 88 % of them.
+The numbers are from the PCIe base specification. Generation 6 is in FLIT mode. Measured copies reach 80 to 88 % of these numbers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _MODEL = re.compile(r"model\s*:\s*(\d+)")
 
 
 class LinkState(Struct, frozen=True, kw_only=True):
-    """Describes one PCIe link: its present lanes and generation, and those that both its ends can do; 0 unknown."""
+    """Describes one PCIe link: its present lanes and generation, and the lanes and generation that both ends can do. 0 means
+    unknown."""
 
     width: int
     width_able: int
@@ -31,8 +32,8 @@ class LinkState(Struct, frozen=True, kw_only=True):
 
     @property
     def now(self) -> float:
-        """Return GB/s at the link's present width and the generation it can reach. Idle GPUs lower the generation to save
-        power."""
+        """Return the GB/s with the link's present width and the best generation that both ends can do. Idle GPUs lower the
+        generation to save power."""
         return GB_PER_LANE.get(self.gen_able, 0.0) * (self.width or self.width_able)
 
     @property
@@ -41,9 +42,9 @@ class LinkState(Struct, frozen=True, kw_only=True):
 
 
 def link_state(device: PciDevice, devices: Mapping[str, PciDevice], otherwise: PcieLink | Missing) -> LinkState | None:
-    """Return the link above a device, or None when it is not known.
+    """Return the link above a device, or None if it is not known.
 
-    ``devices``: all by PCI address. ``otherwise``: the link as NVML reports it, used where sysfs has none.
+    ``devices``: all PCI devices by PCI address. ``otherwise``: the link as NVML reports it, which is used if sysfs has no link.
     """
     link = device.link if not isinstance(device.link, Missing) else otherwise
     if isinstance(link, Missing) or isinstance(link.width_max, Missing):
@@ -56,7 +57,7 @@ def link_state(device: PciDevice, devices: Mapping[str, PciDevice], otherwise: P
     width_now, gen_now = _lanes(link.width_current), _known(link.gen_current)
     return LinkState(
         width=width_now,
-        width_able=max(min(widths, default=0), width_now),  # a link is never wider than its ends; if it seems so, a file is wrong
+        width_able=max(min(widths, default=0), width_now),  # a link wider than its ends means that a file is wrong
         gen=gen_now,
         gen_able=max(min(gens, default=0), gen_now),
         device_width=width,
@@ -65,7 +66,8 @@ def link_state(device: PciDevice, devices: Mapping[str, PciDevice], otherwise: P
 
 
 def bandwidth_to_host(device: PciDevice, devices: Mapping[str, PciDevice], otherwise: PcieLink | Missing) -> float:
-    """Return GB/s from a device to its CPU, the bandwidth of the narrowest link between them; 0 unknown."""
+    """Return the GB/s from a device to its CPU, which is the bandwidth of the slowest link between them, or 0 if it is not
+    known."""
     found = [link_state(device, devices, otherwise)]
     for address in pci_tree.bridges(device):
         port = devices.get(address)
@@ -75,7 +77,8 @@ def bandwidth_to_host(device: PciDevice, devices: Mapping[str, PciDevice], other
 
 
 def bandwidth_between_sockets(node: Node) -> float:
-    """Return GB/s that NCCL assumes between CPU sockets (src/graph/topo.h, *_BW); 0 for a processor that is not listed."""
+    """Return the GB/s that NCCL assumes between CPU sockets (src/graph/topo.h, *_BW), or 0 for a processor that NCCL does not
+    list."""
     text = node.text("/proc/cpuinfo")
     match = _VENDOR.search(text) if isinstance(text, str) else None
     if match is None or not isinstance(text, str):
@@ -89,11 +92,11 @@ def bandwidth_between_sockets(node: Node) -> float:
         return 16.0
     model = _MODEL.search(text)
     number = int(model[1]) if model else 0
-    # Skylake 0x55, Sapphire Rapids 0x8f, Emerald Rapids 0xcf and later
+    # model numbers: Skylake 0x55, Sapphire Rapids 0x8f, Emerald Rapids 0xcf, later models higher
     return 40.0 if number >= 0xCF else 22.0 if number >= 0x8F else 10.0
 
 
-# NCCL counts with these GB/s for each link and direction (src/graph/topo.h, SM*_NVLINK_BW), by words of the GPU's name.
+# NCCL assumes these GB/s for each NVLink and direction (src/graph/topo.h, SM*_NVLINK_BW). The words are parts of the GPU's name.
 NVLINK = (
     (("B200", "B300", "GB200", "GB300", "B100"), 40.1),
     (("H100", "H200", "H800", "H20", "GH200"), 20.6),
@@ -104,7 +107,7 @@ NVLINK_OTHERS = 12.0  # SM86: RTX 3090, A6000, A40
 
 
 def nvlink_bandwidth(name: str) -> float:
-    """Return GB/s of one NVLink of a GPU with this product name."""
+    """Return the GB/s of one NVLink of a GPU with this product name."""
     for words, rate in NVLINK:
         if any(word in name for word in words):
             return rate
@@ -112,7 +115,7 @@ def nvlink_bandwidth(name: str) -> float:
 
 
 def _lanes(value: int | Missing) -> int:
-    """Return the number of lanes; 0 for a width that PCIe does not have (a device off the bus reads as 63 lanes)."""
+    """Return the number of lanes, or 0 for a width that PCIe does not have. For a device off the bus, 63 lanes are read."""
     known = _known(value)
     return known if known in (1, 2, 4, 8, 12, 16, 32) else 0
 

@@ -1,7 +1,7 @@
 """Finds which CPUs are near a device, from sysfs facts only.
 
-Inside a job NVML answers within the caller's cpuset (dask-cuda#1381), so it is not asked. On real machines `numa_node` can be
--1 or name a node without CPUs; then the result has a note.
+Inside a job, NVML reports only CPUs of the caller's cpuset (dask-cuda#1381), so NVML is not used. On real machines `numa_node`
+can be -1 or name a node without CPUs. In that case the result has a note.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from fairlead.model.facts import Missing, Nic, Node, NumaNode
 
 
 class Locality(Struct, frozen=True, kw_only=True):
-    """Says where a device is. numa: its NUMA node, -1 unknown. cpus: the nearest online CPUs, () unknown.
+    """Says where a device is. numa: its NUMA node, or -1 if unknown. cpus: the nearest online CPUs, or () if unknown.
 
-    note: why ``numa`` and ``cpus`` are unknown, or differ from what the kernel says; else "".
+    note: the reason if ``numa`` and ``cpus`` are unknown or differ from the kernel's values, else "".
     """
 
     numa: int
@@ -23,7 +23,7 @@ class Locality(Struct, frozen=True, kw_only=True):
 
 
 def online(node: Node) -> tuple[int, ...]:
-    """Return the online CPUs in order. Where no CPU is described, return those of the NUMA nodes."""
+    """Return the online CPUs in order. If the node describes no CPUs, return the CPUs of its NUMA nodes."""
     if node.cpus:
         return tuple(sorted(c.id for c in node.cpus if c.online))
     return tuple(sorted({cpu for n in node.numa for cpu in n.cpus}))
@@ -45,7 +45,7 @@ def of_numa(node: Node, numa: int) -> Locality:
     if len(candidates) == 1:
         return Locality(numa=candidates[0].id, cpus=tuple(sorted(up & set(candidates[0].cpus))))
     if numa >= 0 and numa in by_id and candidates:
-        # SLIT rows are in the order of the online nodes' numbers (Documentation/ABI/stable/sysfs-devices-node).
+        # The distances have the order of the online NUMA nodes' numbers (Documentation/ABI/stable/sysfs-devices-node).
         row = dict(zip(sorted(by_id), by_id[numa].distances, strict=False))
         best = min((row.get(n.id, 255), n.id) for n in candidates)
         if best[0] < 255 and sum(1 for n in candidates if row.get(n.id, 255) == best[0]) == 1:
@@ -62,7 +62,7 @@ def of_numa(node: Node, numa: int) -> Locality:
 
 
 def of_pci(node: Node, address: str) -> Locality:
-    """Return the locality of a PCI device; unknown when the tree does not describe the device."""
+    """Return the locality of a PCI device. It is unknown if the machine tree does not describe the device."""
     for device in node.pci:
         if device.address == address:
             if isinstance(device.numa, Missing) and device.local_cpus:
@@ -72,7 +72,7 @@ def of_pci(node: Node, address: str) -> Locality:
 
 
 def _of_cpus(node: Node, local: tuple[int, ...]) -> Locality:
-    """Return the locality by the kernel's list of local CPUs. The list is of no use where it has all CPUs of the machine."""
+    """Return the locality by the kernel's list of local CPUs. It is unknown if the list has all CPUs of the machine."""
     up = set(online(node))
     near = up & set(local)
     if not near or near == up:
@@ -86,15 +86,15 @@ def _of_cpus(node: Node, local: tuple[int, ...]) -> Locality:
 
 
 def of_nic(node: Node, nic: Nic) -> Locality:
-    """Return the locality of a NIC: that of its PCI device, or else the one of the interface's own numa_node."""
+    """Return the locality of a NIC, from its PCI device, or else from the numa_node of its network interface."""
     if any(d.address == nic.pci for d in node.pci):
         return of_pci(node, nic.pci)
     return of_numa(node, -1 if isinstance(nic.numa, Missing) else nic.numa)
 
 
 def even_split(node: Node, position: int, count: int) -> tuple[int, ...]:
-    """Return the position-th of ``count`` even runs of the online CPUs, by package and core. It is shown where the locality is
-    unknown."""
+    """Return one of ``count`` equal consecutive parts of the online CPUs, sorted by package and core. It is shown for a device of
+    unknown locality."""
     where = {c.id: (c.package, c.numa, c.core, c.id) for c in node.cpus}
     cpus = sorted(online(node), key=lambda c: where.get(c, (0, 0, 0, c)))
     run = cpus[position * len(cpus) // count : (position + 1) * len(cpus) // count]

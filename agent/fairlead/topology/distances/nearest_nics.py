@@ -1,16 +1,16 @@
-"""Finds the NICs that belong to a GPU: its nearest RDMA devices, by NCCL's class."""
+"""Finds the NICs that are nearest to a GPU: the RDMA devices with the best path type in NCCL's sense."""
 
 from __future__ import annotations
 
 from fairlead.model.facts import Nic, Node
 from fairlead.topology.distances import path_classes
 
-# HPE Slingshot (Cassini) does RDMA with libfabric, without a device below /sys/class/infiniband. https://pci-ids.ucw.cz
+# HPE Slingshot (Cassini) does RDMA with libfabric, and has no device below /sys/class/infiniband. https://pci-ids.ucw.cz
 FABRIC_WITHOUT_VERBS = frozenset({(0x17DB, 0x0501), (0x17DB, 0x0502)})
 
 
 def candidates(node: Node) -> tuple[Nic, ...]:
-    """Return the RDMA devices on PCI, without virtual functions, one per device, by name."""
+    """Return the RDMA devices on PCI in the order of their names, each device once and without virtual functions."""
     seen: dict[str, Nic] = {}
     others = {d.address for d in node.pci if (d.vendor, d.device) in FABRIC_WITHOUT_VERBS}
     for nic in node.nics:
@@ -20,7 +20,7 @@ def candidates(node: Node) -> tuple[Nic, ...]:
 
 
 def functions(node: Node) -> tuple[Nic, ...]:
-    """Return one of the candidates for each PCI function, because paths are between PCI functions."""
+    """Return one RDMA device of ``candidates`` for each PCI function, because paths are between PCI functions."""
     seen: dict[str, Nic] = {}
     for nic in candidates(node):
         seen.setdefault(nic.pci, nic)
@@ -36,7 +36,7 @@ def natural(name: str) -> tuple[str, int, str]:
 def nearest(node: Node, pci: str) -> tuple[tuple[Nic, ...], str]:
     """Return the NICs with the best NCCL path type to this GPU, and that type.
 
-    Return ((), "DIS") if every NIC is across the inter-socket link (SYS), or there is none.
+    Return ((), "DIS") if the node has no NIC, or if the path to every NIC crosses the link between sockets (SYS).
     """
     ranked = [(path_classes.NCCL_ORDER.index(path_classes.nccl(node, pci, nic.pci)), nic) for nic in candidates(node)]
     best = min((rank for rank, _ in ranked), default=path_classes.NCCL_ORDER.index("DIS"))

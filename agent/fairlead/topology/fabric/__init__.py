@@ -1,1 +1,1 @@
-"""Reads which switches and NVLink domains join the nodes of a cluster, and groups the nodes by them."""
+"""Reads which switches and NVLink domains connect the nodes of a cluster, and groups the nodes accordingly."""

@@ -1,8 +1,8 @@
-"""Reads what ibnetdiscover prints of an InfiniBand fabric, with and without ``-p`` (rdma-core, infiniband-diags).
+"""Reads the output of ibnetdiscover about an InfiniBand fabric, with and without ``-p`` (rdma-core, infiniband-diags).
 
-Without -p it prints a block for each switch, adapter ("Ca") and router ("Rt"), with a line for each linked port. With -p it
-prints one line for each port, linked or not. Both print every link twice, once from each end. A dump where one end is missing
-was cut off.
+Without -p, ibnetdiscover prints a block for each switch, adapter ("Ca") and router ("Rt"), with a line for each port that has a
+link. With -p it prints one line for each port, with or without a link. Both formats have every link twice, once from each end. If
+one end of a link is missing, the dump was cut off.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SWITCHES = frozenset({"Switch", "SW", "S"})
 def parse(text: str, source: str = "ibnetdiscover") -> SwitchFabric:
     """Return the fabric of a dump in either format. Ids are GUIDs in 16 hex digits. Raise DataError for other text.
 
-    Links that only one end reports are in ``one_sided`` and are not refused here (see `refuse_cut`).
+    Links that only one end reports are in ``one_sided``. This function does not refuse them, but `refuse_cut` does.
     """
     if text and not text.endswith("\n"):
         raise DataError(f"{source}: cut off in its last line", hint=_HINT)
@@ -43,7 +43,7 @@ def parse(text: str, source: str = "ibnetdiscover") -> SwitchFabric:
 
 
 def refuse_cut(fabric: SwitchFabric, source: str = "ibnetdiscover") -> None:
-    """Raise DataError for a dump that is not whole: it has no switch or no link, or it has links from one end only."""
+    """Raise DataError for an incomplete dump, which has no switch or no link, or has links from one end only."""
     if not fabric.switches:
         raise DataError(f"{source}: it has no switch", hint=_HINT)
     sharp = {guid for guid, words in fabric.adapters.items() if is_aggregation(words)}
@@ -59,7 +59,7 @@ def refuse_cut(fabric: SwitchFabric, source: str = "ibnetdiscover") -> None:
 
 
 class _Reader:
-    """Collects switches, adapters and links line by line. ``_here`` is the block that port lines belong to."""
+    """Collects switches, adapters and links line by line. ``_here`` is the block to which the present port lines belong."""
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -107,7 +107,8 @@ class _Reader:
         )
 
     def _of_sharp(self, *ends: End) -> bool:
-        """Say whether a link leads to a switch's own SHARP adapter. No host is connected to it, so its block may be missing."""
+        """Say whether a link leads to a switch's own SHARP adapter. No host is connected to such an adapter, so its block may be
+        missing."""
         return any(is_aggregation(self._adapters.get(guid, "")) for guid, _ in ends)
 
     def _words(self, end: End) -> str:

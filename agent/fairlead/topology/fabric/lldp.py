@@ -1,7 +1,8 @@
-"""Reads the neighbours that lldpd sees as a fabric, from ``lldpctl -f json`` or ``-f json0`` of each node (and switch).
+"""Makes a fabric of the neighbours that lldpd sees, from ``lldpctl -f json`` or ``-f json0`` of each node (and switch).
 
-lldpd(8) writes one neighbour as an object and several as a list; json0 always writes a list (lldpcli(8), "json0 is easier to
-parse"). A switch is a neighbour that has the capability Bridge or Router enabled, or that reports no capabilities.
+With json, lldpd(8) writes one neighbour as an object, and several neighbours as a list. With json0 it always writes a list
+(lldpcli(8), "json0 is easier to parse"). A neighbour counts as a switch if it has the capability Bridge or Router enabled, or if
+it reports no capabilities.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ _FORWARDS = frozenset({"bridge", "router"})
 
 
 def parse(texts: Mapping[str, str]) -> SwitchFabric:
-    """Return the fabric of several systems' outputs, by system name. Ids are names.
+    """Return the fabric that several systems' outputs describe. ``texts``: the outputs by system name. Ids are names.
 
-    A switch whose own output is among them is the same switch as the neighbour of that name. Raises DataError, one line with
-    the system, for text that is not such an output.
+    If a switch's own output is among the texts, this switch is the neighbour with the same name. Raises DataError, which names
+    the system in one line, for text that is not such an output.
     """
     heard = [(system, *each) for system, text in sorted(texts.items()) for each in _neighbours(system, text)]
     switches = {name: name for _, _, name, _, forwards in heard if forwards}
@@ -45,7 +46,8 @@ def parse(texts: Mapping[str, str]) -> SwitchFabric:
 
 
 def _neighbours(system: str, text: str) -> Iterator[tuple[str, str, str, bool]]:
-    """Yield (own interface, neighbour, the neighbour's port, whether the neighbour forwards)."""
+    """Yield for each neighbour: own interface, the neighbour's name, the neighbour's port, and whether the neighbour is a
+    switch."""
     try:
         data = msgspec.json.decode(text.encode())
     except NOT_JSON as e:

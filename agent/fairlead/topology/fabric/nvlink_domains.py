@@ -1,7 +1,7 @@
-"""Groups nodes by NVLink domains over several nodes (GB200 NVL72 and its kind).
+"""Groups nodes by NVLink domains that span several nodes (GB200 NVL72 and similar systems).
 
 Nodes whose GPUs report the same ClusterUUID and CliqueId can reach each other by NVLink, and are one block (nvml.h,
-nvmlGpuFabricInfo_t; topology.conf(5), topology/block). A node that only has NVSwitches of its own (HGX H100) reports a
+nvmlGpuFabricInfo_t; topology.conf(5), topology/block). A node whose NVSwitches connect only its own GPUs (HGX H100) reports a
 ClusterUUID of zeros, and is in no such domain.
 """
 
@@ -19,10 +19,10 @@ _LINE = re.compile(r"\s*([^\s:]+):\s+(CliqueId|ClusterUUID)\s*:\s*(\S+)\s*")
 
 
 def parse_nvsmi(text: str, source: str) -> dict[str, frozenset[Clique]]:
-    """Return the cliques of each node's GPUs, from ``nvidia-smi -q`` of many nodes. Each line has its node in front, as clush
+    """Return the cliques of each node's GPUs, from ``nvidia-smi -q`` of many nodes. Each line begins with its node, as clush
     prints it.
 
-    A node without an NVLink domain has an empty set. Raise DataError where no node reports a clique id.
+    A node without an NVLink domain has an empty set. Raise DataError if no node reports a clique id.
     """
     found: dict[str, set[Clique]] = {}
     pending: dict[str, str] = {}
@@ -70,10 +70,10 @@ def _clique(uuid: str, number: str) -> Clique | None:
 
 
 def groups(nodes: Mapping[str, Iterable[Clique]]) -> tuple[dict[str, list[str]], tuple[str, ...]]:
-    """Return the nodes by NVLink domain, and the nodes in no domain. A domain is named by UUID and clique, which stay with the
-    rack.
+    """Return the nodes by NVLink domain, and the nodes in no domain. A domain's name is made of its UUID and clique, which a rack
+    keeps.
 
-    Raise DataError for a node whose GPUs are in two domains, because it fits into no single block.
+    Raise DataError for a node whose GPUs are in two domains, because such a node fits into no single block.
     """
     found: dict[Clique, list[str]] = {}
     outside = []

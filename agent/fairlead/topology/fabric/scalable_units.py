@@ -1,8 +1,8 @@
 """Describes a fabric as Slurm's topology plug-ins need it: a tree of switches with every node on one leaf, or blocks of nodes.
 
-On a rail-optimised fabric a node is connected to one leaf switch for each of its NICs, which is not a tree. The nodes that
-share their leaves are one scalable unit (NVIDIA's DGX SuperPOD reference architecture), and a unit becomes one "switch" for
-Slurm. Above the units there is a level for each level of switches at which more units are joined, normally one.
+On a rail-optimised fabric each NIC of a node is connected to another leaf switch, so the fabric is not a tree. The nodes that
+are connected to the same leaf switches are one scalable unit (NVIDIA's DGX SuperPOD reference architecture). A unit becomes one
+"switch" for Slurm. Above the units, the tree has one level for each level of switches that connects more units, normally one.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ TOP = "fabric"
 
 
 class Switch(Struct, frozen=True, kw_only=True):
-    """Describes one switch of Slurm's tree: a leaf with ``nodes``, or a switch above ``switches``. real: the switches it
-    represents."""
+    """Describes one switch of Slurm's tree: a leaf with ``nodes``, or a switch above ``switches``. real: the names of the real
+    switches that it represents."""
 
     name: str
     nodes: tuple[str, ...] = ()
@@ -28,8 +28,8 @@ class Switch(Struct, frozen=True, kw_only=True):
 
 
 class SwitchTree(Struct, frozen=True, kw_only=True):
-    """Holds a topology for topology/tree. switches: leaves first, each level in the order of names. notes: what is not
-    certain."""
+    """Holds a topology for topology/tree. switches: the leaves first, each level in the order of names. notes: texts about what
+    is not certain."""
 
     switches: tuple[Switch, ...]
     notes: tuple[str, ...] = ()
@@ -55,18 +55,18 @@ class Blocks(Struct, frozen=True, kw_only=True):
 
 
 class ScalableUnit(Struct, frozen=True, kw_only=True):
-    """Holds nodes that share ``leaves``, the switches that most of them are connected to."""
+    """Holds the nodes of one unit. leaves: the leaf switches to which most of these nodes are connected."""
 
     nodes: tuple[str, ...]
     leaves: frozenset[str]
 
 
 def scalable_units(attached: Attached) -> tuple[tuple[ScalableUnit, ...], tuple[str, ...]]:
-    """Return the scalable units, and notes about nodes that lack a leaf of their unit or are connected to others.
+    """Return the scalable units, and notes about nodes that lack a leaf of their unit or are connected to other leaves.
 
-    The leaves that most nodes share make a unit. A node with fewer leaves (a NIC is down) or a wrong one (cabled to another
-    unit) belongs to the unit with which it shares more than half of its leaves, or of the unit's. Nodes that share as much
-    with two units are a unit of their own.
+    A set of leaves that many nodes share makes a unit. A node with a missing leaf (a NIC is down) or a wrong leaf (cabled to
+    another unit) belongs to the unit with which it shares most leaves. These must be more than half of its own leaves, or of the
+    unit's leaves. Nodes that share the same number of leaves with two units are a unit of their own.
     """
     groups: dict[frozenset[str], list[str]] = {}
     for node, leaves in attached.nodes.items():
@@ -91,11 +91,10 @@ def scalable_units(attached: Attached) -> tuple[tuple[ScalableUnit, ...], tuple[
 
 
 def switch_tree(fabric: SwitchFabric, attached: Attached) -> SwitchTree:
-    """Return the leaves (units) and the switches that join them. Names come from the switches, so equal fabrics give equal
-    trees.
+    """Return the leaves (units) and the switches above them. Names come from the switches, so equal fabrics give equal trees.
 
-    Where the input knows no link between switches (LLDP of nodes only), all leaves are put below one top switch, and a note
-    says so. Switches that the input knows and that are not joined stay apart, because no job can span them.
+    If the input has no link between switches (LLDP of nodes only), all leaves are put below one top switch, and a note says so.
+    If the input has links between switches, parts of the fabric without a link stay apart, because no job can span them.
     """
     names = switch_names(fabric)
     found, notes = scalable_units(attached)
@@ -110,12 +109,12 @@ def switch_tree(fabric: SwitchFabric, attached: Attached) -> SwitchTree:
         return SwitchTree(switches=tuple(switches), notes=tuple(said))
     ranks = _ranks(pairs, {leaf for unit in found for leaf in unit.leaves})
     every = set(level)
-    for rank in range(1, max([1, *ranks.values()]) + 1):  # once at least, because units can share a leaf
+    for rank in range(1, max([1, *ranks.values()]) + 1):  # at least once, because units can share a leaf
         level, made = _level(
             pairs, level, ranks={i: r for i, r in ranks.items() if r <= rank}, rank=rank, every=every, names=names
         )
         switches += made
-    if len(level) > 1:  # at last join by the leaves of single nodes outside their unit
+    if len(level) > 1:  # last, connect units by single nodes that have a leaf of another unit
         homes = {switch.name: {leaf for node in switch.nodes for leaf in attached.nodes[node]} for switch in switches}
         for switch in switches:
             homes[switch.name] |= {leaf for child in switch.switches for leaf in homes[child]}
@@ -136,10 +135,10 @@ def _level(
     every: set[str],
     names: Mapping[str, str],
 ) -> tuple[dict[str, set[str]], list[Switch]]:
-    """Join the switches of one level by links between the switches of ``ranks``.
+    """Connect the switches of one level of the tree by links between real switches.
 
-    Return the new level, each switch with the switches it holds, and the tree's new switches. ``every``: the names in use; the
-    new names are added to it.
+    Return the new level (each switch with the real switches in it), and the tree's new switches. ``ranks``: how many links each
+    real switch is from the nearest leaf. ``every``: the names in use, to which the new names are added.
     """
     joined = _components(pairs, set(ranks), level.values())
     above: dict[str, set[str]] = {}
@@ -158,10 +157,10 @@ def _level(
 
 
 def blocks(groups: Mapping[str, Iterable[str]], sizes: tuple[int, ...] = (), notes: tuple[str, ...] = ()) -> Blocks:
-    """Return blocks of named groups of nodes. ``sizes`` are checked against Slurm's rules where there are any.
+    """Return the blocks of named groups of nodes. If ``sizes`` are given, they are checked against Slurm's rules.
 
-    Without ``sizes`` the base is the smallest block (each must have at least as many nodes), with doublings up to all blocks.
-    Raise ValueError for sizes that slurmctld would refuse (topology.conf(5), BlockSizes).
+    Without ``sizes``, the base size is the size of the smallest block, because no block may have fewer nodes. The further sizes
+    are doublings of it, up to all blocks. Raise ValueError for sizes that slurmctld would refuse (topology.conf(5), BlockSizes).
     """
     made = tuple(Block(name=name, nodes=tuple(in_order(groups[name]))) for name in in_order(groups))
     smallest = min((len(block.nodes) for block in made), default=0)
@@ -184,8 +183,8 @@ def unit_blocks(fabric: SwitchFabric, attached: Attached, sizes: tuple[int, ...]
 
 
 def _named(found: tuple[ScalableUnit, ...], names: Mapping[str, str]) -> list[tuple[Switch, ScalableUnit]]:
-    """Name the units. A unit of one leaf has the leaf's name; a unit of several has that of its first leaf with ``su-`` in
-    front."""
+    """Name the units. A unit of one leaf has the leaf's name. The name of any other unit is ``su-`` and the name of its first
+    leaf."""
     made = []
     taken: set[str] = set()
     first = [(by_name(unit.leaves, names), unit) for unit in found]
@@ -198,7 +197,7 @@ def _named(found: tuple[ScalableUnit, ...], names: Mapping[str, str]) -> list[tu
 
 
 def _free(name: str, taken: set[str]) -> str:
-    """Return the name, with a number behind it where it is in use; at most 64 characters (topology.conf(5))."""
+    """Return the name, with a number added if the name is in use. It has at most 64 characters (topology.conf(5))."""
     tried = name[:64]
     for number in range(2, len(taken) + 3):
         if tried not in taken:
@@ -208,7 +207,7 @@ def _free(name: str, taken: set[str]) -> str:
 
 
 def _ranks(pairs: tuple[tuple[str, str], ...], leaves: set[str]) -> dict[str, int]:
-    """Return for each switch how many links it is from the nearest leaf."""
+    """Return for each switch the number of links to the nearest leaf."""
     near: dict[str, set[str]] = {}
     for a, b in pairs:
         near.setdefault(a, set()).add(b)

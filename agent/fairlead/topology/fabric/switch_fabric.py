@@ -1,7 +1,8 @@
 """Describes a fabric: switches, adapters and the links between them, as ibnetdiscover or LLDP reports it.
 
-It also finds which node an adapter belongs to. The kernel and rdma-ndd write "host HCA-1" or "host mlx5_0" into the node
-description (rdma-core, rdma-ndd(8)). Until then it holds the firmware's text, or the name of an unset host.
+The module also finds the node to which an adapter belongs. The kernel and rdma-ndd write "host HCA-1" or "host mlx5_0" into the
+adapter's node description (rdma-core, rdma-ndd(8)). Before that, the description is the firmware's text, or has a default host
+name.
 """
 
 from __future__ import annotations
@@ -13,20 +14,20 @@ from msgspec import Struct, field
 
 from fairlead.model.nodelist import in_order, is_name
 
-# A system that has got no host name has one of these.
+# A system whose host name was never set has one of these names.
 UNSET = frozenset({"localhost", "localhost.localdomain", "ubuntu", "debian", "(none)"})
 _DESCRIPTION = re.compile(r"(\S+)(?:\s+(\S+))?")
 _MODEL = re.compile(r"(?:MF[0-9]+;)?(.+?)(?::[^:/]+/[A-Z][0-9]+)?")
 _VENDOR = re.compile(r"\b(Mellanox|Voltaire|QLogic|Technologies|NVIDIA)\b", re.IGNORECASE)
-NAME_MAX = 64  # characters of a switch's name (topology.conf(5))
+NAME_MAX = 64  # the largest number of characters in a switch's name (topology.conf(5))
 
-End = tuple[str, int]  # id of a switch or adapter, port number
+End = tuple[str, int]  # the id of a switch or adapter, and a port number
 
 
 class SwitchFabric(Struct, frozen=True, kw_only=True):
-    """Holds a fabric. ``switches`` and ``adapters``: id to description. ``links``: pairs of ends, each pair in order and once.
+    """Holds a fabric. ``switches`` and ``adapters``: the description by id. ``links``: sorted pairs of ends, each pair once.
 
-    ``one_sided``: links that only one end reports, in words; a whole dump of an InfiniBand fabric has none.
+    ``one_sided``: texts about links that only one end reports. A complete dump of an InfiniBand fabric has no such link.
     """
 
     switches: dict[str, str]
@@ -35,18 +36,18 @@ class SwitchFabric(Struct, frozen=True, kw_only=True):
     one_sided: tuple[str, ...] = ()
 
     def between_switches(self) -> tuple[tuple[str, str], ...]:
-        """Return the pairs of switches that a link joins, by id."""
+        """Return the pairs of switches that a link connects, as ids."""
         pairs = {(a, b) for (a, _), (b, _) in self.links if a in self.switches and b in self.switches and a != b}
         return tuple(sorted(pairs))
 
 
 class AdapterRule(Struct, frozen=True, kw_only=True):
-    """Says how to find the node that an adapter belongs to. known: the cluster's nodes; where it is empty, every named host is
-    one.
+    """Says how to find the node to which an adapter belongs. known: the names of the cluster's nodes. If it is empty, every named
+    host is a node.
 
-    running: names of nodes that run now; they identify node1 in node1.site.example where ``known`` is empty. rename: maps an
-    adapter's id (GUID), its whole description or its host to the node's name. ports: take only adapters whose device word
-    (HCA-1, mlx5_0, an interface) this matches in full; None for all.
+    running: the names of nodes that run now. If ``known`` is empty, they show that node1.site.example is node1. rename: the
+    node's name by an adapter's id (GUID), whole description or host. ports: only adapters are taken whose device name in the
+    description (HCA-1, mlx5_0, an interface) matches this pattern in full. None takes all adapters.
     """
 
     known: frozenset[str] = frozenset()
@@ -56,8 +57,8 @@ class AdapterRule(Struct, frozen=True, kw_only=True):
 
 
 class Attached(Struct, frozen=True, kw_only=True):
-    """Says which node is connected to which switches. nodes: the ids of the switches by node. others: hosts that are not nodes
-    of the cluster. unnamed: descriptions that name no host, with how many adapters have them."""
+    """Says which node is connected to which switches. nodes: the ids of the switches by node. others: hosts that are not nodes of
+    the cluster. unnamed: the number of adapters for each description that names no host."""
 
     nodes: dict[str, frozenset[str]]
     others: tuple[str, ...]
@@ -65,7 +66,7 @@ class Attached(Struct, frozen=True, kw_only=True):
 
 
 def merged(fabrics: Iterable[SwitchFabric]) -> SwitchFabric:
-    """Return several fabrics, or planes of one, as one fabric."""
+    """Return several fabrics, or several planes of one fabric, as one fabric."""
     every = list(fabrics)
     return SwitchFabric(
         switches={i: words for f in every for i, words in f.switches.items()},
@@ -76,12 +77,13 @@ def merged(fabrics: Iterable[SwitchFabric]) -> SwitchFabric:
 
 
 def is_aggregation(description: str) -> bool:
-    """Return whether an adapter is a switch's own for SHARP ("Mellanox Technologies Aggregation Node"), not a host's."""
+    """Return whether an adapter is a switch's own SHARP adapter ("Mellanox Technologies Aggregation Node") and belongs to no
+    host."""
     return "aggregation node" in description.lower()
 
 
 def node_of(identity: str, description: str, rule: AdapterRule) -> str:
-    """Return the node that an adapter belongs to, or "" where its description names none."""
+    """Return the node to which an adapter belongs, or "" if its description names no node."""
     match = _DESCRIPTION.fullmatch(description.strip())
     host = match[1] if match else ""
     for key in (identity, description.strip(), host):
@@ -128,17 +130,17 @@ def _chosen(description: str, rule: AdapterRule) -> bool:
 
 
 def switch_names(fabric: SwitchFabric) -> dict[str, str]:
-    """Return a unique name for each switch by id. It is the switch's own, or one made of its id where that is the vendor's or
-    not unique.
+    """Return a unique name for each switch by id. It is the switch's own name. If that is the vendor's text or not unique, it is
+    made of the id.
 
-    ``MF0;leaf-01:MQM9701/U1`` is the switch leaf-01. A switch of several chips has one description for all.
+    ``MF0;leaf-01:MQM9701/U1`` is the switch leaf-01. All chips of a switch with several chips have the same description.
     """
     own = {identity: _own_name(words) for identity, words in fabric.switches.items()}
     taken: dict[str, int] = {}
     for name in own.values():
         taken[name] = taken.get(name, 0) + 1
     found = {i: name if name and taken[name] == 1 else f"{name[:40] or 'ib'}-{i}"[:NAME_MAX] for i, name in own.items()}
-    if len(set(found.values())) != len(found):  # a description looks like a name made of an id
+    if len(set(found.values())) != len(found):  # a description equals a name that was made of an id
         return {identity: f"ib-{identity}"[:NAME_MAX] for identity in own}
     return found
 

@@ -1,4 +1,4 @@
-"""Writes the output of `fairlead topology`: the machine as JSON, and as a matrix that reads like `nvidia-smi topo -m`."""
+"""Writes the output of `fairlead topology`: the machine as JSON, and as a matrix like that of `nvidia-smi topo -m`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NV#   through this number of NVLinks (XGMI# of AMD)
 def report(node: Node) -> dict[str, Any]:
     """Return the machine's topology. A GPU of unknown locality has numa -1, an even part of the CPUs, and a finding.
 
-    Sizes are bytes and rates Gbit/s. Values that could not be read are None. A NUMA node without CPUs has "" as its cpus.
+    Sizes are in bytes and rates in Gbit/s. Values that could not be read are None. A NUMA node without CPUs has "" as its cpus.
     """
     gpus = accelerators(node)
     classes = PathClasses(node, [nic.pci for nic in nearest_nics.functions(node)])
@@ -58,7 +58,8 @@ def report(node: Node) -> dict[str, Any]:
 
 
 def matrix(node: Node) -> str:
-    """Return as text the path matrix by nvidia-smi's classes, CPU and NUMA affinity, a legend and the audit."""
+    """Return a text with the path matrix in nvidia-smi's classes, the CPU and NUMA affinity, a legend and the audit's
+    findings."""
     gpus = accelerators(node)
     names = {gpu.pci: f"GPU{gpu.index}" for gpu in gpus}
     what = {gpu.pci: gpu.name for gpu in gpus}
@@ -83,7 +84,7 @@ def matrix(node: Node) -> str:
 
 
 def audit_lines(found: tuple[Finding, ...]) -> list[str]:
-    """Return the findings as lines. Findings that say the same of several devices are one line."""
+    """Return the findings as lines. Findings with the same text about several devices are one line."""
     groups: dict[tuple[str, str], list[Finding]] = {}
     for f in found:
         groups.setdefault((f.check, f.summary.replace(f.device, "*") if f.device else f.summary), []).append(f)

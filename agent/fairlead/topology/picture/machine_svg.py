@@ -1,4 +1,5 @@
-"""Draws a machine (SVG 1.1, no scripts, light), for a ticket to a vendor. The findings of the audit are marked in the drawing."""
+"""Draws a machine as SVG 1.1 without scripts, on a light background, for a ticket to a vendor. The drawing marks the audit's
+findings."""
 
 from __future__ import annotations
 
@@ -20,9 +21,9 @@ RED, AMBER, INK, FAINT = "#c62828", "#e08e00", "#37474f", "#78909c"
 FILL = {"gpu": "#dcedc8", "nic": "#cfe3f7", "nvme": "#eceff1", "switch": "#ffe8c6", "root": "#ffffff"}
 EDGE = {"gpu": "#558b2f", "nic": "#1e6fb8", "nvme": "#90a4ae", "switch": "#c77700", "root": FAINT}
 GREEN = "#558b2f"
-#: The marks of a device: the number of each of its findings in the list below the picture, and its colour.
+#: The marks of each device: for each finding, its number in the list below the picture, and its colour.
 Marks = dict[str, list[tuple[int, str]]]
-SMALL = 11  # the smallest text size that a person can read where the picture is not scaled
+SMALL = 11  # the smallest text size that a person can read if the picture is not scaled
 CELL_WIDE, CELL_HIGH = 46, 20  # the size of a cell in the table of NVLinks
 
 
@@ -68,7 +69,7 @@ def _what(view: MachineView) -> str:
 
 
 def _marks(view: MachineView, found: tuple[Finding, ...]) -> Marks:
-    """Return for each device the number of each of its findings in the list, and its colour."""
+    """Return for each device its findings' numbers in the list below the picture, and their colours."""
     marks: Marks = {}
     for number, f in _numbered(found):
         several = [port.address for port in redirecting_ports(view)] if f.check == "topology.acs_redirect" else []
@@ -78,7 +79,7 @@ def _marks(view: MachineView, found: tuple[Finding, ...]) -> Marks:
 
 
 def _numbered(found: tuple[Finding, ...]) -> Iterable[tuple[int, Finding]]:
-    """Yield the findings with their numbers, from 1. Findings that say the same of several devices share a number."""
+    """Yield the findings with their numbers, from 1. Findings with the same text about several devices have the same number."""
     numbers: dict[tuple[str, str], int] = {}
     for f in found:
         key = (f.check, f.summary.replace(f.device, "*") if f.device else f.summary)
@@ -86,7 +87,7 @@ def _numbered(found: tuple[Finding, ...]) -> Iterable[tuple[int, Finding]]:
 
 
 def _frames(plan: SvgLayout) -> list[str]:
-    """Return the frames of packages and, in them, of NUMA nodes with what is known of the nodes."""
+    """Return the frames of the packages, and in them the frames of the NUMA nodes with texts about these nodes."""
     out = []
     for package in plan.packages:
         if package.number >= 0:
@@ -118,7 +119,7 @@ def _lines(view: MachineView, box: DeviceBox, marks: Marks) -> list[str]:
 
 
 def _link_label(view: MachineView, address: str) -> str:
-    """Return the width and generation of the link above a device, or "" where they are not known."""
+    """Return the width and generation of the link above a device, or "" if they are not known."""
     link = view.link(address)
     if link is None or not (link.width or link.width_able):
         return ""
@@ -128,22 +129,23 @@ def _link_label(view: MachineView, address: str) -> str:
 
 
 def _colour(marks: Marks, address: str, view: MachineView) -> str:
-    """Return the colour of the line above a device: that of its own marks, or of the port right above it; "" for none."""
+    """Return the colour of the line above a device: the colour of the marks of the device or of the port directly above it, else
+    ""."""
     found = [colour for _, colour in (*marks.get(address, ()), *marks.get(_port(view, address), ()))]
     return RED if RED in found else AMBER if found else ""
 
 
 def _port(view: MachineView, address: str) -> str:
-    """Return the port right above a device, or "" when its path was not read."""
+    """Return the port directly above a device, or "" if its path was not read."""
     device = view.devices.get(address)
     return device.path[-2] if device is not None and len(device.path) > 1 else ""
 
 
 def _device_box(view: MachineView, box: DeviceBox, marks: Marks, badge: tuple[str, str] | None) -> list[str]:
-    """Return a box with its lines.
+    """Return a drawn box with its lines of text.
 
-    At the end of the first line are the GPU's NVLinks (``badge``: text and colour), and at the end of the last line the PCIe
-    link. At the end of the line before it are the numbers of the findings about the port above.
+    The first line ends with the GPU's NVLinks (``badge``: text and colour), and the last line with the PCIe link. The line before
+    the last one ends with the numbers of the findings about the port above.
     """
     own = marks.get(box.address, [])
     edge = RED if any(c == RED for _, c in own) else AMBER if own else EDGE[box.kind]
@@ -167,13 +169,13 @@ def _device_box(view: MachineView, box: DeviceBox, marks: Marks, badge: tuple[st
 
 
 def _port_numbers(view: MachineView, address: str, marks: Marks) -> tuple[str, str]:
-    """Return the numbers of the findings about the port right above a device, and their colour."""
+    """Return the numbers of the findings about the port directly above a device, and their colour."""
     found = dict.fromkeys(marks.get(_port(view, address), ()))
     return " ".join(f"#{number}" for number, _ in found), RED if any(colour == RED for _, colour in found) else AMBER
 
 
 def _numbers(box: DeviceBox, marks: Marks) -> list[str]:
-    """Return the drawn numbers, at a box, of the findings about the device."""
+    """Return the numbers of the findings about a device, drawn at its box."""
     out = []
     for i, (number, colour) in enumerate(dict.fromkeys(marks.get(box.address, []))):
         x, y = box.x + box.wide + 6, box.y + 9 + 19 * i
@@ -187,7 +189,7 @@ def _number(x: float, y: float, number: int, colour: str) -> list[str]:
 
 
 def _badges(view: MachineView) -> dict[str, tuple[str, str]]:
-    """Return for each GPU what its box shows of NVLinks to switches, or that the GPU is lost: text and colour."""
+    """Return for each GPU a text and its colour: the GPU's NVLinks to switches, or that the GPU is lost."""
     badges = {}
     for gpu in _switched(view):
         links = gpu.nvlinks if isinstance(gpu.nvlinks, tuple) else ()
@@ -203,9 +205,9 @@ def _switched(view: MachineView) -> list[Accelerator]:
 
 
 def _nvlinks(view: MachineView, plan: SvgLayout) -> tuple[list[str], float]:
-    """Return what is known of NVLink below the boxes, and the y where it ends.
+    """Return the drawn part about NVLink, which is below the boxes, and the y at which it ends.
 
-    It is a bar for NVSwitch, a table of the links between GPUs, or a sentence where only NVML could say it.
+    It is a bar for NVSwitch, a table of the links between GPUs, or a sentence if only NVML could give the links.
     """
     top, wide = plan.bottom + 14, plan.wide - 2 * MARGIN
     if any(gpu.vendor == "NVIDIA" for gpu in view.gpus) and isinstance(view.node.gpus, Missing):
@@ -224,7 +226,7 @@ def _nvlinks(view: MachineView, plan: SvgLayout) -> tuple[list[str], float]:
 
 
 def _link_table(view: MachineView, pairs: list[tuple[Accelerator, Accelerator, int]], top: float) -> tuple[list[str], float]:
-    """Return a table of the links between GPUs, each pair once, and the y where it ends."""
+    """Return a table of the links between GPUs, each pair once, and the y at which the table ends."""
     column = {gpu.pci: MARGIN + CELL_WIDE * (i + 1) for i, gpu in enumerate(view.gpus)}
     row = {gpu.pci: top + CELL_HIGH * (i + 1) for i, gpu in enumerate(view.gpus)}
     out = [_text(MARGIN, top + 14, "links", size=SMALL, weight="bold")]
@@ -259,7 +261,7 @@ def _legend(plan: SvgLayout, top: float) -> tuple[list[str], float]:
 
 
 def _texts(found: tuple[Finding, ...], plan: SvgLayout, top: float) -> tuple[list[str], float]:
-    """Return the audit's text below the drawing, numbered as in it, and the y where it ends."""
+    """Return the audit's text below the drawing, with the drawing's numbers, and the y at which the text ends."""
     groups: dict[int, list[Finding]] = {}
     for number, f in _numbered(found):
         groups.setdefault(number, []).append(f)
@@ -283,8 +285,8 @@ def text_width(text: str, size: float, *, bold: bool = False) -> float:
 
 
 def fit(text: str, wide: float, size: int, *, bold: bool = False) -> tuple[str, int]:
-    """Return the text and its size so that it fits into ``wide`` pixels. It is made smaller, but not below ``SMALL``, and then
-    cut at its end."""
+    """Return the text and a size with which it fits into ``wide`` pixels. The size is not below ``SMALL``. If the text is still
+    too long, it is cut at its end."""
     while size > SMALL and text_width(text, size, bold=bold) > wide:
         size -= 1
     if text_width(text, size, bold=bold) > wide:
@@ -293,7 +295,7 @@ def fit(text: str, wide: float, size: int, *, bold: bool = False) -> tuple[str, 
 
 
 def _clean(text: str) -> str:
-    """Return text that is safe in XML, because names come from firmware."""
+    """Return the text without anything that is unsafe in XML, because names come from firmware."""
     return escape("".join(c for c in text if c.isprintable()))
 
 

@@ -1,9 +1,7 @@
-"""Computes the positions of everything in the drawing of a machine: packages, in them NUMA nodes, in them the PCI trees as
-indented lists.
+"""Computes the positions in the drawing of a machine. It has packages, in them NUMA nodes, in them PCI trees as indented lists.
 
-Sizes are pixels. A drawing is no wider than ``WIDE``, which is the width that a README shows without scaling. What does not
-fit beside another box goes below it. Only devices that a person looks for are drawn: host bridges, switches, GPUs, NICs, NVMe
-disks.
+Sizes are pixels. A drawing is at most ``WIDE`` wide, because a README shows this width without scaling. A box that does not fit
+beside another box is put below it. Only these devices are drawn: host bridges, switches, GPUs, NICs and NVMe disks.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from fairlead.topology.distances.accelerators import pci_key
 WIDE = 830
 MARGIN, GAP, INDENT, ROW_GAP = 16, 10, 14, 6
 LEAF, NUMA_MIN = 154.0, 184.0
-FRAME, FRAME_TOP, TITLE_HIGH = 8, 26, 44  # sizes around the NUMA nodes of a package, and of the picture's title
+FRAME, FRAME_TOP, TITLE_HIGH = 8, 26, 44  # the margins around the NUMA nodes of a package, and the height of the picture's title
 NUMA_PAD, LINE_HIGH = 8, 16
 HIGH = {"gpu": 50.0, "nic": 50.0, "nvme": 36.0, "switch": 36.0, "root": 22.0}
 NVME = 0x0108
@@ -39,8 +37,8 @@ class Box:
 
 @dataclass
 class DeviceBox(Box):
-    """Holds the box of a device. kind: root, switch, gpu, nic or nvme. address: for a switch its upstream port, for a root its
-    host bridge."""
+    """Holds the box of a device. kind: root, switch, gpu, nic or nvme. address: the device's PCI address. For a switch it is the
+    upstream port, for a root the host bridge."""
 
     kind: str = ""
     address: str = ""
@@ -51,7 +49,7 @@ class DeviceBox(Box):
         return [leaf for box in self.below for leaf in box.leaves()] if self.below else [self]
 
     def tree(self) -> list[DeviceBox]:
-        """Return this box and all below it."""
+        """Return this box and all boxes below it."""
         return [self, *(inner for child in self.below for inner in child.tree())]
 
 
@@ -67,7 +65,7 @@ class NumaBox(Box):
 
 @dataclass
 class PackageBox(Box):
-    """Holds the frame around the NUMA nodes of a package. ``number`` is -1 where the package is not known."""
+    """Holds the frame around the NUMA nodes of a package. ``number`` is -1 if the package is not known."""
 
     number: int = -1
     numa_boxes: list[NumaBox] = field(default_factory=list)
@@ -78,7 +76,7 @@ class SvgLayout:
     """Holds the positions of all boxes. ``bottom``: the y below the last box."""
 
     packages: list[PackageBox]
-    detached: str  # NUMA nodes that are not drawn, in words
+    detached: str  # a text about the NUMA nodes that are not drawn
     bottom: float
     wide: float
 
@@ -87,7 +85,7 @@ class SvgLayout:
         return [numa_box for package in self.packages for numa_box in package.numa_boxes]
 
     def boxes(self) -> list[DeviceBox]:
-        """Return every device's box."""
+        """Return the boxes of all devices."""
         return [box for numa_box in self.numa_boxes for root in numa_box.roots for box in root.tree()]
 
 
@@ -120,7 +118,7 @@ def layout(view: MachineView) -> SvgLayout:
 
 
 def _arrange_numa(numa_box: NumaBox, within: float) -> None:
-    """Give a NUMA node its size, and its PCI trees their positions in it."""
+    """Set the size of a NUMA node's box, and the positions of its PCI trees in it."""
     head = NUMA_PAD + LINE_HIGH * len(numa_box.lines) + ROW_GAP
     trees = [_arrange_tree(root, 0, 0) for root in numa_box.roots]
     inner = _columns(trees, within - 2 * NUMA_PAD)
@@ -160,7 +158,7 @@ def _arrange_tree(box: DeviceBox, x: float, y: float) -> Box:
 
 
 def _move_package(package: PackageBox, x: float, y: float) -> None:
-    """Move a package and all boxes in it, whose positions are relative to its frame until now."""
+    """Move a package and all boxes in it. Before this call, the positions of these boxes are relative to the package's frame."""
     _move([package], x, y)
     for numa_box in package.numa_boxes:
         _move([numa_box], package.x + FRAME, package.y + FRAME_TOP)
@@ -200,7 +198,8 @@ def _numa_boxes(view: MachineView) -> tuple[list[NumaBox], str]:
 
 
 def _roots(view: MachineView) -> list[DeviceBox]:
-    """Return the PCI trees that hold a leaf, by address. A device without a path is below a root of its own."""
+    """Return the PCI trees that have a GPU, NIC or NVMe disk, in the order of addresses. A device without a path is below a root
+    of its own."""
     found: dict[str, DeviceBox] = {}
     for address, leaf in sorted(_leaves(view).items(), key=lambda item: pci_key(item[0])):
         device = view.devices.get(address)
@@ -218,8 +217,8 @@ def _roots(view: MachineView) -> list[DeviceBox]:
 
 
 def _switches(view: MachineView, device: PciDevice | None) -> list[PciDevice]:
-    """Return the switches above a device that have several ports below, and chipsets. A switch with one port is part of a
-    card."""
+    """Return the chipsets and the switches with several downstream ports above a device. A switch with one downstream port is
+    part of a card."""
     if device is None:
         return []
     return [port for port in view.uplinks(device.address) if of_chipset(port) or view.ports_below.get(port.address, 0) > 1]

@@ -1,11 +1,11 @@
-"""The action ``fairlead_node``: one round trip to a node that lacks nothing, two to one that needs files.
+"""Defines the action ``fairlead_node``, which needs one round trip to a node, or two if the node lacks files.
 
-The program fairlead/on_node does the work on the node. The bundle holds it and everything else that is needed, so the Python
-that runs Ansible need not have fairlead. The program and the request go to the node over the connection's standard input, and
-the answer comes back as one line. No module is built, no file is copied to the node beforehand, no facts are gathered.
+The program fairlead/on_node does the work on the node. The bundle contains this program and all its files, so the Python that
+runs Ansible need not have fairlead. The action sends the program and the request over the connection's standard input, and the
+node answers in one line. No module is built, no file is copied to the node before, and no facts are gathered.
 
-A node's answer is not trusted: node_answer.py of the bundle takes the known keys from it, and refuses the rest (decisions/0037).
-No other text of a node gets into the result, and Ansible prints no text of a node unchanged.
+A node's answer is not trusted. node_answer.py of the bundle reads the known keys of the answer, and refuses all others
+(decisions/0037). No other text of a node gets into the result, and Ansible prints no text of a node unchanged.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleE
 from ansible.plugins.action import ActionBase
 
 ANSWER_SECONDS = 900  # `fairlead apply` takes 10 minutes at most without packages (APPLYING_SECONDS), and waits 90 s for another
-MEMORY_MIB = 192  # this process may grow by this much while a node answers, which also ends an answer without an end
+MEMORY_MIB = 192  # this process may grow by so much while a node answers, so an endless answer fails
 #: The role's variables (meta/argument_specs.yml). Only the admin host may set them.
 OWN = frozenset(("node_bundle", "node_python", "node_seconds", "node_answer_seconds"))
 FOLDER = re.compile(r"/[A-Za-z0-9._/-]{1,200}")
@@ -46,7 +46,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         variables = task_vars or {}
         bundle = str(self._task.args.get("bundle", ""))
         if said := OWN & set(variables.get("ansible_facts") or ()):
-            # A fact that a module brought from a node wins over an inventory's variable, and Python is run from the bundle.
+            # A fact from a node would win over an inventory's variable, and this process runs Python code from the bundle.
             raise AnsibleActionFail(f"{min(said)} is a fact of this node: only the admin host may set it")
         modules = _modules(bundle)
         plain_text, answers = modules.plain_text, modules.node_answer
@@ -60,14 +60,15 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         except LateError as e:
             hint = "see what runs there: ps, dmesg; a node that has a reason to be slow needs more node_answer_seconds"
             found = {"failed": True, "msg": f"no answer within {e} s", "hint": hint}
-        except AnsibleConnectionFailure as e:  # it holds ssh's words and the node's standard error
+        except AnsibleConnectionFailure as e:  # its text has ssh's messages and the node's standard error
             raise AnsibleConnectionFailure(plain_text.one_line(str(e), answers.TEXT_MAX)) from None
         except AnsibleError as e:
             raise AnsibleActionFail(plain_text.one_line(str(e), answers.TEXT_MAX)) from None
         return {**result, **found}
 
     def _visit(self, bundle: str, variables: dict[str, Any], modules: Modules) -> dict[str, Any]:
-        """Return the result of one visit, which has one deadline. It has only our own keys, with values that were checked."""
+        """Return the result of one visit, which has one deadline. The result has only known keys, with values that were
+        checked."""
         node = variables["inventory_hostname"]
         try:
             request = json.loads(_read(bundle, "request.json"))
@@ -80,11 +81,11 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         request["check"] = bool(self._task.check_mode)
         request["diff"] = bool(self._task.diff)
         seconds = None if _may_build(request) else int(self._task.args.get("answer_seconds") or ANSWER_SECONDS)
-        with _within(seconds):  # the limit is for both questions and the copying between them: a slow answer gets no more time
+        with _within(seconds):  # one limit for both requests and the copying between them
             return self._settle(bundle, variables, modules, request)
 
     def _settle(self, bundle: str, variables: dict[str, Any], modules: Modules, request: dict[str, Any]) -> dict[str, Any]:
-        """Ask with this request, copy what the node lacks and ask again."""
+        """Send this request to the node. If the node lacks files, copy them and send the request again. Return the result."""
         node = request["node"]
         answer = self._ask(bundle, request, b"", modules)
         if "need" in answer:
@@ -116,9 +117,11 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         return {**answer, **_outcome(answer)}
 
     def _bring(self, bundle: str, files: list[str]) -> str:
-        """Copy the package files that the node lacks into a folder of this run there, and return the folder, "" for no files.
+        """Copy the package files that the node lacks into a new folder on the node. Return that folder, or "" if there are no
+        files.
 
-        The node's document names each file. Ansible's own folder is not used, because its errors show a node's text unchanged.
+        The node's document names each file. Ansible's own temporary folder is not used, because Ansible's errors about it show a
+        node's text unchanged.
         """
         if not files:
             return ""
@@ -156,20 +159,20 @@ class ActionModule(ActionBase):  # type: ignore[misc]
 
 
 def _may_build(request: dict[str, Any]) -> bool:
-    """Say whether the node has a reason to take long: apt and dkms, where its document brings packages of a driver."""
+    """Say whether the node may take long with apt and dkms, because its document has packages of a driver."""
     documents = (json.loads(d["content"]) for d in request["documents"] if d["path"].endswith("/node.json"))
     return not request["check"] and any((d.get("settings", {}).get("driver") or {}).get("packages") for d in documents)
 
 
 class LateError(BaseException):
-    """A node has not answered in time. Like Ansible's own timeout it is a BaseException, so that no other code catches it."""
+    """Is raised if a node has not answered in time. It is a BaseException like Ansible's own timeout, so only we catch it."""
 
 
 @contextmanager
 def _within(seconds: int | None) -> Iterator[None]:
     """Raise LateError in the block after ``seconds``.
 
-    With None, or where the task's own timeout (signal.alarm of Ansible) comes earlier, only that timeout counts.
+    If ``seconds`` is None, or if the task's own timeout (signal.alarm of Ansible) is earlier, only the task's timeout counts.
     """
     remaining, began = signal.getitimer(signal.ITIMER_REAL)[0], time.monotonic()
     if seconds is None or 0 < remaining <= seconds:
@@ -192,9 +195,9 @@ def _within(seconds: int | None) -> Iterator[None]:
 
 @contextmanager
 def _bounded() -> Iterator[None]:
-    """Let this process grow by MEMORY_MIB at most in the block, because Ansible keeps all that a node writes.
+    """Let this process grow by MEMORY_MIB at most in the block, because Ansible keeps all that a node writes in memory.
 
-    After a failure its ssh is ended.
+    After an error in the block, the children of this process are killed, such as ssh.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     with open("/proc/self/statm", encoding="ascii") as f:
@@ -211,14 +214,14 @@ def _bounded() -> Iterator[None]:
 
 
 def _end_children() -> None:
-    """Kill the children of this process, such as an ssh whose node goes on writing or never ends."""
+    """Kill the children of this process, such as an ssh to a node that never stops writing."""
     with suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as f:
         for pid in f.read().split():
             os.kill(int(pid), signal.SIGKILL)
 
 
 class Modules(NamedTuple):
-    """Holds the modules that the bundle brings along. They import no others of fairlead."""
+    """Holds the modules of fairlead that are in the bundle. They import no other modules of fairlead."""
 
     plain_text: Any
     node_answer: Any
@@ -241,14 +244,15 @@ def _read(*path: str) -> bytes:
 
 
 def _other_node(bundle: str, node: str, answer: dict[str, Any]) -> str:
-    """Return the name of the machine that answered where the site declares it as another node, else ""."""
+    """Return the name of the machine that answered if the site declares it as another node, else ""."""
     hostname: str = answer["hostname"]
     declared = set(json.loads(_read(bundle, "nodes"))) - {node} if "name" in answer["need"] else set()
     return next((name for name in (hostname, hostname.split(".", maxsplit=1)[0]) if name in declared), "")
 
 
 def _outcome(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return the task's outcome. A setting that failed makes the task fail after all others; one that waits is a warning."""
+    """Return the task's outcome. A failed setting makes the task fail after all other settings. A setting that waits is a
+    warning."""
     items = (answer.get("apply") or {"items": ()})["items"]
     bad = [i for i in items if i["state"] in ("failed", "refused", "unreadable")]
     late = [i for i in items if i["state"] == "deferred"]
@@ -262,7 +266,7 @@ def _outcome(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def _payload(bundle: str, request: dict[str, Any], answer: dict[str, Any], modules: Modules) -> bytes | dict[str, Any]:
-    """Return what the node asked for, or a failed result that says why it is not available."""
+    """Return the files and wheels that the node needs, or a failed result that says which wheel is missing."""
     files = request["files"] if "files" in answer["need"] or "wheels" in answer["need"] else []
     wheels = json.loads(_read(bundle, "wheels.json")) if "wheels" in answer["need"] else []
     if wheels:
