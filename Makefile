@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # tests/conftest.py says which tests stay together; one process: make test PARALLEL=
 PARALLEL ?= -n auto --max-worker-restart=1
 
-.PHONY: setup apt demo test test-all lint unit bench scorecard lab-down docs lock release clean
+.PHONY: setup apt demo test test-all lint unit bench scorecard lab-down docs lock release packages clean
 
 setup: $(VENV)/.done ## .venv with fairlead and every developer tool; the machine trees in .cache/machines
 	@$(BIN)/python -m tests.lab.trees >/dev/null
@@ -67,5 +67,8 @@ $(RELEASE)/.done: release/build.txt
 release: $(RELEASE)/.done ## wheel, sdist, SBOM, checksums and their signature into dist/: make release KEY=FILE
 	@$(RELEASE)/bin/python release/build.py --key "$(KEY)"
 
+packages: $(RELEASE)/.done ## RPM and .deb packages into dist/: make packages GPG_KEY=FILE (without it they are not signed)
+	@$(RELEASE)/bin/python release/packages.py --gpg-key "$(GPG_KEY)"
+
 clean:
-	rm -rf .cache/release .cache/machines $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
+	rm -rf .cache/release .cache/packages .cache/machines $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist

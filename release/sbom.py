@@ -1,6 +1,8 @@
-"""The bill of materials of a release (CycloneDX): fairlead, what it brings to nodes and to the admin host, and what built it.
+"""Makes the bill of materials of a release (CycloneDX): fairlead, what it brings to nodes and to the admin host, and what built
+it.
 
-The same release gives the same bytes: the time is that of the commit, and the serial number follows from the wheel.
+The same release gives the same bytes: its time is the time of the commit, and its serial number is computed from the hashes of
+the release's files.
 """
 
 from __future__ import annotations
@@ -39,13 +41,14 @@ def component(name: str, version: str, licence: str, **more: object) -> Componen
 
 
 def file(name: str, digest: str) -> ExternalReference:
-    """A file of the release or of the lock, by name: where a site gets it from is the site's matter."""
+    """Return a reference to a file of the release or of the lock. It has only the file's name, because each site decides where it
+    gets the file from."""
     hashes = [HashType(alg=HashAlgorithm.SHA_256, content=digest)]
     return ExternalReference(type=ExternalReferenceType.DISTRIBUTION, url=XsUri(name), hashes=hashes)
 
 
 def requirements(text: str) -> dict[str, tuple[str, str, list[str]]]:
-    """Version, licence and sha256 values by name, of what `make lock` wrote."""
+    """Return version, licence and sha256 values by package name, from the text of a file that `make lock` wrote."""
     stanza = re.compile(r"^# (\S+): (.+)\n\1==(\S+) \\\n((?:    --hash=sha256:.*\n)+)", re.MULTILINE)
     return {name: (version, said, re.findall(r"[0-9a-f]{64}", hashes)) for name, said, version, hashes in stanza.findall(text)}
 
@@ -55,7 +58,8 @@ def normal(names: Iterable[str]) -> set[str]:
 
 
 def sbom(tree: Path, files: Iterable[Path], epoch: int) -> str:
-    """tree: the source of the release. files: its wheel and its sdist."""
+    """Return the bill of materials as JSON. tree: the source of the release. files: its wheel and its sdist. epoch: the time of
+    the commit, in Unix seconds."""
     project = tomllib.loads((tree / "pyproject.toml").read_text())["project"]
     locked = tomllib.loads((tree / "agent/fairlead/provision/node_wheels.toml").read_text())["packages"]
     digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(files)}
@@ -82,6 +86,7 @@ def sbom(tree: Path, files: Iterable[Path], epoch: int) -> str:
     bom.metadata.component = ours
     bom.metadata.timestamp = datetime.fromtimestamp(epoch, UTC)
     bom.metadata.tools = ToolRepository(components=[component(name, v, said) for name, (v, said, _) in tools.items()])
-    direct = normal([*project["dependencies"], *project["optional-dependencies"]["provision"]])
+    extras = project["optional-dependencies"]
+    direct = normal([*project["dependencies"], *extras["provision"], *extras["el"]])
     bom.register_dependency(ours, [part for name, part in sorted(parts.items()) if name in direct])
     return make_outputter(bom, OutputFormat.JSON, SchemaVersion.V1_6).output_as_string(indent=2) + "\n"

@@ -1,25 +1,23 @@
--- fairlead's cli_filter, for sites that prefer lua to the SPANK plugin (slurm/spank). slurm.conf needs
--- CliFilterPlugins=cli_filter/lua, and this file must be beside slurm.conf on submit hosts and nodes, because srun inside a job runs
--- it there. It makes no plan.
---
--- - `--comment=fairlead:off`, `fairlead:minimal` or `fairlead:on`, among other words or alone, becomes FAIRLEAD_PROFILE of the job.
---   salloc has no --export. There the prolog sees `off` in the comment, and the other words have no effect.
--- - srun marks a --cpu-bind that the user typed (FAIRLEAD_CPU_BIND=user). The task prolog then does not change that step's CPUs.
+-- This is fairlead's cli_filter, for sites that prefer Lua to the SPANK plugin (slurm/spank). slurm.conf needs
+-- CliFilterPlugins=cli_filter/lua. This file must be in the folder of slurm.conf on submit hosts and nodes, because srun inside
+-- a job runs it on the node. It applies no binding plan.
+-- - If --comment contains the word `fairlead:off`, `fairlead:minimal` or `fairlead:on`, the job gets FAIRLEAD_PROFILE with that
+--   value. salloc has no --export. For salloc the prolog sees `fairlead:off` in the comment. The other two words have no effect.
+-- - If the user typed --cpu-bind, srun sets FAIRLEAD_CPU_BIND=user. The task prolog then does not change that step's CPUs.
 -- - srun --gpus-per-task without a choice of --distribution, --cpu-bind or --gpu-bind gets --distribution=*:block. Slurm 22.05
 --   assigns GPU i to task i, but takes CPUs from the sockets by turns. With the option task i has GPU i and CPUs near it on 22.05,
 --   24.11 and 26.05 (tested).
---
--- The variables are added to --export, the only way in which a cli_filter can change a job's environment. A user's own --export
--- stays and gets these names added; --export=NONE and NIL are not changed. A variable that the environment already has wins over the
--- comment. A step that starts other steps passes its mark on, because srun does not overwrite it. Nothing here refuses a job.
--- A site that has a cli_filter.lua calls fairlead_pre_submit(options) from its own slurm_cli_pre_submit.
+-- The variables are added to --export, because a cli_filter can change a job's environment in no other way. They are also added to
+-- a user's own --export, but --export=NONE and NIL are not changed. A variable that is already in the environment wins over the
+-- comment. So a step that starts other steps passes its FAIRLEAD_CPU_BIND on to them. This file never refuses a job.
+-- If a site has a cli_filter.lua, its own slurm_cli_pre_submit calls fairlead_pre_submit(options).
 -- Source: cli_filter_plugins(5) and etc/cli_filter.lua.example of Slurm.
 
 local PROFILES = { on = "full", full = "full", off = "off", minimal = "minimal" }
 
 local function profile_of(comment)
 	local word = (" " .. comment):match("[%s,;]fairlead:(%a+)")
-	return word and (PROFILES[word] or "off") -- malformed means off
+	return word and (PROFILES[word] or "off") -- a malformed word means off
 end
 
 local function in_order(options)

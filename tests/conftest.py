@@ -32,15 +32,19 @@ SINGLE = ("tests/rack/test_cluster.py", "tests/faults/test_demo.py")
 WHOLE = ("tests/slurm/test_node_states.py",)
 #: Roughly how many seconds the longest take together, to begin with them; a file takes 1, a test with its own lab 10.
 SECONDS = {
-    "playbooks": 200,
+    "playbooks": 320,
     "slurm": 170,
     "tests/maintain/test_reboots.py": 190,
     "faults": 150,
+    "tests/release/test_packages.py": 130,
     "tests/scorecard/test_scorecard.py": 110,
     "tests/slurm/test_node_states.py": 95,
     "tests/faults/test_demo.py": 70,
     "tests/rack/test_rack.py": 70,
     "tests/driver/test_apt.py": 65,
+    "tests/driver/test_dnf.py": 80,
+    "tests/driver/test_dnf_killed.py": 85,
+    "tests/driver/test_dnf_modules.py": 75,
     "tests/settings/test_on_a_node.py": 60,
     "tests/measure/test_on_slurm.py": 60,
     "tests/apply/test_boot.py": 45,

@@ -1,6 +1,6 @@
-"""Judges a node and its past by every enabled check and every declared setting: facts in, findings out.
+"""Judges a node and its past with every enabled check and every declared setting. The input is facts, the output is findings.
 
-``decide_at_once`` says what the findings of one reading come to, for who has no agent's memory.
+``decide_at_once`` decides on the findings of one reading. `fairlead check` uses it, because a command has no earlier readings.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from fairlead import checks, settings
 from fairlead.config import Document
 from fairlead.errors import ConfigError
-from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.check_definition import Check, CheckParams, Past
 from fairlead.model.facts import Node
 from fairlead.model.finding import Finding, Level
 from fairlead.model.host_facts import Wanted
@@ -29,7 +29,7 @@ def reads(document: Document) -> tuple[str, ...]:
 
 
 def quick_reads(document: Document) -> tuple[str, ...]:
-    """Return those of them that are read at every sweep: of the checks that are judged at every sweep."""
+    """Return the files that are read at every sweep. They are the files of the checks that are judged at every sweep."""
     quick = [c for name, c in checks.load().items() if _judges(c, document.checks[name]) and not c.slow]
     return tuple(dict.fromkeys(path for check in quick for path in check.reads))
 
@@ -39,7 +39,7 @@ def _judges(check: Check, params: CheckParams) -> bool:
 
 
 def wanted(document: Document) -> Wanted:
-    """Return what the enabled checks want to be asked of the host."""
+    """Return what the enabled checks need from the host: which mounts to read, and whether to read the systemd units."""
     asked = [c.wants(document.checks[n]) for n, c in checks.load().items() if c.wants and document.checks[n].enabled]
     return Wanted(
         mounts=tuple(dict.fromkeys(path for want in asked for path in want.mounts)), units=any(want.units for want in asked)
@@ -47,7 +47,7 @@ def wanted(document: Document) -> Wanted:
 
 
 def heeded_by(text: str, wakes: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
-    """Name the checks that a kernel record matters to. ``wakes``: prefixes by check."""
+    """Yield the names of the checks that a kernel record matters to. ``wakes``: the prefixes of kernel records for each check."""
     loaded = checks.load()
     for name, known in wakes.items():
         if text.startswith(known) and loaded[name].heeds(text):
@@ -55,7 +55,10 @@ def heeded_by(text: str, wakes: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
 
 
 def prefixes(document: Document) -> dict[str, tuple[str, ...]]:
-    """Say which kernel records wake each enabled check: what it says itself, and what its parameters declare."""
+    """Return, for each enabled check, the prefixes of the kernel records that wake it.
+
+    A check has prefixes of its own, and its parameters may declare more.
+    """
     found = {}
     for name, check in checks.load().items():
         params = document.checks[name]
@@ -65,17 +68,19 @@ def prefixes(document: Document) -> dict[str, tuple[str, ...]]:
 
 
 def fresh(document: Document, node: Node) -> frozenset[str] | None:
-    """Name the checks and managed settings whose facts were read for this node; None: all of them. Drift is looked for on
-    thorough sweeps: what was set stays set until a person or a daemon changes it."""
+    """Return the names of the checks whose facts this sweep has read. Return None after a thorough sweep, which reads all facts.
+
+    Only thorough sweeps judge the drift of settings, because a setting changes only if a person or a daemon changes it.
+    """
     if node.thorough:
         return None
     return frozenset(n for n, check in checks.load().items() if document.checks[n].enabled and not check.slow)
 
 
 def judge(document: Document, node: Node, past: Past, only: Collection[str] | None = None) -> tuple[Finding, ...]:
-    """Judge a node: return all findings about it. ``only``: names of checks (``setting.NAME`` for drift), default all.
+    """Return all findings about a node. ``only``: the names of the checks to use (``setting.NAME`` for drift), or None for all.
 
-    A check that fails on unexpected facts is a finding of its own: what could not be judged is not healthy.
+    A check that fails on unexpected facts yields a finding of level ``unknown``, because what was not judged is not healthy.
     """
     found: list[Finding] = []
     for name, check in checks.load().items():
@@ -93,7 +98,7 @@ def _guarded(name: str, findings: Iterable[Finding]) -> Iterator[Finding]:
         yield from findings
     except ConfigError as e:
         yield Finding(check=name, level=Level.UNKNOWN, summary=str(e))
-    except Exception as e:  # a bug in one check must not blind the others
+    except Exception as e:  # a bug in one check must not stop the other checks
         summary = f"the check itself failed: {type(e).__name__}: {e}"
         yield Finding(check=name, level=Level.UNKNOWN, summary=" ".join(summary.split())[:200])
 
@@ -107,11 +112,11 @@ def policies_of(document: Document) -> dict[str, CheckPolicy]:
 
 
 def decide_at_once(document: Document, node: Node, findings: Iterable[Finding], only: Collection[str] | None = None) -> Decision:
-    """Decide what the findings of one reading come to in the agent, once it has confirmed them.
+    """Return the decision that the agent would make on the findings of one reading, once it has confirmed them.
 
-    The agent's own policy decides, so that a look at a node never says another thing than its agent: an observed check drains
-    nothing, and boot grace holds. What only the agent knows is left out: acknowledgements, a hold, the budgets, a running apply.
-    What needs history is left out too, because one reading cannot judge it. ``only``: as in ``judge``.
+    The agent's own policy decides, so that a command never contradicts the agent. A check in mode ``observe`` drains nothing, and
+    boot grace applies. Acknowledgements, an admin hold, the budgets and a running apply are left out, because only the agent
+    knows them. Findings that need history are left out, because one reading cannot judge them. ``only``: as in ``judge``.
     """
     at_once = {"confirm": 1, "confirm_after_job": 0, "confirm_warn": 0, "confirm_of": 1}
     policies = {n: replace(p, **at_once) for n, p in policies_of(document).items() if only is None or n in only}

@@ -1,18 +1,19 @@
-/* fairlead's SPANK plugin. A site may use it: list it as `optional` and before pyxis in plugstack.conf(5).
+/* This is fairlead's SPANK plugin. A site need not use it. List it as `optional` and before pyxis in plugstack.conf(5):
  *
  *     optional /usr/lib/fairlead-spank/fairlead.so [memory=no]
+ * - srun, sbatch and salloc get the option --fairlead=on|off|minimal. Its value becomes FAIRLEAD_PROFILE of the job.
+ * - If the user chose --cpu-bind, srun sets FAIRLEAD_CPU_BIND=user. A task alone cannot distinguish a keyword from Slurm's
+ *   default.
+ * - The plugin binds each task of a GPU step that has the whole node, before the task prolog and before a container. If Slurm
+ *   assigned exactly the CPU sets of the plan that the agent published (/run/fairlead/plans/N), each task gets one of them near
+ *   its GPU, and prefers the memory there (set_mempolicy(2), MPOL_PREFERRED). The conditions are those of slurm/task-prolog. The
+ *   plugin computes no plan. Without a published plan, or if the input is not clear, it changes nothing.
+ *   tests/hooks/test_one_binding_rule.py compares the binding with the rule in Python.
  *
- * - srun, sbatch and salloc get --fairlead=on|off|minimal. It becomes FAIRLEAD_PROFILE of the job.
- * - srun marks a --cpu-bind that the user chose (FAIRLEAD_CPU_BIND=user): a task cannot distinguish a keyword from Slurm's default.
- * - It binds each task of a GPU step that has the whole node, before the task prolog and before a container. Where Slurm assigned
- *   exactly the CPU sets of the plan that the agent published (/run/fairlead/plans/N), the task gets one near its GPU, and its
- *   memory is preferred there (set_mempolicy(2), MPOL_PREFERRED). The conditions are those of slurm/task-prolog. The plugin makes no
- *   plan: without a published one, or in any doubt, nothing changes. tests/hooks/test_one_binding_rule.py compares what is applied
- *   with the rule in Python.
- *
- * Every function returns ESPANK_SUCCESS, because a plugin must not fail a job. It reads only regular files of root, without blocking
- * and with a limit. The environment is the user's, and is only compared, counted or parsed with a limit. task_init runs as the user
- * (spank(8)), so nothing here can do more than the user could. Sources: spank(8), <slurm/spank.h>.
+ * Every callback returns ESPANK_SUCCESS, because a plugin must not fail a job. The plugin reads only regular files of root,
+ * without blocking and up to a maximal size. The user controls the environment, so its values are only compared, counted or
+ * parsed, up to a maximal length. task_init runs as the user (spank(8)), so it cannot do more than the user. Sources: spank(8),
+ * <slurm/spank.h>.
  *
  * Build it once for each Slurm release (spank.h is in libslurm-dev or slurm-devel):
  *     gcc -std=gnu11 -O2 -shared -fPIC -o fairlead.so fairlead.c
@@ -70,8 +71,9 @@ int slurm_spank_init(spank_t sp, int ac, char *av[]) {
     return ESPANK_SUCCESS;
 }
 
-/* Says whether the long option --name, or an abbreviation of at least `least` letters (getopt_long(3)), is among srun's words. The
- * words of the command that srun runs are searched too. At worst a task then keeps the CPUs that Slurm chose. */
+/* Says whether the long option --name, or an abbreviation of at least `least` letters (getopt_long(3)), is in srun's command
+ * line. The arguments of the program that srun runs are searched too. If the option is found there, the task only keeps Slurm's
+ * CPUs. */
 static int typed(const char *name, size_t least) {
     static char line[LIST_MAX];
     ssize_t got;
@@ -88,8 +90,8 @@ static int typed(const char *name, size_t least) {
     return 0;
 }
 
-/* Says whether the user chose a CPU binding. In a step, an interactive one too, Slurm itself sets SLURM_CPU_BIND (masks with 0x), so
- * only the option counts there. In the batch step the variable counts (SLURM_STEP_ID is unset, -5 or 4294967291). */
+/* Says whether the user chose a CPU binding. In a step, also in an interactive step, Slurm itself sets SLURM_CPU_BIND (masks with
+ * 0x), so only the option counts. In the batch step (SLURM_STEP_ID is unset, -5 or 4294967291) the variable counts too. */
 static int chose_binding(void) {
     const char *step = getenv("SLURM_STEP_ID"), *bind = getenv("SLURM_CPU_BIND");
     if (bind && *bind && !strstr(bind, ":0x") && (!step || *step == '-' || !strncmp(step, "42949672", 8))) return 1;
@@ -100,7 +102,7 @@ int slurm_spank_init_post_opt(spank_t sp, int ac, char *av[]) {
     spank_context_t where = spank_context();
     (void)sp, (void)ac, (void)av;
     if (where != S_CTX_LOCAL && where != S_CTX_ALLOCATOR) return ESPANK_SUCCESS;
-    /* srun also gets the option of sbatch or salloc. Then a variable that the user has set since counts more. */
+    /* srun also gets the option that was given to sbatch or salloc. A variable that the user has set after that then wins. */
     if (*choice) setenv("FAIRLEAD_PROFILE", choice, where == S_CTX_ALLOCATOR || typed("fairlead", 2));
     if (where == S_CTX_LOCAL) {
         if (chose_binding()) setenv("FAIRLEAD_CPU_BIND", "user", 1);
@@ -111,7 +113,7 @@ int slurm_spank_init_post_opt(spank_t sp, int ac, char *av[]) {
 
 /* ---- reading, always with a limit ---- */
 
-/* Reads a regular file of root into text, with a final 0. Returns its length, or -1 where it is not such a file or does not fit. */
+/* Reads a regular file of root into text, with a final 0. Returns its length, or -1 if it is not such a file or does not fit. */
 static ssize_t slurp(const char *path, char *text, size_t size) {
     struct stat st;
     size_t have = 0;
@@ -126,7 +128,7 @@ static ssize_t slurp(const char *path, char *text, size_t size) {
     return strlen(text) == have ? (ssize_t)have : -1;
 }
 
-/* Copies field number `index` of a TAB separated line into out. Returns 0 where it is missing or too long. */
+/* Copies field number `index` of a TAB separated line into out. Returns 0 if the field is missing or too long. */
 static int field(const char *line, int index, char *out, size_t size) {
     size_t length;
     for (; index > 0; index--, line++)
@@ -144,7 +146,7 @@ static int is(const char *line, int index, const char *expected) {
     return field(line, index, word, sizeof word) && !strcmp(word, expected);
 }
 
-/* Returns a decimal number without sign or leading zeros, below limit; -1 for other text. */
+/* Returns the value of a decimal number below limit, without sign or leading zeros, or -1 for other text. */
 static long number(const char *text, long limit) {
     long value = 0;
     if (!*text || (*text == '0' && text[1])) return -1;
@@ -154,7 +156,7 @@ static long number(const char *text, long limit) {
     return value;
 }
 
-/* Returns a variable of the task, or "" where it is not set or does not fit. */
+/* Returns the value of a variable of the task, or "" if it is not set or does not fit. */
 static const char *env(spank_t sp, const char *name, char *out, int size) {
     if (spank_getenv(sp, name, out, size) != ESPANK_SUCCESS) *out = 0;
     return out;
@@ -179,7 +181,7 @@ static int in_list(const char *list, const char *name) {
     return 0;
 }
 
-/* Reads hexadecimal digits as a CPU set. Returns 0 where there are none, too many, or other characters. */
+/* Reads hexadecimal digits as a CPU set. Returns 0 if there are no digits, too many digits, or other characters. */
 static int parse_mask(const char *digits, cpus_t *out) {
     size_t length = strlen(digits);
     memset(out, 0, sizeof *out);
@@ -216,13 +218,13 @@ static int is_on(spank_t sp) {
     else if (slurp("/etc/fairlead/hooks", hooks, sizeof hooks) < 0 || !is(hooks, 0, "1") || !field(hooks, 2, profile, sizeof profile))
         return 0;
     if (!strcmp(profile, "full") || !strcmp(profile, "minimal")) return 1;
-    /* A preset of the site changes the environment only. CPUs are bound as with full. */
+    /* A preset of the site changes only the environment. CPUs are bound as with the profile full. */
     if (!*profile || profile[strspn(profile, "abcdefghijklmnopqrstuvwxyz0123456789-")] || !strcmp(profile, "off")) return 0;
     strcat(preset, profile);
     return is_set(sp, "FAIRLEAD_PROFILE") && !access(preset, F_OK);
 }
 
-/* Says whether Slurm chose the binding of this step and no task has GPUs of its own. Returns 0 where the user chose something. */
+/* Says whether Slurm chose the binding of this step and no task has GPUs of its own. Returns 0 if the user chose a binding. */
 static int is_slurms(spank_t sp, const char *gpus) {
     char word[WORD_MAX], visible[WORD_MAX];
     if (strcmp(env(sp, "SLURM_CPU_BIND_TYPE", word, sizeof word), "mask_cpu:") || is_set(sp, "FAIRLEAD_CPU_BIND")) return 0;
@@ -232,7 +234,7 @@ static int is_slurms(spank_t sp, const char *gpus) {
     if (number(env(sp, "SLURM_GPUS_ON_NODE", word, sizeof word), TASKS_MAX) != items(gpus)) return 0;
     if (!is_set(sp, "CUDA_VISIBLE_DEVICES")) return 1;
     const char *shown = env(sp, "CUDA_VISIBLE_DEVICES", visible, sizeof visible);
-    if (strstr(shown, "MIG")) return 0; /* Slurm's indices then count GPU instances, not GPUs */
+    if (strstr(shown, "MIG")) return 0; /* with MIG, Slurm's indices count GPU instances */
     return items(shown) == items(gpus);
 }
 
@@ -254,8 +256,9 @@ static int whole_node(const char *gpus) {
     return count > 0;
 }
 
-/* Reads Slurm's masks of all local tasks, without 0x and leading zeros, as the plans have them. Slurm writes its own with 0x, in
- * capital digits and one width; masks that a user typed have no 0x. Returns their number, 0 in doubt. */
+/* Reads Slurm's masks of all local tasks, and removes 0x and leading zeros, as in the plans. Slurm writes its own masks with 0x,
+ * in capital digits and with the same width. Masks that a user typed have no 0x. Returns the number of masks, or 0 if not clear.
+ * */
 static int slurms_masks(char *list, const char *masks[]) {
     size_t width = 0;
     int count = 0;
@@ -273,13 +276,13 @@ static int slurms_masks(char *list, const char *masks[]) {
     return count;
 }
 
-/* Returns the line of the ready plan with the CPU set for local task `local`, where Slurm assigned exactly the plan's CPU sets.
- * Returns NULL in doubt. A task that has a CPU set of its own NUMA domain keeps it. The others get the remaining CPU sets of the domain in the order
- * in which Slurm assigned them, as in slurm/task-prolog. */
+/* Returns the line of the published plan with the CPU set for local task `local`, or NULL if Slurm did not assign exactly the
+ * plan's CPU sets. A task that has a CPU set of its own NUMA domain keeps it. The other tasks get the remaining CPU sets of their
+ * domain in the order in which Slurm assigned them, as in slurm/task-prolog. */
 static const char *planned(const char *masks[], int tasks, int local) {
     static char text[TEXT_MAX];
     static const char *lines[TASKS_MAX];
-    static int domain[TASKS_MAX], assigned[TASKS_MAX]; /* the domain of each task's GPUs; the line with the task's CPU set */
+    static int domain[TASKS_MAX], assigned[TASKS_MAX]; /* by task: the domain of its GPUs; the line with its CPU set */
     char path[64] = "/run/fairlead/plans/", word[CPUS_MAX / 4 + 1], digits[8];
     char *end = path + strlen(path);
     const char *line = text;
@@ -314,8 +317,9 @@ static const char *planned(const char *masks[], int tasks, int local) {
 
 /* ---- binding ---- */
 
-/* Changes the CPUs of the task from those that Slurm assigned to the planned ones. Returns 1 when the task has the planned ones. A
- * mask that somebody else has changed since then stays. A mask that the kernel does not set in full (a cpuset) is undone. */
+/* Replaces the CPUs that Slurm assigned to the task by the planned CPUs. Returns 1 if the task has the planned CPUs. If somebody
+ * else has changed the mask before, it stays. If the kernel sets only a part of the new mask (a cpuset), the old mask is
+ * restored. */
 static int bind_cpus(const char *slurms, const char *line) {
     char word[CPUS_MAX / 4 + 1];
     cpus_t before = {{0}}, now = {{0}}, from, to;
@@ -328,8 +332,8 @@ static int bind_cpus(const char *slurms, const char *line) {
     return 0;
 }
 
-/* Prefers memory near the planned CPUs, where they are on one NUMA node and nobody chose a policy. A NUMA node with CPUs is not GPU
- * memory. */
+/* Makes the task prefer the memory of the planned CPUs' NUMA node, if they are on one node and nobody chose a memory policy. A
+ * NUMA node with CPUs is never GPU memory. */
 static void prefer_memory(spank_t sp, const char *line) {
     unsigned long nodes[NODES_MAX / LONG_BITS] = {0};
     char word[16];
@@ -351,7 +355,7 @@ int slurm_spank_task_init(spank_t sp, int ac, char *av[]) {
     uint32_t step = 0, tasks = 0;
     int local = -1, count;
 
-    if (*choice && spank_setenv(sp, "FAIRLEAD_PROFILE", choice, 0) == ESPANK_SUCCESS) /* --export=NONE removed it */
+    if (*choice && spank_setenv(sp, "FAIRLEAD_PROFILE", choice, 0) == ESPANK_SUCCESS) /* only if --export=NONE removed it */
         slurm_debug("fairlead: %s", choice);
     if (!is_on(sp)) return ESPANK_SUCCESS;
     if (spank_get_item(sp, S_JOB_STEPID, &step) != ESPANK_SUCCESS || step >= 0xfffffff0u) return ESPANK_SUCCESS; /* batch, extern */

@@ -24,7 +24,7 @@ from fairlead.host.gather import Gatherer
 from fairlead.host.nvml_worker import Session
 from fairlead.host.root import Root
 from fairlead.judge import judge, reads
-from fairlead.model.check import Past
+from fairlead.model.check_definition import Past
 from fairlead.model.device import gpu_cards_of, readable_fields
 from fairlead.model.finding import Level
 from fairlead.policy.policy_state import identity

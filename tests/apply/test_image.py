@@ -20,6 +20,7 @@ from tests.lab.host import Host
 from tests.lab.ledger import own_name
 from tests.lab.rack import Rack
 from tests.lab.roots import root_path
+from tests.playbooks.admin import PROJECT
 from tests.playbooks.test_convergence import Admin, wait
 
 WANTS: dict[str, dict[str, object]] = {
@@ -78,6 +79,29 @@ def test_an_image_gets_files_and_links_and_the_rest_is_left_for_the_boot(
     assert main(asked) == 0
     again = json.loads(capsys.readouterr().out)
     assert again["changed"] == 0 and {i["state"] for i in again["items"]} == {"same", "left"}
+
+
+@pytest.mark.skipif(not shutil.which("systemctl"), reason="units are enabled by systemctl --root")
+def test_an_image_with_the_package_keeps_the_hooks_and_units_of_the_package(
+    image: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = image / "usr/lib/fairlead"
+    (home / "bin").mkdir(parents=True)
+    (home / "release").write_text("0.0.0-test\n")
+    (home / "bin/fairlead").touch()
+    (image / "opt/fairlead").mkdir(parents=True)
+    (image / "opt/fairlead/current").symlink_to("../../usr/lib/fairlead")
+    for source in (PROJECT / "templates/etc/systemd/system").iterdir():
+        shutil.copy(source, image / "usr/lib/systemd/system")
+    path = tmp_path / "node.json"
+    path.write_bytes(config.encode_document(resolve_layers("gpu1", [("test", {})])[0]))
+    assert main(["apply", "--root", str(image), "--document", str(path), "--json"]) == 0
+    assert capsys.readouterr().err == ""
+    assert not (image / "etc/slurm").exists() and not list((image / "etc/systemd/system").glob("*.service"))
+    wants = image / "etc/systemd/system/multi-user.target.wants"
+    assert {p.name: os.readlink(p) for p in wants.iterdir()} == {
+        name: f"/usr/lib/systemd/system/{name}" for name in ("fairlead-agent.service", "fairlead-apply.service")
+    }
 
 
 @contextmanager

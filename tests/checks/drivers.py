@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from fairlead.model.check import Past
+from fairlead.model.check_definition import Past
 from fairlead.model.facts import Node
 from fairlead.model.finding import Finding
 from tests.checks.nodes import node

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from fairlead import checks
-from fairlead.model.check import Past, Sample
+from fairlead.model.check_definition import Past, Sample
 from fairlead.model.facts import Node
 from fairlead.model.finding import Finding, Level
 from fairlead.model.host_facts import (

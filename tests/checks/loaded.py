@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from fairlead.history.memory import History
 from fairlead.host.gpu_load_reader import LoadSums
-from fairlead.model.check import Past
+from fairlead.model.check_definition import Past
 from fairlead.model.facts import Gpu
 from fairlead.model.finding import Finding
 from fairlead.model.gpu_load import ClockEvents

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from fairlead.model.check import KernelRecord, Past
+from fairlead.model.check_definition import KernelRecord, Past
 from fairlead.model.facts import (
     Driver,
     Ecc,

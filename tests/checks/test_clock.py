@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fairlead.model.check import Past
+from fairlead.model.check_definition import Past
 from fairlead.model.facts import Node, unreadable
 from fairlead.model.finding import Level
 from fairlead.model.host_facts import Clock

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from fairlead.checks.ecc import CORRECTED, Params, check
-from fairlead.model.check import Past, Sample
+from fairlead.model.check_definition import Past, Sample
 from fairlead.model.device import readable_fields
 from fairlead.model.facts import Node, unreadable
 from fairlead.model.finding import Action, Finding, Level, Mode, Service

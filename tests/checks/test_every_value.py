@@ -20,7 +20,7 @@ from fairlead.daemon.loop import history_update
 from fairlead.host.gather import Gatherer
 from fairlead.host.root import Root
 from fairlead.judge import judge, reads, wanted
-from fairlead.model.check import Past
+from fairlead.model.check_definition import Past
 from fairlead.model.device import gpu_cards_of, readable_fields
 from fairlead.model.finding import Level
 from fairlead.policy.policy_state import identity

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fairlead.model.check import Past
+from fairlead.model.check_definition import Past
 from fairlead.model.facts import unreadable
 from fairlead.model.finding import Level
 from fairlead.model.host_facts import FsErrors, MountPoint

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from fairlead.checks.gpu_count import Params, check
-from fairlead.model.check import Past
+from fairlead.model.check_definition import Past
 from fairlead.model.facts import Node, unreadable
 from fairlead.model.finding import Action, Finding, Level
 from tests.checks.nodes import ADDRESSES, endpoint, gpu, node

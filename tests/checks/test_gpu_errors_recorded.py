@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from fairlead.checks import ecc, gpu_identity, gpu_readings, mig_mode, pcie_errors, retired_pages, row_remap
-from fairlead.model.check import Past
+from fairlead.model.check_definition import Past
 from fairlead.model.device import gpu_cards_of, readable_fields
 from fairlead.model.facts import Ecc, Gpu, Missing, PcieLink, RowRemap, unreadable
 from fairlead.model.finding import Finding, Level

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from fairlead.checks import gpu_identity
-from fairlead.model.check import Past
+from fairlead.model.check_definition import Past
 from fairlead.model.device import gpu_cards_of, readable_fields
 from fairlead.model.facts import Node
 from fairlead.model.finding import Finding, Level, Service

@@ -9,7 +9,7 @@ import pytest
 from fairlead.checks import gpu_clocks, gpu_fabric, gpu_leftovers, gpu_power_brake, gpu_power_limit, gpu_temperature, gpu_throttle
 from fairlead.history.memory import History
 from fairlead.host.gpu_load_reader import LoadSums
-from fairlead.model.check import Past
+from fairlead.model.check_definition import Past
 from fairlead.model.facts import Node, unreadable
 from fairlead.model.finding import Level
 from tests.checks.loaded import BRAKED, HW_HOT, IDLE, LOW, STEP_SECONDS, judged

@@ -18,7 +18,7 @@ from fairlead.checks import (
     gpu_temperature,
     gpu_throttle,
 )
-from fairlead.model.check import Past
+from fairlead.model.check_definition import Past
 from fairlead.model.facts import Gpu, GpuProcess, Missing
 from fairlead.model.finding import Finding
 from fairlead.model.gpu_load import REASONS, GpuFabric, GpuLoad, ProcessOwner

@@ -18,7 +18,7 @@ from fairlead.host.gpu_load_reader import LoadSums
 from fairlead.host.nvml import Worker
 from fairlead.host.root import Root
 from fairlead.judge import reads
-from fairlead.model.check import Past
+from fairlead.model.check_definition import Past
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Finding, Level
 from tests.checks.nodes import BOOT

@@ -16,7 +16,7 @@ from fairlead.checks.gpu_readings import Params, check
 from fairlead.host.gather import Gatherer, gather
 from fairlead.host.root import Root
 from fairlead.judge import reads as daemon_reads
-from fairlead.model.check import Past
+from fairlead.model.check_definition import Past
 from fairlead.model.device import LISTS, newly_unreadable, readable_fields, was_readable
 from fairlead.model.facts import Gpu, Missing, Node, unreadable
 from fairlead.model.finding import Action, Finding, Level, Mode

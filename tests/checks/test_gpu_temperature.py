@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from fairlead.checks import gpu_temperature
-from fairlead.model.check import Past
+from fairlead.model.check_definition import Past
 from fairlead.model.facts import Gpu
 from fairlead.model.finding import Level
 from tests.checks.loaded import judged

@@ -10,7 +10,7 @@ import pytest
 from fairlead import checks
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
-from fairlead.model.check import Past
+from fairlead.model.check_definition import Past
 from fairlead.model.finding import Level
 from fairlead.model.host_facts import Wanted
 from tests.checks.hosts import host_node

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fairlead.checks import inforom
-from fairlead.model.check import Past
+from fairlead.model.check_definition import Past
 from fairlead.model.facts import Node
 from fairlead.model.finding import Action, Finding, Level, Mode
 from tests.checks.nodes import ADDRESSES, NA, UNSUPPORTED, gpu, node

@@ -15,7 +15,7 @@ from fairlead.config.document import resolve_layers
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
 from fairlead.judge import reads, wanted
-from fairlead.model.check import Past
+from fairlead.model.check_definition import Past
 from fairlead.model.facts import Missing, Why
 from fairlead.model.finding import Level
 

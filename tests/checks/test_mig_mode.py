@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fairlead.checks import mig_mode
-from fairlead.model.check import Past
+from fairlead.model.check_definition import Past
 from fairlead.model.facts import Node
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
 from tests.checks.nodes import ADDRESSES, NA, UNSUPPORTED, gpu, node

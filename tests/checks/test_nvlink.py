@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from fairlead.checks.nvlink import OLDER, Params, check
-from fairlead.model.check import Past, Sample
+from fairlead.model.check_definition import Past, Sample
 from fairlead.model.facts import Node, NvLink
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
 from tests.checks.hosts import judged as judged_node

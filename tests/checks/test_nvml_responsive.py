@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from fairlead.checks.nvml_responsive import Params, check
-from fairlead.model.check import Past
+from fairlead.model.check_definition import Past
 from fairlead.model.facts import Node, StuckCall, unreadable
 from fairlead.model.finding import Action, Finding, Level, Mode
 from tests.checks.nodes import ADDRESSES, NA, gpu, node

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from fairlead import checks, config
 from fairlead.judge import judge, policies_of
-from fairlead.model.check import Past
+from fairlead.model.check_definition import Past
 from fairlead.model.device import readable_fields
 from fairlead.model.facts import Gpu, Node, unreadable
 from fairlead.model.finding import Finding, Mode

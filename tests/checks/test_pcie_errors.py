@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from fairlead.checks.pcie_errors import Params, check, fatal
 from fairlead.judge import heeded_by
-from fairlead.model.check import Past, Sample
+from fairlead.model.check_definition import Past, Sample
 from fairlead.model.facts import Node
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
 from fairlead.model.gpu_health import AerCounts

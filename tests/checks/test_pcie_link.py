@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from fairlead.checks.pcie_link import Params, check
-from fairlead.model.check import Past
+from fairlead.model.check_definition import Past
 from fairlead.model.device import readable_fields
 from fairlead.model.facts import CLASS_UNREADABLE, Node, PcieLink, unreadable
 from fairlead.model.finding import Finding, Level, Service

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from fairlead.checks.pcie_nic import Params, check
-from fairlead.model.check import Past
+from fairlead.model.check_definition import Past
 from fairlead.model.facts import Node, PcieLink, unreadable
 from fairlead.model.finding import Finding, Level
 from tests.checks.nodes import GEN5, endpoint, nic, node, port

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from fairlead import config
 from fairlead.judge import fresh, judge
-from fairlead.model.check import Past
+from fairlead.model.check_definition import Past
 from fairlead.model.facts import Node, PcieLink
 from fairlead.model.finding import Level
 from tests.checks.hosts import judged, levels

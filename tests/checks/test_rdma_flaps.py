@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from fairlead.model.check import KernelRecord, Past
+from fairlead.model.check_definition import KernelRecord, Past
 from fairlead.model.facts import Node
 from fairlead.model.finding import Level
 from fairlead.model.host_facts import RdmaPort

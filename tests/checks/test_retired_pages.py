@@ -6,7 +6,7 @@ import pytest
 
 from fairlead.checks import row_remap
 from fairlead.checks.retired_pages import Params, check
-from fairlead.model.check import Past
+from fairlead.model.check_definition import Past
 from fairlead.model.device import readable_fields
 from fairlead.model.facts import Missing, Node, unreadable
 from fairlead.model.finding import Action, Finding, Level, Mode, Service

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from fairlead.checks import row_remap
-from fairlead.model.check import Past
+from fairlead.model.check_definition import Past
 from fairlead.model.facts import Node, RowRemap, unreadable
 from fairlead.model.gpu_details import GpuDetails
 from tests.checks.nodes import ADDRESSES, gpu, node

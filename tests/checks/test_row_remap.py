@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from fairlead.checks.row_remap import Params, check
-from fairlead.model.check import Daily, Past
+from fairlead.model.check_definition import Daily, Past
 from fairlead.model.device import gpu_cards_of, readable_fields
 from fairlead.model.facts import unreadable
 from fairlead.model.finding import Action, Finding, Level, Service

@@ -24,7 +24,7 @@ from fairlead.config.site import profile_layer
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
 from fairlead.judge import judge, reads, wanted
-from fairlead.model.check import Past
+from fairlead.model.check_definition import Past
 from fairlead.model.device import readable_fields
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Finding, Level

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from fairlead.model.check import Past
+from fairlead.model.check_definition import Past
 from fairlead.model.facts import Node, unreadable
 from fairlead.model.finding import Action, Level, Service
 from fairlead.model.host_facts import Host, StuckTask, Tasks

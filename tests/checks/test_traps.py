@@ -11,7 +11,7 @@ from fairlead import checks
 from fairlead.checks import gpu_clocks, gpu_throttle
 from fairlead.history.memory import History
 from fairlead.host.gpu_load_reader import LoadSums
-from fairlead.model.check import KernelRecord, Past, Sample
+from fairlead.model.check_definition import KernelRecord, Past, Sample
 from fairlead.model.facts import Node, PcieLink
 from fairlead.model.finding import Finding, Level
 from tests.checks.hosts import WELL, host_node, judged

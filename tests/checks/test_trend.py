@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairlead.history.samples import KEEP_SECONDS, SAMPLE_SECONDS, Series
-from fairlead.model.check import Past, Sample
+from fairlead.model.check_definition import Past, Sample
 from fairlead.model.trend import growth, series
 
 

@@ -9,7 +9,7 @@ from msgspec import ValidationError, convert
 from msgspec.structs import replace
 
 from fairlead.checks.xid import Params, check
-from fairlead.model.check import KernelRecord, Past
+from fairlead.model.check_definition import KernelRecord, Past
 from fairlead.model.facts import unreadable
 from fairlead.model.finding import Action, Finding, Level, Service
 from tests.checks.nodes import ADDRESSES, BOOT, NA, UNSUPPORTED, gpu, log, node, records

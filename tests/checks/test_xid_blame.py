@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from fairlead.checks.xid import Params, check
-from fairlead.model.check import Past
+from fairlead.model.check_definition import Past
 from fairlead.model.finding import Action, Level, Service
 from tests.checks.nodes import BOOT, node, records
 

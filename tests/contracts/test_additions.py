@@ -41,11 +41,11 @@ def test_a_check_writes_no_name_of_its_own(name: str) -> None:
 
 @pytest.mark.parametrize(("kind", "name"), ALL)
 def test_every_parameter_is_described(kind: str, name: str) -> None:
-    from fairlead.cli.explain import _parameters
+    from fairlead.cli.explain import parameters
 
     item = (checks.load() if kind == "checks" else settings.load())[name]
     struct = getattr(item, "params", None) or item.want  # type: ignore[union-attr]
-    undescribed = [n for n, _, text in _parameters(struct) if not text]
+    undescribed = [n for n, _, text in parameters(struct) if not text]
     assert not undescribed
 
 

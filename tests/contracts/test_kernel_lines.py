@@ -21,7 +21,7 @@ from fairlead import checks
 from fairlead.checks.kernel_log import Params as Declared
 from fairlead.checks.kernel_log import Pattern
 from fairlead.host.kmsg import parse
-from fairlead.model.check import Past
+from fairlead.model.check_definition import Past
 from fairlead.model.finding import Finding
 from fairlead.model.kernel_text import NAME_FIRST, NAME_MAX, begins_with_a_name
 from fairlead.xid import line as xid_line

@@ -39,10 +39,10 @@ def test_the_lock_of_what_runs_on_nodes_is_what_the_project_depends_on() -> None
     assert set(NODE) == {canonicalize_name(Requirement(text).name) for text in wanted} == set(DEPENDENCIES)
 
 
-def test_the_lock_for_the_admin_host_has_its_extra_and_the_same_versions_as_nodes_have() -> None:
+def test_the_lock_for_the_admin_host_has_its_extras_and_the_same_versions_as_nodes_have() -> None:
     admin = requirements(wheel_lock.ADMIN_FILE)
-    wanted = PROJECT["project"]["optional-dependencies"]["provision"]
-    assert unmet([*wanted, *PROJECT["project"]["dependencies"]], admin) == [], "run `make lock`"
+    extras = PROJECT["project"]["optional-dependencies"]
+    assert unmet([*extras["provision"], *extras["el"], *PROJECT["project"]["dependencies"]], admin) == [], "run `make lock`"
     assert {name: admin[name][0] for name in NODE} == {name: version for name, (version, _) in NODE.items()}
     assert all(hashes for _, hashes in admin.values())
 

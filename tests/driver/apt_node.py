@@ -1,6 +1,7 @@
-"""A plain Debian node for packages: the lab's root with a disk of its own, in namespaces of its own, without any network.
+"""A plain node for packages: a root of the lab with a disk of its own, in namespaces of its own, without any network.
 
-No simulated NVML library, no Slurm daemon: what apt does here is all that happens. It ends with the test process.
+No simulated NVML library, no Slurm daemon: what the package manager does here is all that happens. It ends with the test
+process. ``AptNode`` is a Debian node; ``dnf_node.DnfNode`` is one that is like EL.
 """
 
 from __future__ import annotations
@@ -42,8 +43,10 @@ exec chroot . /bin/sleep infinity
 """
 
 
-class AptNode:
+class PackageNode:
     """``run`` a command on it, ``apply`` a driver there with the code of this checkout and the root's own Python."""
+
+    suite = "bookworm"
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -52,10 +55,10 @@ class AptNode:
         self._holder: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        lower = roots.root("bookworm")
+        lower = self.lower()
         for sub in ("up/opt/site", "wk", "root"):
             (self.folder / sub).mkdir(parents=True)
-        for wheel in wheels.wheelhouse("bookworm").glob("*.whl"):
+        for wheel in wheels.wheelhouse(self.suite).glob("*.whl"):
             with zipfile.ZipFile(wheel) as archive:
                 archive.extractall(self.upper / "opt/site")
         words = ["unshare", "--mount", "--pid", "--fork", "--net", "--uts", "--ipc", "--kill-child", "--propagation", "private"]
@@ -67,6 +70,10 @@ class AptNode:
             time.sleep(0.02)
         self.pid = int(Path(f"/proc/{self._holder.pid}/task/{self._holder.pid}/children").read_text().split()[0])
         return self
+
+    def lower(self) -> Path:
+        """The root that its disk lies over."""
+        return roots.root(self.suite)
 
     def __exit__(self, *args: object) -> None:
         if self._holder is not None:
@@ -108,6 +115,10 @@ class AptNode:
         assert code is None or done.returncode == code, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
         report = msgspec.json.decode(done.stdout)
         return dict(next(i for i in report["items"] if i["setting"] == "driver"), changed=report["changed"])
+
+
+class AptNode(PackageNode):
+    """A Debian node."""
 
     def versions(self, *names: str) -> dict[str, str]:
         """Version by name of what is installed and whole."""

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from fairlead.config.driver_lock_file import LockedSet
-from fairlead.settings import driver
+from fairlead.model import apt_hold
 from tests.driver.apt_node import CACHE, AptNode
 from tests.driver.conftest import Debian
 
@@ -55,7 +55,7 @@ def test_install_hold_upgrade_and_rollback(node: AptNode, debian: Debian) -> Non
     dump = node.run("apt-config", "dump", "Unattended-Upgrade::Package-Blacklist")
     assert '"^nvidia-smi$"' in dump and '"^libnvidia-ml1$"' in dump
     policy = node.run("apt-cache", "policy", "nvidia-smi")
-    assert str(driver.PRIORITY) in policy and f"Candidate: {node.versions('nvidia-smi')['nvidia-smi']}" in policy
+    assert str(apt_hold.PRIORITY) in policy and f"Candidate: {node.versions('nvidia-smi')['nvidia-smi']}" in policy
 
     # the upgrade: the former set's files stay in the cache
     node.serve(newer.packages, debian.files)

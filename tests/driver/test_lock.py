@@ -40,7 +40,16 @@ GOOD = (
 )  # fmt: skip
 
 
+EL = (
+    "nvidia-driver-cuda=3:580.95.05-1.el9", "libnvidia-ml=3:580.95.05-1.el9", "nvidia-kmod-common=3:580.95.05-1.el9",
+    "kmod-nvidia-open-dkms=3:580.95.05-1.el9", "nvidia-fabricmanager=0:580.95.05-1", "libnvidia-nscq=0:580.95.05-1",
+    "libnvsdm=0:580.95.05-1", "nvidia-imex=0:580.95.05-1", "nvlsm=0:2025.06.11-1", "datacenter-gpu-manager-4-cuda13=1:4.5.0-1",
+    "nvidia-container-toolkit=0:1.19.1-1", "kernel-devel=0:5.14.0-570.17.1.el9_6",
+)  # fmt: skip
+
+
 def test_a_good_set_has_nothing_against_it() -> None:
+    assert faults(chosen("580.95.05", *EL)) == ()
     assert faults(chosen("580.95.05", *GOOD)) == ()
     debian = ("nvidia-kernel-dkms=535.261.03-1", "nvidia-persistenced=535.171.04-1~deb12u1", "nvidia-settings=535.171.04-1")
     assert faults(chosen("535.261.03", *debian, module="proprietary")) == ()
@@ -59,6 +68,10 @@ def test_a_good_set_has_nothing_against_it() -> None:
         ("userland", chosen("580.95.05", "nvidia-open=580.95.05-1", "libnvidia-ml1=580.82.07-1")),
         ("fabric_manager", chosen("580.95.05", "nvidia-open=580.95.05-1", "nvidia-fabricmanager=580.82.07-1")),
         ("fabric_manager", chosen("570.172.08", "nvidia-open=570.172.08-1", "nvidia-fabricmanager-570=570.158.01-1")),
+        ("fabric_manager", chosen("575.57.08", "nvidia-open=3:575.57.08-1.el9", "libnvidia-nscq-575=0:575.51.03-1")),
+        ("open_only", chosen("620.10.01", "cuda-drivers=3:620.10.01-1.el9", module="proprietary")),
+        ("nvsdm", chosen("580.95.05", "kmod-nvidia-open-dkms=3:580.95.05-1.el9", "libnvsdm=0:580.82.07-1")),
+        ("nvsdm", chosen("575.57.08", "nvidia-open=3:575.57.08-1.el9", "libnvsdm-575=0:575.51.03-1")),
         ("imex", chosen("580.95.05", "nvidia-open=580.95.05-1", "nvidia-imex-580=580.82.07-1")),
         ("dcgm_generation", chosen("580.95.05", "nvidia-open=580.95.05-1", "datacenter-gpu-manager=1:3.3.9")),
         ("dcgm_cuda", chosen("570.172.08", "nvidia-open=570.172.08-1", "datacenter-gpu-manager-4-cuda13=1:4.4.1-1")),
@@ -91,6 +104,9 @@ def test_every_rule_has_a_bad_set_above() -> None:
      ("kmod-nvidia-open-dkms", "open"), ("nvidia-kernel-dkms", "proprietary"), ("nvidia-dkms", "proprietary"),
      ("nvidia-dkms-580-server", "proprietary"), ("cuda-drivers", "proprietary"), ("cuda-drivers-580", "proprietary"),
      ("linux-modules-nvidia-580-generic", "proprietary"), ("linux-modules-nvidia-580-server-6.8.0-60-generic", "proprietary"),
+     ("nvidia-open-kmod", "open"), ("kmod-nvidia-open-580.95.05-5.14.0-570.17.1", "open"), ("cuda-open-hwe", "open"),
+     ("kmod-nvidia-dc-open-latest", "open"), ("nvidia-open-driver-G06-signed-cuda-kmp-default", "open"),
+     ("kmod-nvidia-580.95.05-5.14.0-570.17.1", "proprietary"), ("nvidia-kmod-common", ""),
      ("kmod-nvidia-latest-dkms", "proprietary"), ("nvidia-kernel-support", ""), ("nvidia-driver-cuda", ""), ("dkms", "")],
 )  # fmt: skip
 def test_which_kernel_module_a_package_is(name: str, kind: str) -> None:
@@ -101,6 +117,7 @@ def test_which_kernel_module_a_package_is(name: str, kind: str) -> None:
 @pytest.mark.parametrize(
     ("version", "driver"),
     [("535.261.03-1", "535.261.03"), ("1:580.95.05-0ubuntu1", "580.95.05"), ("535.216.03-2~bpo12+1", "535.216.03"),
+     ("3:580.95.05-1.el9", "580.95.05"), ("0:5.14.0-570.17.1.el9_6", ""), ("0:252-46.el9", ""),
      ("1.18.0-1", ""), ("3.0.10-8", ""), ("20220217+3~deb12u1", ""), ("570.26-1", "570.26")],
 )  # fmt: skip
 def test_the_drivers_version_in_a_packages(version: str, driver: str) -> None:

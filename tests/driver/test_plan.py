@@ -13,10 +13,13 @@ from fairlead import settings
 from fairlead.apply import apply
 from fairlead.config import resolve_layers
 from fairlead.errors import ConfigError, ExitCode
-from fairlead.host import installed_packages as facts
+from fairlead.host import installed_kernels as facts
+from fairlead.host import next_kernel
 from fairlead.host.change import apt_transaction as by_apt
+from fairlead.host.change import package_command
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
+from fairlead.model import apt_hold
 from fairlead.model.change import AnyChange, Disruption, File, ModuleReload, Package, Packages, Reboot
 from fairlead.model.facts import Missing, unreadable
 from fairlead.model.finding import Level
@@ -78,8 +81,8 @@ def kernel(tree: Path, release: str, *, headers: bool = True, module: str = NEW)
 def installed(tree: Path) -> None:
     status(tree, f"nvidia-open {NEW}-1 hold ok installed", f"libnvidia-ml1 {NEW}-1 hold ok installed", "dkms 3.0.99")
     kept = tuple(p for p in SET if p.kept)
-    write(tree, driver.PIN[1:], driver.pin_text(kept))
-    write(tree, driver.UNATTENDED[1:], driver.unattended_text(kept))
+    write(tree, apt_hold.PIN[1:], apt_hold.pin_text(kept))
+    write(tree, apt_hold.UNATTENDED[1:], apt_hold.unattended_text(kept))
 
 
 def plan(tree: Path, **more: Any) -> tuple[AnyChange, ...]:
@@ -115,7 +118,11 @@ def test_a_set_moves_at_once_and_waits_for_a_drain_where_a_module_is_loaded(tree
 
 def test_what_the_former_set_had_goes_with_it(tree: Path) -> None:
     status(tree, f"nvidia-open {LOADED}-1 hold ok installed", f"libnvidia-old {LOADED}-1 hold ok installed", f"other {LOADED}-1")
-    write(tree, driver.PIN[1:], driver.pin_text((package("libnvidia-old", f"{LOADED}-1"), package("nvidia-open", f"{LOADED}-1"))))
+    write(
+        tree,
+        apt_hold.PIN[1:],
+        apt_hold.pin_text((package("libnvidia-old", f"{LOADED}-1"), package("nvidia-open", f"{LOADED}-1"))),
+    )
     first = plan(tree)[0]
     assert isinstance(first, Packages) and first.remove == ("libnvidia-old",)
     assert set(first.keep) == {f"libnvidia-old_{LOADED}-1_", f"nvidia-open_{LOADED}-1_"}
@@ -201,7 +208,12 @@ def test_a_module_in_zstd_has_the_version_that_dkms_says(tree: Path) -> None:
 
 def test_versions_of_kernels_are_compared_as_numbers() -> None:
     releases = ["6.1.0-9-amd64", "6.1.0-50-amd64", "5.10.0-30-amd64", "6.12.0-1-amd64"]
-    assert sorted(releases, key=facts.version_key) == ["5.10.0-30-amd64", "6.1.0-9-amd64", "6.1.0-50-amd64", "6.12.0-1-amd64"]
+    assert sorted(releases, key=next_kernel.version_key) == [
+        "5.10.0-30-amd64",
+        "6.1.0-9-amd64",
+        "6.1.0-50-amd64",
+        "6.12.0-1-amd64",
+    ]
 
 
 def test_what_somebody_else_holds_is_theirs(tree: Path) -> None:
@@ -223,7 +235,7 @@ def test_a_library_from_elsewhere_is_named(tree: Path) -> None:
 def test_no_longer_declared_pins_and_blacklist_go(tree: Path) -> None:
     installed(tree)
     changes = plan(tree, version="", packages=())
-    assert [(c.path, c.content) for c in changes if isinstance(c, File)] == [(driver.PIN, None), (driver.UNATTENDED, None)]
+    assert [(c.path, c.content) for c in changes if isinstance(c, File)] == [(apt_hold.PIN, None), (apt_hold.UNATTENDED, None)]
 
 
 def test_the_lock_of_another_apt_is_waited_for_then_said_with_75(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +246,7 @@ def test_the_lock_of_another_apt_is_waited_for_then_said_with_75(tree: Path, mon
     write(tree, "dev/null", "")
     for path in ("sys/module/nvidia/version", "proc/driver/nvidia/version"):
         (tree / path).unlink(missing_ok=True)
-    monkeypatch.setattr(by_apt, "LOCK_SECONDS", 0.3)
+    monkeypatch.setattr(package_command, "LOCK_SECONDS", 0.3)
     driver_table = {"version": NEW, "packages": [{"name": "x", "version": "1", "architecture": "all", "sha256": "0", "size": 1}]}
     document = resolve_layers("gpu1", [("t", {"settings": {"driver": {**driver_table, "module": "none"}}})])[0]
     lock = tree / "var/lib/dpkg/lock-frontend"
@@ -245,7 +257,7 @@ def test_the_lock_of_another_apt_is_waited_for_then_said_with_75(tree: Path, mon
         other.kill()
     assert fcntl and report.exit_code is ExitCode.TRY_AGAIN
     assert report.items[0].state == "deferred" and "another program has held dpkg's lock" in report.items[0].message
-    assert not (tree / driver.PIN[1:]).exists(), "nothing is pinned that did not move"
+    assert not (tree / apt_hold.PIN[1:]).exists(), "nothing is pinned that did not move"
 
 
 def test_what_apt_would_do_besides_is_refused_with_its_names() -> None:

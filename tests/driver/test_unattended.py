@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fairlead.config.driver_lock_file import load_lock
-from fairlead.settings import driver
+from fairlead.model import apt_hold
 from tests.driver.apt_node import AptNode
 from tests.driver.conftest import INSTALL, Debian, from_debian, lock, site_text
 from tests.driver.nvidia_repository import build
@@ -59,9 +59,9 @@ def test_unattended_upgrades_moves_others_and_keeps_off_the_driver(node: AptNode
 
     node.run("unattended-upgrade", "-v", timeout=300)
     assert node.versions("nvidia-smi", OTHER) == {"nvidia-smi": ours, OTHER: "2-1"}
-    node.run("sh", "-c", f"apt-mark unhold nvidia-smi && rm {driver.PIN}")  # by the list of unattended-upgrades alone
+    node.run("sh", "-c", f"apt-mark unhold nvidia-smi && rm {apt_hold.PIN}")  # by the list of unattended-upgrades alone
     node.run("unattended-upgrade", "-v", timeout=300)
     assert node.versions("nvidia-smi") == {"nvidia-smi": ours}
-    node.run("rm", driver.UNATTENDED)
+    node.run("rm", apt_hold.UNATTENDED)
     node.run("unattended-upgrade", "-v", timeout=300)
     assert node.versions("nvidia-smi") == {"nvidia-smi": NEWER}, "else it would have moved"

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from fairlead.checks.xid import Params, check
 from fairlead.history.memory import History
-from fairlead.model.check import KernelRecord
+from fairlead.model.check_definition import KernelRecord
 from fairlead.model.facts import Node
 from fairlead.model.finding import Finding, Level
 from fairlead.policy import CheckPolicy, Decision, Now, Order, PolicyState, Rules, acknowledge, decide

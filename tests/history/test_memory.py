@@ -9,7 +9,7 @@ import pytest
 from fairlead.history.memory import EVENTS_SPARE, FIRST_KEPT, LAST_KEPT, History
 from fairlead.history.samples import SAMPLE_SECONDS
 from fairlead.history.sqlite_file import EVENTS_KEPT
-from fairlead.model.check import KernelRecord
+from fairlead.model.check_definition import KernelRecord
 from fairlead.policy.policy_state import PolicyState
 
 

@@ -11,7 +11,7 @@ import pytest
 from fairlead.history.memory import History
 from fairlead.history.sqlite_file import FILE
 from fairlead.history.xid_counts import CODES_MAX, DEVICES_MAX, XidCounts
-from fairlead.model.check import KernelRecord
+from fairlead.model.check_definition import KernelRecord
 
 BOOT, NEXT_BOOT = "11111111-2222-3333-4444-555555555555", "99999999-2222-3333-4444-555555555555"
 PCI = "0000:1b:00.0"

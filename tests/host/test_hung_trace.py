@@ -19,7 +19,7 @@ from fairlead.checks.kernel_log import Pattern
 from fairlead.history.memory import History
 from fairlead.host.hung_trace import HungTrace
 from fairlead.host.kmsg import Follower
-from fairlead.model.check import KernelRecord, Past
+from fairlead.model.check_definition import KernelRecord, Past
 from fairlead.model.facts import unreadable
 from fairlead.model.finding import Level
 from fairlead.model.host_facts import MountPoint

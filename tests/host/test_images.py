@@ -10,7 +10,7 @@ import pytest
 from fairlead.checks import disks, fs_errors
 from fairlead.host import storage
 from fairlead.host.root import Root
-from fairlead.model.check import Past
+from fairlead.model.check_definition import Past
 from fairlead.model.facts import Missing, unreadable
 from fairlead.model.finding import Level
 from fairlead.model.host_facts import FsErrors, Host, MountPoint

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from fairlead.host.hung_trace import is_ours
 from fairlead.host.kmsg import BATCH_RECORDS, Follower, parse
-from fairlead.model.check import KernelRecord
+from fairlead.model.check_definition import KernelRecord
 
 
 def texts(records: list[KernelRecord]) -> list[str]:

@@ -8,7 +8,7 @@ from fairlead.host.gpu import gpus
 from fairlead.host.nvml import Worker
 from fairlead.host.root import Root
 from fairlead.judge import reads
-from fairlead.model.check import Past
+from fairlead.model.check_definition import Past
 from fairlead.model.device import gpu_cards_of, readable_fields
 from fairlead.model.facts import Gpu, Missing, Node
 from fairlead.model.finding import Finding, Level

@@ -15,7 +15,7 @@ from fairlead.host.nvml_load import branch_of, event_fields
 from fairlead.host.owners import owner_of
 from fairlead.host.root import Root
 from fairlead.host.software import software
-from fairlead.model.check import Past
+from fairlead.model.check_definition import Past
 from fairlead.model.facts import Gpu, Missing
 from fairlead.model.gpu_load import ProcessOwner
 from tests.lab.faults import Faults

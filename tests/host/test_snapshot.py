@@ -18,7 +18,7 @@ from fairlead.host.gather import gather
 from fairlead.host.kmsg import Follower
 from fairlead.host.root import Root
 from fairlead.host.tree_snapshot import snapshot
-from fairlead.model.check import Past
+from fairlead.model.check_definition import Past
 from fairlead.model.facts import Gid, Nic, Node, unreadable
 from fairlead.model.host_facts import Wanted
 from fairlead.nccl import roce

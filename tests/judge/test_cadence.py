@@ -8,7 +8,7 @@ from fairlead import checks, config
 from fairlead.checks import kernel_log
 from fairlead.config import Document
 from fairlead.judge import fresh, judge, prefixes, wanted
-from fairlead.model.check import CheckParams, Past
+from fairlead.model.check_definition import CheckParams, Past
 from fairlead.model.facts import unreadable
 from tests.checks.hosts import host_node
 

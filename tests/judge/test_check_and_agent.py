@@ -16,7 +16,7 @@ from fairlead.daemon.loop.history_update import after_judging, before_judging
 from fairlead.errors import ExitCode
 from fairlead.history.memory import History
 from fairlead.judge import decide_at_once, judge, policies_of
-from fairlead.model.check import Past
+from fairlead.model.check_definition import Past
 from fairlead.model.facts import Node
 from fairlead.model.finding import Mode
 from fairlead.policy import Now, Order, PolicyState, decide

@@ -25,7 +25,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from tests.lab import access, bounds, clients, cpus, hardware, inotify, machines, net, node, roots, slurmconf, software, wheels
+from tests.lab import (
+    access,
+    bounds,
+    clients,
+    cpus,
+    el_roots,
+    hardware,
+    inotify,
+    machines,
+    net,
+    node,
+    roots,
+    slurmconf,
+    software,
+    wheels,
+)
 from tests.lab.host import Host
 from tests.lab.ledger import Ledger
 from tests.lab.nvml import library
@@ -48,6 +63,7 @@ class Rack(clients.SlurmClients):
     extra_conf  lines for slurm.conf
     nvml        folder with a libnvidia-ml.so.1 to use instead of the simulated library
     binds       (path on the machine, path on every node, read-only)
+    el          every host has the root that is like EL (tests.lab.el_roots)
     """
 
     nodes_wanted: int = 4
@@ -60,6 +76,7 @@ class Rack(clients.SlurmClients):
     extra_conf: str = ""
     nvml: Path | None = None
     binds: tuple[tuple[str, str, bool], ...] = ()
+    el: bool = False
 
     def __post_init__(self) -> None:
         self._supervisor = 0
@@ -103,7 +120,7 @@ class Rack(clients.SlurmClients):
 
         Whatever goes wrong, everything is taken down again first; raises LabError with what to look at.
         """
-        lower = roots.root(self.suite)
+        lower = el_roots.el_root(self.suite) if self.el else roots.root(self.suite)
         wheels.into_cache(self.suite)
         roots.need_room(lab_dir(), (64 + 16 * len(self.nodes)) << 20)
         self.ledger.open()

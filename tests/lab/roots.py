@@ -146,7 +146,7 @@ def root(suite: str) -> Path:
 def _build(suite: str, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     for stale in [*target.parent.glob(f".building-{suite}-*"), *target.parent.glob(f"{suite}-*")]:
-        if stale.name.startswith(".") or not _in_use(stale):
+        if stale.name.startswith(".") or not in_use(stale):
             shutil.rmtree(stale)
     need_room(target.parent, ROOM_BYTES)
     if shutil.which("debootstrap") is None:
@@ -194,7 +194,7 @@ def debootstrap(suite: str, folder: Path) -> list[str]:
     return words
 
 
-def _in_use(folder: Path) -> bool:
+def in_use(folder: Path) -> bool:
     """Whether any process has ``folder`` as (part of) a mount or its root: an older lab may still run on it."""
     wanted = str(folder)
     for pid in os.listdir("/proc"):

@@ -27,8 +27,12 @@ def slurm_version(root: Path) -> str:
 
 
 def headers(suite: str) -> Path:
-    """The folder to include (it has slurm/spank.h), of the root's own version, fetched once. Raises LabError."""
-    return packages.alone(suite, f"libslurm-dev={slurm_version(roots.root(suite))}") / "usr/include"
+    """The folder to include (it has slurm/spank.h), of the root's own Slurm release, fetched once. Raises LabError.
+
+    The archive keeps only its newest revision (24.11.5-4+deb13u1), and the root may have been built before that revision.
+    """
+    release = slurm_version(roots.root(suite)).rpartition("-")[0]
+    return packages.alone(suite, f"libslurm-dev={release}-*") / "usr/include"
 
 
 def plugin(suite: str) -> Path:

@@ -118,5 +118,5 @@ def test_a_planted_impurity_is_found(name: str) -> None:
 
 
 def test_what_judging_needs_is_allowed() -> None:
-    text = "from fairlead.model.check import Check\nfrom fairlead import checks\nimport re\nopen: bool = True\n"
+    text = "from fairlead.model.check_definition import Check\nfrom fairlead import checks\nimport re\nopen: bool = True\n"
     assert not list(impurities(text, "checks/planted.py"))

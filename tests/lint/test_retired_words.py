@@ -202,13 +202,6 @@ def test_a_planted_text_is_found(text: str) -> None:
 
 #: Files in these folders have the name of what a site or a user writes: a command, a check, a setting, a measurement.
 SITE_NAMED = {"cli", "checks", "settings", "measure/tools"}
-#: Names that several files still have, by what they are. None may be added; one that is unique leaves the list.
-SAME_FILES = frozenset({
-    "check", "clock",
-})  # fmt: skip
-SAME_CLASSES = frozenset({
-    "ClockEvents",
-})  # fmt: skip
 
 
 def modules() -> dict[str, set[str]]:
@@ -234,10 +227,7 @@ def classes() -> dict[str, set[str]]:
     return found
 
 
-@pytest.mark.parametrize(("find", "known"), [(modules, SAME_FILES), (classes, SAME_CLASSES)], ids=["files", "classes"])
-def test_no_name_is_in_two_folders(find: Callable[[], dict[str, set[str]]], known: frozenset[str]) -> None:
+@pytest.mark.parametrize("find", [modules, classes])
+def test_no_name_is_in_two_folders(find: Callable[[], dict[str, set[str]]]) -> None:
     double = {name: sorted(folders) for name, folders in find().items() if len(folders) > 1}
-    new = {name: folders for name, folders in double.items() if name not in known}
-    assert not new, f"say in the name what it is of: {new}"
-    unique = known - double.keys()
-    assert not unique, f"no longer in two folders, take it off the list: {sorted(unique)}"
+    assert not double, f"say in the name what it is of: {double}"

@@ -283,3 +283,82 @@ def test_the_disk_of_jobs_names_its_units(base: str, instance: str | None) -> No
     if instance is not None and shutil.which("systemd-escape"):
         said = subprocess.run(["systemd-escape", "--path", base], capture_output=True, text=True, check=True).stdout
         assert said == f"{instance}\n"
+
+
+def packaged(machine: Machine, release: str, required: bool = False, **more: Any) -> dict[str, Any]:
+    """A request to a machine whose package has this release; "" for a machine without the package."""
+    folder = machine.folder / "usr/lib/fairlead"
+    if release:
+        (folder / "bin").mkdir(parents=True, exist_ok=True)
+        (folder / "release").write_text(release + "\n")
+        answer = '{"changed": 0, "items": [], "outcomes": []}'  # of apply, and of apply --undo
+        (folder / "bin/fairlead").write_text(f"#!/bin/sh\necho '{answer}'\n")
+        (folder / "bin/fairlead").chmod(0o755)
+    package = {"folder": str(folder), "folders": [str(machine.state)], "required": required, "version": "0.0.0"}
+    return machine.request(package=package, **more)
+
+
+def test_a_node_with_the_package_is_sent_nothing_but_its_document(machine: Machine) -> None:
+    answer = machine.visit(packaged(machine, RELEASE, required=True))
+    assert {c["what"].removeprefix(str(machine.folder)) for c in answer["changes"]} == {
+        "/etc/fairlead/node.json", "/opt/current", UNIT,
+    }  # fmt: skip
+    assert os.readlink(machine.opt / "current") == "../usr/lib/fairlead" and not machine.hook.exists()
+    assert not machine.visit(packaged(machine, RELEASE))["changed"]
+
+
+@pytest.mark.parametrize(
+    ("release", "required", "said"),
+    [
+        ("0.0.1-other", False, f"the package fairlead here is release 0.0.1-other, and the admin host has {RELEASE}"),
+        ("", True, "this node does not have the package fairlead, which the site asks for"),
+    ],
+)
+def test_a_package_that_does_not_fit_is_refused_before_anything_changes(
+    machine: Machine, release: str, required: bool, said: str
+) -> None:
+    with pytest.raises(Stop, match=said) as found:
+        machine.visit(packaged(machine, release, required))
+    assert "version 0.0.0" in found.value.hint or "fairlead 0.0.0" in found.value.hint
+    assert not (machine.folder / "etc").exists() and not (machine.opt / "current").is_symlink()
+
+
+def test_a_node_without_the_package_gets_wheels(machine: Machine) -> None:
+    assert machine.visit(packaged(machine, ""))["need"] == ["wheels", "files"]
+
+
+def test_what_wheels_left_goes_when_the_package_is_there(machine: Machine) -> None:
+    """A release, a unit and the link of an earlier run go. What others have put into these folders stays."""
+    unit = machine.folder / "etc/systemd/system" / UNIT
+    link = machine.folder / "usr/local/bin/fairlead"
+    for path in (unit, link, machine.opt / "0.0.0-old/.installed", machine.opt / "theirs/file"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    for path in (unit, machine.opt / "0.0.0-old/.installed", machine.opt / "theirs/file"):
+        path.write_text("x")
+    target = f"{machine.opt}/current/bin/fairlead"
+    link.symlink_to(target)
+    (machine.opt / "current").symlink_to("0.0.0-old")
+    entry = {"path": str(unit), "mode": 0o644, "sha256": "0", "size": 1}
+    more = {"files": [entry], "links": [[f"{machine.opt}/current", RELEASE], [str(link), target]]}
+    checked = machine.visit(packaged(machine, RELEASE, check=True, **more))
+    assert unit.exists() and os.readlink(machine.opt / "current") == "0.0.0-old"
+    machine.log.unlink()
+    answer = machine.visit(packaged(machine, RELEASE, **more))
+    gone = {str(unit), str(link), str(machine.opt / "0.0.0-old")}
+    for said in (checked, answer):
+        assert {c["what"] for c in said["changes"] if c["why"] == "remove: the package fairlead has its own"} == gone
+    assert not [path for path in gone if os.path.lexists(path)] and (machine.opt / "theirs/file").exists()
+    calls = machine.systemctl_calls()
+    assert calls.index("daemon-reload") < calls.index(f"reenable {UNIT}") < calls.index(f"restart {UNIT}")
+    assert not machine.visit(packaged(machine, RELEASE, **more))["changed"]
+
+
+def test_an_uninstall_leaves_the_package_and_its_folders(machine: Machine) -> None:
+    machine.visit(packaged(machine, RELEASE))
+    machine.state.mkdir(parents=True)
+    (machine.state / "ledger").touch()
+    request = packaged(machine, RELEASE, state="absent", undo=True, links=[])
+    assert machine.visit(request)["changed"]
+    assert (machine.folder / "usr/lib/fairlead/release").exists() and (machine.opt / "current").is_symlink()
+    assert machine.state.is_dir() and not list(machine.state.iterdir())
+    assert not (machine.folder / "etc/fairlead/node.json").exists()

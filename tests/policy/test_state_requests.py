@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from fairlead.errors import DataError
-from fairlead.model.check import KernelRecord, Past, Sample
+from fairlead.model.check_definition import KernelRecord, Past, Sample
 from fairlead.model.finding import Finding, Level, Mode
 from fairlead.policy import CheckPolicy, Decision, Now, Order, PolicyState, Rules, Track, decide, identity
 from fairlead.policy.policy_state import Repair, remembered_findings

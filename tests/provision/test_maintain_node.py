@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -148,3 +149,26 @@ def test_an_ansible_that_ends_without_a_word_names_a_next_step(tmp_path: Path, m
 def test_jobs_and_their_ends() -> None:
     found = jobs_by_node("12|R|1795311504|n[1-2]\n13|CG|N/A|n2\n")
     assert found == {"n1": [1795311504.0], "n2": [1795311504.0, float("inf")]}
+
+
+#: Eight threads read their first answer at the same time, as those of `fairlead maintain` do.
+TOGETHER = """
+import sys, threading
+from fairlead.provision.agent_status import account_of, status_of
+sys.setswitchinterval(1e-6)
+begin = threading.Barrier(8)
+def read():
+    begin.wait()
+    assert status_of(b'{"node": "n1", "findings": []}')["node"] == "n1"
+    assert account_of(b'{"agent": {"installed": true}}')
+threads = [threading.Thread(target=read) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+
+
+@pytest.mark.parametrize("run", range(8))
+def test_the_first_answers_of_several_nodes_can_be_read_at_once(run: int) -> None:
+    """msgspec analyses a type at its first use. With several threads at once half of all processes ended with SIGSEGV."""
+    done = subprocess.run([sys.executable, "-c", TOGETHER], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, f"run {run}: {done.returncode}\n{done.stderr}"

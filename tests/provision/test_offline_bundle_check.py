@@ -211,8 +211,14 @@ branch = ""
 module = "open"
 install = ["x"]
 architecture = "amd64"
-packages = [{{ name = "x", version = "1", architecture = "amd64", sha256 = "{digest}", size = 1 }}]
+packages = [{{ name = "x", version = "{version}", architecture = "amd64", sha256 = "{digest}", size = 1, format = "{kind}" }}]
 """
+#: Version, kind, and the name of the file. An epoch, a caret and a tilde are in the name as they are in no path.
+PACKAGES = (
+    ("1", "deb", "x_1_amd64.deb"),
+    ("1:1", "deb", "x_1%3a1_amd64.deb"),
+    ("3:1^git~rc-1.el9", "rpm", "x-3%3a1^git~rc-1.el9.amd64.rpm"),
+)
 
 
 @pytest.mark.parametrize(
@@ -272,11 +278,15 @@ def test_the_admin_hosts_list_and_its_wheels_come_together(bundle: Path, capsys:
 
 
 @pytest.mark.parametrize("what", ["unlisted", "other", "missing", "no lock", "none"])
-def test_packages_are_those_of_the_bundles_lock(bundle: Path, capsys: pytest.CaptureFixture[str], what: str) -> None:
-    file = bundle / "packages/x_1_amd64.deb"
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda p: p[2])
+def test_packages_are_those_of_the_bundles_lock(
+    bundle: Path, capsys: pytest.CaptureFixture[str], package: tuple[str, str, str], what: str
+) -> None:
+    version, kind, name = package
+    file = bundle / "packages" / name
     file.write_bytes(b"other" if what == "other" else b"x")
     if what != "no lock":
-        (bundle / "fairlead.lock").write_text(LOCKED.format(digest=hashlib.sha256(b"x").hexdigest()))
+        (bundle / "fairlead.lock").write_text(LOCKED.format(digest=hashlib.sha256(b"x").hexdigest(), version=version, kind=kind))
     if what == "unlisted":
         (bundle / "packages/y_1_amd64.deb").write_bytes(b"x")
     if what == "missing":

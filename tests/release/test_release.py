@@ -101,7 +101,8 @@ def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    subprocess.run(["make", "--no-print-directory", ".cache/release/.done"], cwd=PROJECT, check=True)
+    with roots.locked("release-tools"):  # also of build_packages.py
+        subprocess.run(["make", "--no-print-directory", ".cache/release/.done"], cwd=PROJECT, check=True)
     return checkout(tmp_path_factory.mktemp("tree"))
 
 

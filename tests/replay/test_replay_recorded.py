@@ -14,7 +14,7 @@ import pytest
 
 from fairlead.cli import main
 from fairlead.history.memory import History
-from fairlead.model.check import KernelRecord
+from fairlead.model.check_definition import KernelRecord
 from fairlead.replay.recording import read
 from fairlead.replay.simulation import prefixes, replay
 from fairlead.xid.decode import decode

@@ -17,14 +17,15 @@ from tests.scorecard.peers import LATE, Peer, PeerSeen
 from tests.scorecard.play import Seen
 
 WORDS = (
-    "Each row is one fault put into a running simulated node: an HGX H100 machine tree as its /sys and /proc, the simulated",
-    "NVML library, a kernel log, the real agent, a real slurmctld. *finding* is the time from the last change to the node",
-    "until the agent's status shows the finding. *drain* is the time until slurmctld has accepted the drain and the verdict",
-    "says so. All checks and settings are enforced for this (the strictest policy). *by default* says what the finding does",
-    "under the check's own mode: it drains, or it only reports. The *twin* is the same signal in a state where it is normal.",
-    "*reported* means that the agent is meant to show a finding about the twin (a job's own Xid), which drains nothing. Faults",
-    "that take minutes (shares of time under load) are played on clocks that run 40 times as fast, and their times are given in",
-    "the node's time. Twins are played on such clocks too.",
+    "Each row is one fault that the test put into a running simulated node. The node has an HGX H100 machine tree as its /sys",
+    "and /proc, the simulated NVML library, a kernel log, the real agent and a real slurmctld. *finding* is the time from the",
+    "last change to the node until the agent's status shows the finding. *drain* is the time from that change until slurmctld",
+    "has accepted the drain and the verdict is `drain`. For the test all checks and settings are in mode `enforce`, the",
+    "strictest policy. *by default* says what the finding does in the check's default mode: it drains the node, or fairlead",
+    "only reports it. The *twin* is the same signal in a state where it is normal. *reported* means that the agent has to",
+    "show a finding about the twin (such as a job's own Xid) and must not drain the node. Faults that need minutes (a",
+    "fraction of the time under load) run on clocks that are 40 times as fast, and so do twins. The table gives their times",
+    "in the node's time.",
 )
 Peers = Sequence[tuple[Peer, dict[str, PeerSeen]]]
 
@@ -202,7 +203,7 @@ def page(rows: Sequence[Seen], peers: Peers, said: dict[str, Any]) -> str:
     ]
     if notes := [f"- {p.name}: {p.note}" for p, _ in peers if p.program and p.note]:
         out += [
-            "Each peer runs once per row, on demand. Its time is that of one run; the period of a site's runs comes on top.",
+            "Each other tool runs once per row. Its time is that of one run. At a site, add the wait for the next run.",
             *notes,
             "",
         ]

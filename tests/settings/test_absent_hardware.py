@@ -15,7 +15,7 @@ from fairlead.errors import ExitCode
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
 from fairlead.judge import judge, reads
-from fairlead.model.check import Past
+from fairlead.model.check_definition import Past
 from fairlead.model.facts import unreadable
 from fairlead.model.finding import Level
 from fairlead.provision import planned_changes

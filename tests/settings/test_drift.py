@@ -15,7 +15,7 @@ from fairlead.config import Document
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
 from fairlead.judge import judge, policies_of, reads, wanted
-from fairlead.model.check import Past
+from fairlead.model.check_definition import Past
 from fairlead.model.facts import Missing, Node, PciDevice, unreadable
 from fairlead.model.finding import Finding, Level, Mode
 from fairlead.policy import CheckPolicy

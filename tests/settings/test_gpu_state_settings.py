@@ -23,7 +23,7 @@ from fairlead.host.nvml import Worker
 from fairlead.host.root import Root
 from fairlead.judge import judge
 from fairlead.model.change import AnyChange, Disruption, File, Layer, Nvml, Reboot
-from fairlead.model.check import Past
+from fairlead.model.check_definition import Past
 from fairlead.model.facts import Missing, Node, unreadable
 from fairlead.model.gpu_state import MigInstance
 from fairlead.settings import clocks, ecc_mode, mig, power_limit

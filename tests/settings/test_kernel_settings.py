@@ -137,6 +137,7 @@ LOST = unreadable("EIO")
 
 def test_a_file_that_may_say_otherwise_and_cannot_be_read_is_not_taken_for_none() -> None:
     grub = {kernel_cmdline.CMDLINE: "quiet\n", kernel_cmdline.GRUB: "x", kernel_cmdline.FILE: None, kernel_cmdline.GRUB_CFG: None}
+    grub |= dict.fromkeys((kernel_cmdline.GRUB2_CFG, kernel_cmdline.GRUBENV, kernel_cmdline.KMOD_COMMON))
     nvidia = {nvidia_module.MODINFO: MODINFO, nvidia_module.FILE: None, nvidia_module.PARAMS: None}
     numa = {numa_balancing.VALUE: "0\n", numa_balancing.FILE: None}
     late = "/etc/sysctl.d/99-site.conf"
@@ -298,6 +299,7 @@ def test_the_last_word_wins_but_pci_options_add_up(line: str, word: str, good: b
 def boot(**files: str | None) -> kernel_cmdline.Observed:
     paths: dict[str, str | Missing | None] = {kernel_cmdline.CMDLINE: "ro quiet\n", kernel_cmdline.FILE: None,
              kernel_cmdline.GRUB: "x", kernel_cmdline.GRUB_CFG: GRUB_CFG.replace(" iommu=pt", "")}  # fmt: skip
+    paths |= dict.fromkeys((kernel_cmdline.GRUB2_CFG, kernel_cmdline.GRUBENV, kernel_cmdline.KMOD_COMMON))
     observed = kernel_cmdline.observe(texts({**paths, **files}))
     assert isinstance(observed, kernel_cmdline.Observed)
     return observed
@@ -388,3 +390,11 @@ def test_another_modprobe_file_that_is_read_later_is_named() -> None:
         nvidia_module.plan(want, module(**later))
     earlier = {"/etc/modprobe.d/nvidia.conf": "options nvidia NVreg_EnableStreamMemOPs=0\n"}
     assert nvidia_module.plan(want, module(**earlier))
+
+
+def test_a_module_that_comes_back_after_a_reboot_comes_from_the_initramfs() -> None:
+    want = kernel_modules.KernelModulesWant()
+    for text, said in ((None, False), ("blacklist nouveau\n", True)):
+        observed = kernel_modules.Observed(frozenset({"nouveau"}), None, text)
+        (why,) = [c.why for c in kernel_modules.plan(want, observed) if isinstance(c, Reboot)]
+        assert ("dracut --force" in why and "update-initramfs -u" in why) is said

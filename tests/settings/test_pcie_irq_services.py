@@ -29,7 +29,7 @@ def machine(*devices: PciDevice, **texts: str | Missing | None) -> Node:
                  for i in range(8))  # fmt: skip
     files: dict[str, str | Missing | None] = {
         "/proc/cmdline": "quiet",
-        **dict.fromkeys((irq_affinity.DROPIN, irq_affinity.DEFAULTS, irq_affinity.BALANCER)),
+        **dict.fromkeys((irq_affinity.DROPIN, *irq_affinity.DEFAULTS, irq_affinity.BALANCER)),
         pcie_aspm.POLICY: "[default] performance powersave powersupersave\n",
         **texts,
     }
@@ -145,9 +145,10 @@ def test_irqbalance_does_not_run_or_is_kept_to_the_systems_cpus() -> None:
     file, unit, *moves = irq_affinity.plan(irq_affinity.IrqAffinityWant(irqbalance=True), running)
     assert isinstance(file, File) and "BANNED_CPULIST=1,3,5,7\n" in (file.content or "")
     assert isinstance(unit, Unit) and unit.restart and [m.value for m in moves] == ["0,4"]  # type: ignore[union-attr]
-    theirs = irqs(**{irq_affinity.DEFAULTS: "IRQBALANCE_BANNED_CPULIST=0\n"})
-    with pytest.raises(ConfigError, match="/etc/default/irqbalance: IRQBALANCE_BANNED_CPULIST: names banned CPUs"):
-        irq_affinity.plan(irq_affinity.IrqAffinityWant(irqbalance=True), theirs)
+    for path in ("/etc/default/irqbalance", "/etc/sysconfig/irqbalance"):
+        theirs = irqs(**{path: "IRQBALANCE_BANNED_CPULIST=0\n"})
+        with pytest.raises(ConfigError, match=f"{path}: IRQBALANCE_BANNED_CPULIST: names banned CPUs"):
+            irq_affinity.plan(irq_affinity.IrqAffinityWant(irqbalance=True), theirs)
 
 
 # -- services

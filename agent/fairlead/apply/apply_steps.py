@@ -1,4 +1,5 @@
-"""Runs once: observes the node, plans each setting, executes what may be done now, verifies by observing again, and reports."""
+"""Makes one run of apply: it observes the node, plans each setting, executes the changes that may be made now, observes the node
+again to verify them, and reports."""
 
 from __future__ import annotations
 
@@ -17,16 +18,17 @@ from fairlead.config import Document
 from fairlead.host import change as changing
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
-from fairlead.model.change import AnyChange, ModuleReload, Packages
+from fairlead.model.change import AnyChange, BootLoader, ModuleReload, Packages
 from fairlead.model.facts import Missing, Node, StuckCall, unreadable
 from fairlead.model.setting import Setting, Want
 from fairlead.nccl import compute_ports
 
-PACKAGES_SECONDS = 3600  # for a run with packages: so long may apt and dkms take
+PACKAGES_SECONDS = 3600  # RUN_DIR/applying expires after this time if packages change, because apt and dkms are slow
 
 
 class Answer(Protocol):
-    """Holds what NVML said in one sweep, in the form of nvml.json, or why it did not, and the call that has not come back."""
+    """Holds the result of one NVML sweep. ``raw``: the answers in nvml.json form, or why there are none. ``stuck``: the call that
+    has not returned, or None."""
 
     @property
     def raw(self) -> Mapping[str, Any] | Missing: ...
@@ -35,7 +37,7 @@ class Answer(Protocol):
 
 
 class NvmlCalls(Protocol):
-    """Asks the NVML worker, or a machine tree in its place."""
+    """Reads and sets NVML values, by the NVML worker or in a machine tree."""
 
     def sweep(self) -> Answer: ...
     def set(self, pci: str, what: str, value: int | str) -> None: ...
@@ -55,10 +57,11 @@ def apply(
     undo: str = changing.UNDO,
     only: Sequence[str] = (),
 ) -> ApplyReport:
-    """Make a node, or an image of one, what its document says.
+    """Apply the document to a node, or to an image of a node.
 
-    busy: a job runs here, so only changes that no job can notice are made. drained: no job runs and none can come, so changes
-    that must not meet a job are made too (Disruption.DRAIN). only: these settings; () for all that are declared.
+    busy: a job runs here, so only changes that no job can notice are made. drained: no job runs and none can start, so changes
+    that need a drained node are made too (Disruption.DRAIN). only: the names of the settings to apply, or () for all declared
+    settings.
     """
     run = ApplyRun(document, root, phase=phase, only=only, nvml=nvml, undo=undo)
     before = run.observe()
@@ -89,15 +92,15 @@ def apply(
 
 
 def chosen(document: Document, phase: Phase, left: Collection[str] = ()) -> dict[str, tuple[Setting, Want]]:
-    """Return the declared settings of this phase by name. ``boot``: those that a reboot loses, and those that an image
-    ``left``."""
+    """Return the declared settings of this phase by name. In the phase ``boot`` these are the volatile settings, and the settings
+    that the image has left for the boot (``left``)."""
     every = setting_list.load()
     names = [n for n in sorted(document.settings) if phase == "all" or every[n].volatile or n in left]
     return {n: (every[n], document.settings[n]) for n in names}
 
 
 class ApplyRun:
-    """Holds the settings of one run. Its methods are called in the order in which they are written here."""
+    """Holds the settings of one run. Its methods are called in the order of their definition."""
 
     def __init__(
         self, document: Document, root: Root, *, phase: Phase, only: Sequence[str], nvml: NvmlCalls | None, undo: str
@@ -110,7 +113,7 @@ class ApplyRun:
         self.image = changing.is_image(root)
 
     def observe(self) -> Node:
-        """Read what the settings need to know of the node."""
+        """Read the facts of the node that the settings need."""
         wanted = [(setting, want) for setting, want in self._settings.values() if want.managed]
         reads = tuple(dict.fromkeys(path for setting, want in wanted for path in setting.wanted_reads(want)))
         ask = self._nvml if any(setting.nvml for setting, _ in wanted) else None
@@ -129,9 +132,9 @@ class ApplyRun:
                 self._work[name] = ApplyWork(planned, busy=busy, drained=drained)
 
     def execute(self, before: Node) -> Node:
-        """Make what may be made now. Returns the node after it.
+        """Make the changes that may be made now. Return the node as it is after them.
 
-        Raises HostError where another run does not end.
+        Raises HostError if another run of apply does not end.
         """
         todo = [change for work in self._work.values() for change in work.todo]
         if not todo:
@@ -141,13 +144,17 @@ class ApplyRun:
             for work in self._work.values():
                 work.done = self._make(work.todo)
             after = self.observe()
+            packages = any(work.moved_packages for work in self._work.values())
             for name, work in self._work.items():
-                if work.stopped_a_unit and isinstance(moved := self._plan(name, after), tuple) and work.add(moved, self._make):
+                moved = self._plan(name, after) if work.stopped_a_unit or packages else ()
+                if isinstance(moved, Item) or not (work.stopped_a_unit or any(isinstance(c, BootLoader) for c in moved)):
+                    continue
+                if work.add(moved, self._make):
                     after = self.observe()
         return after
 
     def verify(self, after: Node, *, dry_run: bool) -> list[Item]:
-        """Compare the node after the run with what is declared: an item for each setting, in their order."""
+        """Compare the node after the run with the declaration. Return an item for each setting, in the settings' order."""
         found = []
         for name, (setting, _) in self._settings.items():
             if name in self._without_plan:
@@ -161,11 +168,11 @@ class ApplyRun:
         return found
 
     def changes(self, *, dry_run: bool) -> int:
-        """How many changes were made; in a dry run, how many would be."""
+        """Return how many changes were made, or in a dry run how many would be made."""
         return sum(len(work.todo) if dry_run else sum(o.done for o in work.done) for work in self._work.values())
 
     def ports(self, node: Node) -> tuple[compute_ports.Port, ...]:
-        """Return NCCL's ports on this node, which are compared with those of the other nodes of its class."""
+        """Return NCCL's ports on this node. `fairlead provision` compares them with the ports of the class's other nodes."""
         routes = node.texts.get("/proc/net/route")
         exclude = getattr(self._settings["nccl"][1], "exclude", ()) if "nccl" in self._settings else ()
         return compute_ports.ports(node, exclude=exclude, routes=routes if isinstance(routes, str) else "")
@@ -175,7 +182,7 @@ class ApplyRun:
         return plan(setting, want, node, self._document.unsupported, image=self.image)
 
     def _make(self, changes: Sequence[AnyChange]) -> tuple[changing.ChangeOutcome, ...]:
-        """Make the changes of one setting. fairlead lets go of NVML while the driver's modules are loaded again."""
+        """Make the changes of one setting. NVML is released while the driver's modules are unloaded and loaded again."""
         nvml = self._nvml
         reload = nvml is not None and any(isinstance(c, ModuleReload) for c in changes)
         if nvml is not None and reload:

@@ -1,4 +1,4 @@
-"""Lets one apply run at a time on a node, and keeps a file that tells the agent that one runs."""
+"""Lets only one run of apply at a time change a node, and writes a file that tells the agent that apply runs."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from contextlib import contextmanager
 
 from fairlead.errors import HostError, next_step
 from fairlead.host import change as changing
-from fairlead.host.clock import boottime
+from fairlead.host.boot_clock import boottime
 from fairlead.host.file_lock import locked_within
 from fairlead.host.root import Root
 
-APPLYING = "applying"  # a file below the run directory: while it is there and has not expired, drift drains nothing
+APPLYING = "applying"  # a file in the run directory: while it is there and has not expired, drift does not drain the node
 APPLYING_SECONDS = 600
-LOCK = "apply.lock"  # beside it
+LOCK = "apply.lock"  # a file in the run directory
 LOCK_SECONDS = 90.0
 
 
 @contextmanager
 def applying(root: Root, run_dir: str, seconds: int = APPLYING_SECONDS) -> Iterator[None]:
-    """Hold the lock, and keep RUN_DIR/applying while the block runs.
+    """Lock RUN_DIR/apply.lock, and keep the file RUN_DIR/applying, while the ``with`` block runs.
 
-    The file holds ``1 PID EXPIRES`` (CLOCK_BOOTTIME seconds), so that the file of a killed run does not count for ever. Raises
-    HostError where it cannot be written or another run does not end.
+    RUN_DIR/applying contains ``1 PID EXPIRES`` (EXPIRES in CLOCK_BOOTTIME seconds), so that the file of a killed run expires.
+    Raises HostError if the file cannot be written, or if another run does not end.
     """
     path = root.join(f"{run_dir}/{APPLYING}")
     try:
@@ -47,10 +47,10 @@ def applying(root: Root, run_dir: str, seconds: int = APPLYING_SECONDS) -> Itera
 
 
 def _locked(path: str) -> int:
-    """Lock a file, so that the boot unit's run and that of `fairlead provision` do not write the same files at once.
+    """Lock a file, so that a run of the boot unit and a run of `fairlead provision` do not write the same files at once.
 
-    Returns the open file; the kernel unlocks it when the process ends. Raises HostError when another run does not end within
-    LOCK_SECONDS, OSError.
+    Return the descriptor of the locked file. The kernel unlocks the file when the process ends. Raises OSError, and HostError if
+    another run does not end within LOCK_SECONDS.
     """
     os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
     lock = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)

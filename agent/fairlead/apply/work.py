@@ -1,4 +1,5 @@
-"""Holds the changes of one setting in a run of apply: which are planned, which may be made now, and what became of them."""
+"""Plans the changes of one setting in a run of apply, and holds the planned changes, those that may be made now, and their
+outcomes."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import msgspec
 from fairlead.apply.report import Item
 from fairlead.errors import ConfigError
 from fairlead.host import change as changing
-from fairlead.model.change import AnyChange, Unit
+from fairlead.model.change import AnyChange, Packages, Unit
 from fairlead.model.facts import Missing, Node
 from fairlead.model.setting import HardwareAbsent, Setting, Want
 
@@ -19,7 +20,8 @@ def plan(
 ) -> tuple[AnyChange, ...] | Item:
     """Plan the changes of one setting, or say in an item why there is no plan.
 
-    unsupported: the facts that the profile allows to be absent. image: the node is a folder with a system in it.
+    unsupported: the facts that the hardware profile allows to be absent. image: ``node`` was read from an image, which is a
+    folder with a system that does not run.
     """
     if not want.managed:
         return Item(setting="", state="unmanaged", message="declared as not managed")
@@ -42,8 +44,8 @@ def plan(
 
 
 class ApplyWork:
-    """Holds the changes of one setting. ``planned``: all of them. ``todo``: those that may be made now. ``done``: their
-    outcomes."""
+    """Holds the changes of one setting. ``planned``: all changes. ``todo``: the changes that may be made now. ``done``: the
+    outcomes of ``todo``."""
 
     def __init__(self, planned: tuple[AnyChange, ...], *, busy: bool, drained: bool) -> None:
         self._now = {"busy": busy, "drained": drained}
@@ -53,13 +55,19 @@ class ApplyWork:
 
     @property
     def stopped_a_unit(self) -> bool:
-        """Say whether a unit was stopped that may have written the same values before it ended (irqbalance)."""
+        """Return whether a unit was changed. A unit that was stopped (irqbalance) may have written the same values before."""
         return any(isinstance(o.change, Unit) and o.done and not o.skipped for o in self.done)
+
+    @property
+    def moved_packages(self) -> bool:
+        """Return whether packages were installed or removed. Their scripts may have changed files that other settings keep:
+        NVIDIA's nvidia-kmod-common changes the kernel command line."""
+        return any(isinstance(o.change, Packages) and o.done and not o.skipped for o in self.done)
 
     def add(
         self, moved: tuple[AnyChange, ...], make: Callable[[Sequence[AnyChange]], tuple[changing.ChangeOutcome, ...]]
     ) -> bool:
-        """Add the changes of a second plan, in place of earlier ones of the same targets. Returns whether there were any."""
+        """Make the changes of a second plan. They replace earlier changes of the same targets. Return whether there were any."""
         again = tuple(c for c in moved if c.disruption.allowed(**self._now))
         targets = {changing.target(c) for c in again}
         self.planned = (*(c for c in self.planned if changing.target(c) not in targets), *again)

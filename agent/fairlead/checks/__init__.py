@@ -6,7 +6,7 @@ import importlib
 import pkgutil
 from functools import cache
 
-from fairlead.model.check import Check
+from fairlead.model.check_definition import Check
 
 
 @cache

@@ -1,9 +1,10 @@
 """Checks that something sets the clock, that the clock is nearly right, and that it did not jump.
 
-The kernel says whether any program sets the clock (STA_UNSYNC) and how wrong the clock may be (maxerror); see adjtimex(2). It
-says so for chronyd, ntpd, timesyncd and PTP alike. While nothing sets the clock, maxerror grows by 500 ppm. At 16 s the kernel
-calls the clock unsynchronised (kernel/time/ntp.c). A wrong clock breaks munge (credentials are valid for 300 s), leases and
-logs. The check sees a jump as a change of the time of day against CLOCK_BOOTTIME, which nobody can set.
+The kernel says whether any program sets the clock (STA_UNSYNC) and how wrong the clock may be (maxerror); see adjtimex(2). The
+kernel gives both values in the same way for chronyd, ntpd, timesyncd and PTP. While no program sets the clock, maxerror grows by
+500 ppm. When maxerror reaches 16 s, the kernel calls the clock unsynchronised (kernel/time/ntp.c). A wrong clock breaks munge
+(credentials are valid for 300 s), leases and logs. To find a jump, the check compares the time of day with CLOCK_BOOTTIME,
+because no program can set CLOCK_BOOTTIME.
 """
 
 from __future__ import annotations
@@ -14,22 +15,24 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.check_definition import Check, CheckParams, Past
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Action, Finding, Level, Mode
 from fairlead.model.trend import series
 from fairlead.model.unread import host_of, unread
 
-_SLEW = 1e-3  # a fraction of the time between two samples: adjtimex slews by at most 500 ppm, chrony by more for a short while
+# The slew that is accepted, as a fraction of the time between two samples. adjtimex slews by at most 500 ppm, and chrony slews by
+# more for a short time.
+_SLEW = 1e-3
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
     synchronised: Annotated[bool, Meta(description="A program has to set the clock.")] = True
     maximum_error_seconds_max: Annotated[
-        float, Meta(ge=0, description="The check warns when the possible error of the clock is above this; 0: never.")
+        float, Meta(ge=0, description="The check warns when the possible error of the clock is above this. 0 means never.")
     ] = 5.0
     step_seconds_max: Annotated[
-        float, Meta(ge=0, description="The check warns about a jump of the clock above this; 0: never.")
+        float, Meta(ge=0, description="The check warns about a jump of the clock above this. 0 means never.")
     ] = 2.0
     step_remember_seconds: Annotated[int, Meta(ge=0, le=7200, description="A jump is reported for this long.")] = 3600
 
@@ -53,7 +56,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
                 yield _finding("nothing sets the clock (chronyd, ntpd or timesyncd)", "unsynchronised", worst)
         elif 0 < params.maximum_error_seconds_max < clock.maximum_error_seconds:
             yield _finding(f"the clock may be {clock.maximum_error_seconds:.1f} s wrong", "error", worst)
-        if isinstance(node.uptime_seconds, Missing):  # without it no age of a sample is known
+        if isinstance(node.uptime_seconds, Missing):  # without the uptime, the age of a sample is unknown
             yield unread("the time since boot", node.uptime_seconds)
         elif params.step_seconds_max:
             yield from _steps(node.uptime_seconds, clock.offset_seconds, past, params)

@@ -1,10 +1,10 @@
 """Checks that the node has as much memory and as many CPUs as are declared for this kind of node.
 
-MemTotal (/proc/meminfo) is the memory that the kernel can use, some percent less than the DIMMs have. A site therefore
-declares a lower limit, and a node that loses a DIMM falls below it. The number of CPUs comes from
-/sys/devices/system/cpu/online, the state of hardware threads from /sys/devices/system/cpu/smt/control
-(Documentation/ABI/testing/sysfs-devices-system-cpu). Slurm also drains a node that registers with less than slurm.conf says
-(low RealMemory, low CPUs), but only when slurmd starts.
+MemTotal (/proc/meminfo) is the memory that the kernel can use. It is some percent smaller than the memory of the DIMMs. A site
+therefore declares a lower limit. A node that loses a DIMM falls below this limit. The check reads the number of CPUs from
+/sys/devices/system/cpu/online, and the state of hardware threads from /sys/devices/system/cpu/smt/control
+(Documentation/ABI/testing/sysfs-devices-system-cpu). Slurm also drains a node that registers with less memory or fewer CPUs than
+slurm.conf declares (low RealMemory, low CPUs), but only when slurmd starts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.check_definition import Check, CheckParams, Past
 from fairlead.model.facts import Missing, Node, unreadable
 from fairlead.model.finding import Action, Finding, Level, Mode, Service, with_action
 from fairlead.model.unread import host_of, unread
@@ -24,11 +24,11 @@ SMT = ("on", "off", "forceoff", "notsupported", "notimplemented")
 
 class Params(CheckParams, frozen=True, kw_only=True):
     memory_bytes_min: Annotated[
-        Annotated[int, Meta(ge=1)] | None, Meta(description="The least MemTotal in bytes; unset: memory is not judged.")
+        Annotated[int, Meta(ge=1)] | None, Meta(description="The least MemTotal in bytes. If unset, memory is not judged.")
     ] = None
     cpus_expected: Annotated[
         Annotated[int, Meta(ge=1, le=8192)] | None,
-        Meta(description="CPUs (hardware threads) that must be online; unset: not judged."),
+        Meta(description="Number of CPUs (hardware threads) that must be online. If unset, it is not judged."),
     ] = None
     smt: Annotated[bool | None, Meta(description="Hardware threads must be on (true) or off (false); unset: not judged.")] = None
 

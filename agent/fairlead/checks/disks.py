@@ -1,18 +1,18 @@
 """Reports local disks that fail: NVMe controllers that died or are missing, and reads or writes that failed.
 
-The state of a controller is in /sys/class/nvme/*/state (drivers/nvme/host/sysfs.c). "live" is healthy and "dead" is final;
-"resetting" and "connecting" are temporary. The kernel records come from four places. The block layer writes "I/O error, dev
-nvme0n1, sector ..." (block/blk-mq.c), before Linux 5.19 with "blk_update_request: " in front. Of its errors (blk_errors in
-block/blk-core.c) only those that mean a fault of the device count; "operation not supported" and a full device do not. The
-page cache writes "Buffer I/O error on dev ..." (fs/buffer.c). The NVMe driver writes "nvme nvme0: controller is down; will
-reset", "Removing after probe failure" and "Disabling device after reset failure" (drivers/nvme/host/pci.c). md writes
-"md/raid1:md0: Disk failure on ...".
+The state of a controller is in /sys/class/nvme/*/state (drivers/nvme/host/sysfs.c). A controller in state "live" is healthy. The
+states "resetting" and "connecting" are temporary, and "dead" is final. The kernel records come from four parts of the kernel. The
+block layer writes "I/O error, dev nvme0n1, sector ..." (block/blk-mq.c). Before Linux 5.19 this record begins with
+"blk_update_request: ". Of the block layer's errors, the check counts only those that mean a faulty device
+(blk_errors in block/blk-core.c). "operation not supported" and a full device do not count. The page cache writes "Buffer I/O
+error on dev ..." (fs/buffer.c). The NVMe driver writes "nvme nvme0: controller is down; will reset", "Removing after probe
+failure" and "Disabling device after reset failure" (drivers/nvme/host/pci.c). md writes "md/raid1:md0: Disk failure on ...".
 
-A failed request to discard or to zero sectors ("op 0x3:(DISCARD)", "op 0x9:(WRITE_ZEROES)"; blk_op_name in block/blk-core.c)
-does not count, because it loses no data. mkfs and fstrim also send such requests to drives that do not support them. Loop,
-network and removable devices do not count as the node's own, and neither do devices that are built on them alone: a job's user
-may control them (`Host.images`). Records of a block device that this node has not had in this boot are a warning and do not
-drain.
+A failed request to discard or to zero sectors ("op 0x3:(DISCARD)", "op 0x9:(WRITE_ZEROES)"; blk_op_name in block/blk-core.c) does
+not count, because it loses no data. mkfs and fstrim also send such requests to drives that do not support them. Loop
+devices, network devices and removable devices may be under the control of a job's user. The same is true of devices that are
+built only on them (`Host.images`). The check does not count any of these as disks of the node. If the records name a block device
+that this node has not had in this boot, the check warns and does not drain.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from fairlead.model.check import Check, CheckParams, KernelRecord, Past
+from fairlead.model.check_definition import Check, CheckParams, KernelRecord, Past
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
 from fairlead.model.host_facts import USERS_DEVICES
@@ -44,13 +44,13 @@ _PASSING = ("new", "resetting", "connecting")
 class Params(CheckParams, frozen=True, kw_only=True):
     nvme_expected: Annotated[
         Annotated[int, Meta(ge=0, le=64)] | None,
-        Meta(description="Number of NVMe controllers of this kind of node; unset: it is not judged."),
+        Meta(description="Number of NVMe controllers of this kind of node. If unset, it is not judged."),
     ] = None
     errors_max: Annotated[
         int, Meta(ge=1, le=20, description="The check drains at this many failed requests of a disk in the window or more.")
     ] = 10
     window_seconds: Annotated[
-        int, Meta(ge=60, description="Length of the window; fewer failed requests in it are a warning.")
+        int, Meta(ge=60, description="Length of the window. Fewer failed requests than `errors_max` in it are a warning.")
     ] = 86400
 
 
@@ -143,7 +143,8 @@ def _where(record: KernelRecord, lines: int) -> str:
 
 
 def _request(text: str) -> re.Match[str] | None:
-    """Return the match of a failed request on one of the node's own disks. Return None for any other record."""
+    """Return the regex match if the text reports a failed request on one of the node's own disks. Return None for any other
+    record."""
     match = _FAILED.match(text) or _BUFFER.match(text) or _NVME.match(text)
     return None if match is None or match[1].startswith(USERS_DEVICES) else match
 

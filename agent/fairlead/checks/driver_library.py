@@ -1,13 +1,13 @@
 """Checks that the NVIDIA kernel module and the driver's library have the same version.
 
-The version of the module is in /sys/module/nvidia/version. With another version, nvmlInit fails with
+The version of the module is in /sys/module/nvidia/version. If the library has another version, nvmlInit fails with
 NVML_ERROR_LIB_RM_VERSION_MISMATCH (18, nvml.h). CUDA and nvidia-smi fail as well ("Failed to initialize NVML: Driver/library
-version mismatch"). A running process keeps the library that it has loaded, and so does this agent. The check therefore also
-reads the file that libnvidia-ml.so.1 links to: its name ends in the version that the next job will load. If that file is in
-none of the usual folders, only the version that NVML gives counts.
+version mismatch"). A running process continues to use the library that it has loaded. This agent does so, too. The check
+therefore also reads the name of the file that libnvidia-ml.so.1 links to. The name ends in the version that the next job will
+load. If that file is in none of the usual folders, the check judges only the version that NVML gives.
 
-Such a mismatch arises when the driver's packages are upgraded without a reboot or a reload of the module. While a driver is
-being installed (`apply`, maintenance) this check does not drain. The file is read on thorough sweeps only, so the check runs
+Such a mismatch arises when the driver's packages are upgraded without a reboot or a reload of the module. While a driver is being
+installed (`apply`, maintenance) this check does not drain. The agent finds that file on thorough sweeps only, so the check runs
 on thorough sweeps only.
 """
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.check_definition import Check, CheckParams, Past
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Action, Finding, Level, Mode, with_action
 from fairlead.model.unread import unread

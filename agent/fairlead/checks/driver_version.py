@@ -1,9 +1,9 @@
 """Checks that the loaded NVIDIA driver is the one that the site wants.
 
 The loaded version is in /sys/module/nvidia/version, or else in /proc/driver/nvidia/version. The wanted version may be whole or
-only its beginning: `570` names a branch of the driver, `570.172` a release (NVIDIA data center driver documentation, "Driver
-Lifecycle"). `nvml_responsive` and `driver_library` judge whether the driver works. While a driver is being installed (`apply`,
-maintenance) this check does not drain.
+only its beginning: `570` names a branch of the driver, and `570.172` names a release (NVIDIA data center driver documentation,
+"Driver Lifecycle"). `nvml_responsive` and `driver_library` judge whether the driver works. While a driver is being installed
+(`apply`, maintenance) this check does not drain.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.check_definition import Check, CheckParams, Past
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Action, Finding, Level, Mode, Service, with_action
 from fairlead.model.unread import unread
@@ -23,7 +23,7 @@ Version = Annotated[str, Meta(pattern=r"^\d{3}(\.\d{1,3}){0,2}\Z")]
 
 class Params(CheckParams, frozen=True, kw_only=True):
     wanted: Annotated[
-        Version | None, Meta(description="Wanted version of the driver, or its beginning (`570`, `570.172`); unset: any.")
+        Version | None, Meta(description="Wanted version of the driver, or its beginning (`570`, `570.172`). If unset, any.")
     ] = None
 
 

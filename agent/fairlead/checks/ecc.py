@@ -1,14 +1,14 @@
-"""Reports GPU memory errors: uncorrectable ones, the SRAM threshold, and corrected ones that come fast.
+"""Reports GPU memory errors: uncorrectable errors, SRAM errors past NVIDIA's threshold, and corrected errors at a high rate.
 
-The counters are those of nvmlDeviceGetTotalEccErrors (volatile: since the driver loaded; aggregate: in the life of the GPU
-card) and of nvmlDeviceGetSramEccErrorStatus. The bThresholdExceeded of the latter is NVIDIA's sign for an RMA. After an
-uncorrectable error since the driver loaded, the GPU needs a reset once the job has ended. Single corrected errors are
-harmless, so the check judges their rate: a storm seen in the field ran at 4,647 to 17,657 per second without any Xid
-(NVSentinel issue 1748).
+The check reads the counters of nvmlDeviceGetTotalEccErrors and of nvmlDeviceGetSramEccErrorStatus. Volatile counters count since
+the driver loaded, and aggregate counters count in the whole life of the GPU card. bThresholdExceeded of
+nvmlDeviceGetSramEccErrorStatus is NVIDIA's criterion for an RMA. After an uncorrectable error since the driver loaded, the GPU
+needs a reset once the job has ended. Single corrected errors are harmless, so the check judges their rate. In one case in the
+field, 4,647 to 17,657 corrected errors came per second without any Xid (NVSentinel issue 1748).
 
-After a double bit error some drivers answer N/A for all these counters (550.90.07). A counter that could be read earlier and
-cannot be read now is therefore as bad as the error itself. The hardware profile lists as `unsupported` what a kind of GPU
-never had.
+After a double bit error some drivers (550.90.07) answer N/A for all these counters. The check therefore also drains if a counter
+could be read earlier and cannot be read now. The hardware profile lists the counters that a kind of GPU never had as
+`unsupported`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.check_definition import Check, CheckParams, Past
 from fairlead.model.device import device_of, listed_gpus, readable_gpus, was_readable
 from fairlead.model.facts import Ecc, Gpu, Missing, Node, Why
 from fairlead.model.finding import Action, Finding, Level, Mode, Service, with_action
@@ -32,12 +32,15 @@ FIELDS = Ecc.__struct_fields__
 
 class Params(CheckParams, frozen=True, kw_only=True):
     required: Annotated[bool, Meta(description="ECC must be switched on.")] = True
-    judge_mode: Annotated[bool, Meta(description="This check judges the mode; false where settings.ecc_mode is declared.")] = True
+    judge_mode: Annotated[
+        bool,
+        Meta(description="Whether this check judges the ECC mode. fairlead sets it to false if settings.ecc_mode is declared."),
+    ] = True
     volatile_uncorrected_max: Annotated[
         int, Meta(ge=0, description="This many uncorrectable errors since the driver loaded are accepted.")
     ] = 0
     aggregate_uncorrected_max: Annotated[
-        int, Meta(ge=0, description="The check warns at this many uncorrectable errors in the card's life or more; 0: never.")
+        int, Meta(ge=0, description="The check warns at this many uncorrectable errors in the card's life or more. 0: never.")
     ] = 64
     corrected_per_hour_max: Annotated[
         float, Meta(ge=0, description="The check warns at this many corrected errors per hour or more.")
@@ -93,7 +96,7 @@ def _unreadable(gpu: Gpu, past: Past) -> Iterator[Finding]:
         )
 
 
-@lru_cache(maxsize=64)  # the answer is usually the same for each GPU and each sweep
+@lru_cache(maxsize=64)  # the result is usually the same for each GPU and each sweep
 def _unreadable_names(ecc: Ecc | Missing) -> tuple[str, ...]:
     values = [(n, ecc if isinstance(ecc, Missing) else getattr(ecc, n)) for n in FIELDS]
     return tuple(name for name, value in values if isinstance(value, Missing) and value.why is Why.UNREADABLE)

@@ -1,11 +1,11 @@
 """Checks that the fabric manager runs on nodes whose GPUs are connected by NVSwitches in the node.
 
-Without the fabric manager no CUDA program starts there (cudaErrorSystemNotReady, 802). By default, running programs are
-aborted when it exits (ABORT_CUDA_JOBS_ON_FM_EXIT; NVIDIA Fabric Manager user guide, "Fabric Manager Config Options"). The
-check finds the process by its name, nv-fabricmanager, of which /proc/PID/comm keeps 15 characters (proc_pid_comm(5)). A zombie
-(state Z in proc_pid_stat(5)) does not count as running. The process must belong to root: either it is in the unit
-nvidia-fabricmanager.service, or root started a program of that name in another way (in a container, by hand). A user's process
-of that name does not count.
+Without the fabric manager no CUDA program starts on such a node (cudaErrorSystemNotReady, 802). By default, running programs are
+aborted when the fabric manager exits (ABORT_CUDA_JOBS_ON_FM_EXIT; NVIDIA Fabric Manager user guide, "Fabric Manager Config
+Options"). The check finds the process by its name, nv-fabricmanager. /proc/PID/comm has only the first 15 characters of this name
+(proc_pid_comm(5)). A zombie (state Z in proc_pid_stat(5)) does not count as running. The process must belong to root: either it
+is in the unit nvidia-fabricmanager.service, or root started it in another way (in a container, by hand). A user's process with
+this name does not count.
 
 `gpu_fabric` judges whether the fabric itself works. On one fleet nobody noticed a dead fabric manager for 20 days (NVSentinel
 pull request 891). The fabric manager sometimes needs minutes to start.
@@ -18,12 +18,12 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.check_definition import Check, CheckParams, Past
 from fairlead.model.facts import Missing, Node, unreadable
 from fairlead.model.finding import Action, Finding, Level, Mode, with_action
 from fairlead.model.unread import unread
 
-STAT = "/proc/@nv-fabricmanage/stat"  # "@": the reader of the machine finds the process by its name
+STAT = "/proc/@nv-fabricmanage/stat"  # "@" means that fairlead finds the process by this name
 
 
 class Params(CheckParams, frozen=True, kw_only=True):

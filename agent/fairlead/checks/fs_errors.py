@@ -1,15 +1,15 @@
 """Reports file systems that found errors in themselves: they became read-only, were shut down, or counted errors.
 
 After an error, ext4 makes the file system read-only and does not change the flag of the mount (errors=remount-ro,
-Documentation/admin-guide/ext4.rst). /proc/1/mountinfo then says "rw" for the mount and "ro" for the file system. A file system
-that was mounted read-only on purpose says "ro" for both. The check recognises the mounts of one file system by major:minor and
-never by the source, because a user chooses the source of a FUSE mount. squashfs, erofs and iso9660 are never writable.
-`writable` names paths that must be writable, whatever made them read-only.
+Documentation/admin-guide/ext4.rst). /proc/1/mountinfo then has "rw" for the mount and "ro" for the file system. For a file system
+that was mounted read-only on purpose, mountinfo has "ro" for the mount and for the file system. The check recognises the mounts
+of one file system by major:minor and never by the source, because a user chooses the source of a FUSE mount. squashfs, erofs and
+iso9660 are never writable. The paths in `writable` must be writable, whatever made them read-only.
 
-The kernel records are "EXT4-fs error (device md0)", "EXT4-fs (md0): Remounting filesystem read-only", "XFS (dm-0): ...
-Filesystem has been shut down" and "BTRFS error (device ...)". From Linux 5.18 on, the last one has a state ("(device sda1:
-state EA)"). ext4 keeps a count of errors until fsck (Documentation/ABI/testing/sysfs-fs-ext4, errors_count). Loop devices, and
-devices that are built on them alone, are not judged: they may be a user's image (`Host.images`). A record of a device that
+The kernel records are "EXT4-fs error (device md0)", "EXT4-fs (md0): Remounting filesystem read-only", "XFS (dm-0): ... Filesystem
+has been shut down" and "BTRFS error (device ...)". From Linux 5.18 on, the BTRFS record has a state ("(device sda1: state EA)").
+ext4 keeps a count of errors until fsck (Documentation/ABI/testing/sysfs-fs-ext4, errors_count). Loop devices, and devices that
+are built on loop devices alone, are not judged, because they may be a user's image (`Host.images`). A record of a device that
 this node has not had in this boot does not drain.
 """
 
@@ -21,7 +21,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from fairlead.model.check import Check, CheckParams, KernelRecord, Past
+from fairlead.model.check_definition import Check, CheckParams, KernelRecord, Past
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Action, Finding, Level, Mode, Service, with_action
 from fairlead.model.host_facts import Host, MountPoint
@@ -51,10 +51,10 @@ _ERROR = (
 
 class Params(CheckParams, frozen=True, kw_only=True):
     writable: Annotated[
-        tuple[Path, ...], Meta(description="Mount points that must be writable; it does not matter why they are read-only.")
+        tuple[Path, ...], Meta(description="Mount points that must be writable, whatever made them read-only.")
     ] = ()
     counted_errors_max: Annotated[
-        int, Meta(ge=0, description="This many errors in an ext4 superblock are accepted; more are a warning until fsck.")
+        int, Meta(ge=0, description="This many errors in an ext4 superblock are accepted. More are a warning until fsck.")
     ] = 0
 
 
@@ -106,8 +106,11 @@ def _where(record: KernelRecord) -> str:
 
 
 def _read(text: str) -> tuple[bool, str] | None:
-    """Return whether the record says that the file system was shut down (else: that it found errors), and the device. Return
-    None for other records and for loop devices."""
+    """Return whether the file system was shut down, and its device.
+
+    The first value is True for a record of a shutdown and False for a record of errors. The result is None for other records
+    and for loop devices.
+    """
     for pattern in (*_SHUT_DOWN, *_ERROR):
         match = pattern.match(text[:400])
         if match is not None:

@@ -1,9 +1,9 @@
-"""Checks that the declared file systems have free bytes and free inodes, as statfs(2) gives them to users.
+"""Checks that the declared file systems have bytes and inodes left for users, as statfs(2) counts them.
 
 Only declared file systems are judged, because a job's full tmpfs or a squashfs image (which is always full) is no fault of the
-node. A process of its own calls statfs; `hung_mounts` drains when that call does not return. Old numbers say nothing about
-now, so a file system that has not answered for a minute is UNKNOWN. A file system without inodes of its own (btrfs, most
-network ones) says 0 of 0. This does not mean that none is left.
+node. A separate process calls statfs. If that call does not return, `hung_mounts` drains. An old number may be wrong now, so a
+file system that has not answered for a minute is UNKNOWN. A file system that does not count inodes (btrfs, most network file
+systems) reports 0 of 0 inodes. The check then does not judge inodes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.check_definition import Check, CheckParams, Past
 from fairlead.model.facts import Missing, Node, unreadable
 from fairlead.model.finding import Finding, Level, Mode, Service
 from fairlead.model.host_facts import Space, Wanted
@@ -27,9 +27,13 @@ Path = Annotated[str, Meta(pattern=r"^/[^\x00\n]*(?!\n)$")]
 class Params(CheckParams, frozen=True, kw_only=True):
     paths: Annotated[tuple[Path, ...], Meta(description="Directories whose file systems are judged, such as /, /tmp, /var.")] = ()
     free_percent_warn: Annotated[Percent, Meta(description="The check warns below this percentage of free bytes.")] = 10.0
-    free_percent_drain: Annotated[Percent, Meta(description="The check drains below this percentage; 0: never.")] = 1.0
+    free_percent_drain: Annotated[
+        Percent, Meta(description="The check drains below this percentage of free bytes. 0: never.")
+    ] = 1.0
     free_inodes_percent_warn: Annotated[Percent, Meta(description="The check warns below this percentage of free inodes.")] = 10.0
-    free_inodes_percent_drain: Annotated[Percent, Meta(description="The check drains below this percentage; 0: never.")] = 1.0
+    free_inodes_percent_drain: Annotated[
+        Percent, Meta(description="The check drains below this percentage of free inodes. 0: never.")
+    ] = 1.0
 
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:

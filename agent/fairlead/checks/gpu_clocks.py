@@ -1,15 +1,15 @@
 """Reports SM clocks that stay low under load without a reason.
 
-A GPU under load runs near its highest clock (nvmlDeviceGetMaxClockInfo), unless nvmlDeviceGetCurrentClocksEventReasons says
-why not: the power cap, heat, or a clock that somebody set. A GPU that is loaded, has no such reason and still runs slowly
-makes the whole job slow, and no error counter shows it. The check judges the mean clock (nvmlDeviceGetClockInfo,
-NVML_CLOCK_SM) over the time in a window in which the GPU was loaded and had no reason. An idle GPU lowers its clocks to save
-power, so its clocks are not judged.
+A GPU under load runs near its highest clock (nvmlDeviceGetMaxClockInfo), unless nvmlDeviceGetCurrentClocksEventReasons gives a
+reason: the power cap, heat, or a clock that somebody set. If a loaded GPU runs slowly without such a reason, it makes the whole
+job slow, and no error counter grows. The check computes the mean clock in a window (nvmlDeviceGetClockInfo, NVML_CLOCK_SM). It
+uses only the time in which the GPU was loaded and NVML gave no reason. An idle GPU lowers its clocks to save power, so its clocks
+are not judged.
 
-A clock that somebody set is itself a reason ("applications_clocks_setting"), and it remains after the job that set it. The
-check therefore reports application clocks below the card's own (nvmlDeviceGetApplicationsClock,
-nvmlDeviceGetDefaultApplicationsClock) separately, as `gpu_power_limit` reports a lowered power limit. A locked clock cannot be
-read back, because NVML has no call for it.
+A clock that somebody set is itself a reason ("applications_clocks_setting"), and this clock remains after the job that set it.
+The check therefore reports an application clock below the card's default separately (nvmlDeviceGetApplicationsClock,
+nvmlDeviceGetDefaultApplicationsClock), as `gpu_power_limit` reports a lowered power limit. A locked clock cannot be read back,
+because NVML has no call for it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.check_definition import Check, CheckParams, Past
 from fairlead.model.device import device_of, readable_gpus
 from fairlead.model.facts import Gpu, Missing, Node, Why
 from fairlead.model.finding import Action, Finding, Level, Mode, Service, with_action
@@ -31,15 +31,18 @@ SECONDS, CYCLES = "load.free_seconds", "load.free_cycles"
 
 class Params(CheckParams, frozen=True, kw_only=True):
     window_seconds: Annotated[int, Meta(ge=60, le=7200, description="The mean clock is taken over this window.")] = 1800
-    load_least_seconds: Annotated[int, Meta(ge=10, description="Less time under load than this gives no mean.")] = 180
+    load_least_seconds: Annotated[int, Meta(ge=10, description="With less time under load than this, no mean is computed.")] = 180
     full_hertz: Annotated[
         Annotated[int, Meta(ge=100_000_000)] | None,
-        Meta(description="SM clock under load, for a site that locks clocks; unset: the GPU's highest clock."),
+        Meta(description="SM clock under load, for a site that locks clocks. If unset, the GPU's highest clock."),
     ] = None
     judge_application: Annotated[
-        bool, Meta(description="This check judges application clocks; false where settings.clocks is declared.")
+        bool,
+        Meta(
+            description="Whether this check judges application clocks. fairlead sets it to false if settings.clocks is declared."
+        ),
     ] = True
-    share_min: Annotated[float, Meta(gt=0, le=1, description="A mean below this fraction of that clock is too slow.")] = 0.6
+    share_min: Annotated[float, Meta(gt=0, le=1, description="A mean below this fraction of `full_hertz` is too slow.")] = 0.6
 
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
@@ -68,8 +71,8 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
 
 
 def _application(gpu: Gpu) -> Iterator[Finding]:
-    """Yield a finding for each application clock that somebody lowered. A driver without application clocks yields none;
-    gpu_readings says when they can no longer be read."""
+    """Yield a finding for each application clock that somebody lowered. Yield nothing if the driver has no application clocks.
+    If they can no longer be read, the check gpu_readings reports this."""
     state = gpu.state
     for name, now, usual in (
         ("SM", state.application_sm_hertz, state.application_default_sm_hertz),
@@ -103,7 +106,7 @@ def _mean(gpu: Gpu, window: Window, params: Params, least: float, full: float) -
 
 
 def samples(node: Node) -> Iterator[tuple[str, str, float]]:
-    """Yield the sums of time and of clock cycles of the GPUs that are loaded now."""
+    """Yield the time under load and the clock cycles so far, as sums, for each GPU that is loaded now."""
     for gpu in readable_gpus(node):
         if is_busy(gpu):
             yield device_of(gpu), SECONDS, gpu.load.seen.free_seconds

@@ -1,8 +1,8 @@
 """Checks that every expected GPU is on the PCI bus and in the driver's list, and that none is lost.
 
-The expected number is declared (in the hardware profile) and never learned from what is there. For a GPU that no longer
-answers, NVML returns NVML_ERROR_GPU_IS_LOST (15, nvml.h) and may leave it out of its count. The indices of the other GPUs then
-shift, so the check compares GPUs by PCI address (/sys/bus/pci/devices, vendor 0x10de, class 0x0300 or 0x0302). A GPU can
+The hardware profile declares the expected number. fairlead never learns it from the GPUs that it finds. For a GPU that no longer
+answers, NVML returns NVML_ERROR_GPU_IS_LOST (15, nvml.h) and may leave the GPU out of its count. The indices of the other GPUs
+then shift, so the check compares GPUs by PCI address (/sys/bus/pci/devices, vendor 0x10de, class 0x0300 or 0x0302). A GPU can
 vanish without any Xid (NVSentinel issue 155). `nvml_responsive` judges whether the driver answers at all.
 """
 
@@ -13,7 +13,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.check_definition import Check, CheckParams, Past
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Action, Finding, Level, Mode, with_action
 
@@ -24,7 +24,7 @@ GPU_CLASSES = (0x0300, 0x0302)  # VGA and 3D controller, include/linux/pci_ids.h
 class Params(CheckParams, frozen=True, kw_only=True):
     expected: Annotated[
         Annotated[int, Meta(ge=0, le=64)] | None,
-        Meta(description="Number of GPUs of this kind of node; unset: only PCI and NVML are compared."),
+        Meta(description="Number of GPUs of this kind of node. If unset, only PCI and NVML are compared."),
     ] = None
 
 

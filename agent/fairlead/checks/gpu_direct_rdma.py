@@ -1,10 +1,10 @@
 """Checks that RDMA adapters can read and write GPU memory, by DMA-BUF or by a peer memory module.
 
-NVIDIA's GPUDirect RDMA documentation (docs.nvidia.com/datacenter/cloud-native/gpu-operator, "GPUDirect RDMA") says that
-DMA-BUF needs the open kernel modules and Linux 5.12 or later. Otherwise nvidia_peermem must be loaded. It is not loaded
-automatically, and only a slow job shows that it is absent. NCCL looks for /sys/module/nvidia_peermem/version or
-/sys/kernel/mm/memory_peers/nv_mem (NCCL src/transport/net_ib). /proc/driver/nvidia/version says whether the modules are open
-or proprietary, and /proc/version names the kernel.
+NVIDIA's GPUDirect RDMA documentation (docs.nvidia.com/datacenter/cloud-native/gpu-operator, "GPUDirect RDMA") says that DMA-BUF
+needs the open kernel modules and Linux 5.12 or later. Otherwise nvidia_peermem must be loaded. Nothing loads this module
+automatically. If it is absent, jobs are slow and no error is reported. NCCL looks for /sys/module/nvidia_peermem/version or
+/sys/kernel/mm/memory_peers/nv_mem (NCCL src/transport/net_ib). /proc/driver/nvidia/version says whether the modules are open or
+proprietary, and /proc/version names the kernel.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.check_definition import Check, CheckParams, Past
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Action, Finding, Level, Mode, Service, with_action
 
@@ -22,7 +22,7 @@ DMA_BUF_KERNEL = (5, 12)
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
-    required: Annotated[bool, Meta(description="The node has RDMA adapters that jobs send GPU memory through.")] = False
+    required: Annotated[bool, Meta(description="The node has RDMA adapters, and jobs send GPU memory through them.")] = False
     peermem: Annotated[
         bool, Meta(description="nvidia_peermem is wanted although the node can do DMA-BUF (older MPI and NCCL need it).")
     ] = False

@@ -1,11 +1,12 @@
 """Checks that each GPU has joined its NVLink fabric and that the fabric is healthy.
 
-nvmlDeviceGetGpuFabricInfoV (nvml.h, nvmlGpuFabricInfo_v2_t) gives a state: NOT_SUPPORTED, NOT_STARTED, IN_PROGRESS or
-COMPLETED. It also gives the clique, the cluster, and a status that counts only in the state COMPLETED.
-NVML_GPU_FABRIC_HEALTH_MASK_* says: degraded bandwidth, route recovery, unhealthy route, recovery from an access time-out,
-incorrect configuration. An HGX H100 has a fabric of its own: its GPUs are COMPLETED in clique 0 of cluster 0, and NVML gives
-no health (recorded with 590.48). An HGX A100 has no fabric in this sense: NOT_SUPPORTED. CUDA starts on no GPU before its
-state is COMPLETED. All GPUs of one node belong to one clique of one cluster.
+nvmlDeviceGetGpuFabricInfoV (nvml.h, nvmlGpuFabricInfo_v2_t) gives a state: NOT_SUPPORTED, NOT_STARTED, IN_PROGRESS or COMPLETED.
+It also gives the clique, the cluster, and a status that counts only in the state COMPLETED. The health mask
+(NVML_GPU_FABRIC_HEALTH_MASK_*) has bits for degraded bandwidth, route recovery, an unhealthy route, recovery from an access
+time-out, and an incorrect configuration. An HGX H100 has a fabric of its own. Its GPUs are COMPLETED in clique 0 of cluster 0,
+and NVML gives no health for them (recorded with driver 590.48). An HGX A100 has no such fabric, so the state of its GPUs is
+NOT_SUPPORTED. CUDA does not start on a GPU before the state of the GPU is COMPLETED. All GPUs of one node belong to one clique of
+one cluster.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.check_definition import Check, CheckParams, Past
 from fairlead.model.device import readable_gpus
 from fairlead.model.facts import Gpu, Missing, Node, Why
 from fairlead.model.finding import Action, Finding, Level, Mode, Service, with_action
@@ -25,7 +26,8 @@ from fairlead.model.unread import unlisted
 
 NOT_SUPPORTED, NOT_STARTED, IN_PROGRESS, COMPLETED = range(4)
 _TRUE, _FALSE = 1, 2
-#: Each row: the shift in the health mask, the words, whether it drains. Each value has two bits, and 1 means true.
+#: Each row has the shift of a value in the health mask, the words for it, and whether it drains. Each value has two bits, and 1
+#: means true.
 HEALTH = (
     (0, "its bandwidth is degraded", True),
     (2, "a route is being recovered", False),

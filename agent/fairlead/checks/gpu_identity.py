@@ -1,16 +1,16 @@
 """Checks that the GPU cards in this node are the known ones: none was swapped, and none was moved to another slot.
 
-The check knows a card by its serial number (nvmlDeviceGetSerial), or else by its UUID. It compares the card at each PCI
-address with the one that was first seen there (``Past.gpu_cards``). fairlead forgets that card only after `fairlead clear` on
-the device. A swap is no hardware fault. But RMA cases, strikes and error trends all follow the serial number, and a swap that
-nobody has reported mixes them up. `gpu_count` reports a card that is missing.
+The check identifies a card by its serial number (nvmlDeviceGetSerial). If the serial number cannot be read, it uses the UUID. It
+compares the card at each PCI address with the card that fairlead first saw at this address (``Past.gpu_cards``). fairlead forgets
+that first card only after `fairlead clear` on the device. A swap is no hardware fault. But RMA cases, strikes and error trends
+follow the serial number, and an unreported swap assigns them to the wrong card. `gpu_count` reports a card that is missing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.check_definition import Check, CheckParams, Past
 from fairlead.model.device import gpu_cards_of, listed_gpus
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Finding, Level, Mode
@@ -53,7 +53,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
 
 
 def _same(known: str | None, uuid: str | Missing) -> bool:
-    """Say whether this is the known card: it was known by its UUID, and its serial number can now be read as well."""
+    """Return whether the recorded card was recorded by its UUID and has the UUID of this GPU, whose serial can now be read."""
     return known == uuid
 
 

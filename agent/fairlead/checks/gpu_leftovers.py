@@ -1,15 +1,16 @@
-"""Checks that nothing is left on the GPUs that belongs to no job: no processes, and no memory that no process uses.
+"""Checks that every process on a GPU belongs to a job or an allowed service, and that no GPU memory is in use without a process.
 
-nvmlDeviceGetComputeRunningProcesses_v3 lists the processes of a GPU. The control group of a process (/proc/PID/cgroup) says
-whose it is: the processes of a job are in Slurm's `job_N`, and no user can choose that. The site allows services by the name
-of their systemd unit. Memory in use (nvmlDeviceGetMemoryInfo_v2, which leaves out what the driver keeps for itself) without
-any process is a context that the driver did not remove. The next job then finds the GPU full. If NVML lists a process that
-does not exist, that process has ended and the driver has not released it, or it is in another PID namespace.
+nvmlDeviceGetComputeRunningProcesses_v3 lists the processes of a GPU. The check finds the job of a process by the process's
+control group (/proc/PID/cgroup). The processes of a job are in Slurm's `job_N`, and no user can choose this name. The site allows
+services by the name of their systemd unit. Memory in use (nvmlDeviceGetMemoryInfo_v2, without the memory that the driver
+reserves) without any process means that the driver did not remove a context. The next job then finds the GPU full. NVML may list
+a process that does not exist. Then either the process has ended and the driver has not released it, or the process is in another
+PID namespace.
 
-The check never kills a process. A finding counts only after several sweeps, since the driver lists a process for a while after
-it has ended. In MIG mode memory is not judged, because the instances hold it. Memory is also not judged where the kernel has
-it as a NUMA node without CPUs, as by default on GH200, GB200 and GB300. Any process, and the page cache too, may get pages of
-such memory (NVIDIA, "Understanding Memory Management on Hardware-Coherent Platforms").
+The check never kills a process. A finding counts only after several sweeps, since the driver lists a process for a while after it
+has ended. In MIG mode memory is not judged, because it belongs to the MIG instances. Memory is also not judged if the kernel
+manages it as a NUMA node without CPUs. This is the default on GH200, GB200 and GB300. Any process, and also the page cache, may
+get pages of such memory (NVIDIA, "Understanding Memory Management on Hardware-Coherent Platforms").
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.check_definition import Check, CheckParams, Past
 from fairlead.model.device import readable_gpus
 from fairlead.model.facts import Gpu, GpuProcess, Missing, Node, Why
 from fairlead.model.finding import Action, Finding, Level, Mode, with_action
 from fairlead.model.unread import unlisted, unread
 
 ALLOWED = (
-    "slurmd.service",  # jobs of a site without Slurm's cgroup plugin
+    "slurmd.service",  # without Slurm's cgroup plugin, jobs are in this unit
     "nvidia-persistenced.service", "nvidia-mps*.service", "nvidia-dcgm*.service", "dcgm*.service", "nv-hostengine*.service",
     "nvidia-fabricmanager.service", "nvidia-imex.service", "display-manager.service", "gdm*.service", "lightdm.service",
     "sddm.service", "fairlead*.service",
@@ -38,7 +39,7 @@ _PIDS_SHOWN = 4
 class Params(CheckParams, frozen=True, kw_only=True):
     allowed_units: Annotated[
         tuple[Annotated[str, Meta(min_length=1)], ...],
-        Meta(description="Units (patterns) whose processes may use the GPUs as well as the jobs."),
+        Meta(description="Names of systemd units (shell patterns) whose processes may use the GPUs."),
     ] = ALLOWED
     memory_max_bytes: Annotated[
         int, Meta(ge=0, description="This much memory in use without a process is accepted (a desktop, CUDA services).")
@@ -58,7 +59,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
 
 
 def _pooled(gpu: Gpu, node: Node) -> bool:
-    """Say whether the kernel hands out this GPU's memory: then a NUMA node of about its size has no CPUs."""
+    """Return whether the kernel manages this GPU's memory. A NUMA node without CPUs then has about the size of that memory."""
     total = gpu.memory_total_bytes
     sizes = [n.memory_bytes for n in node.numa if not n.cpus and isinstance(n.memory_bytes, int)]
     return isinstance(total, int) and any(0.75 * total < size < 1.25 * total for size in sizes)

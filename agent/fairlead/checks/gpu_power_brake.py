@@ -1,10 +1,10 @@
-"""Reports GPUs whose clocks are halved by the power brake, a signal from outside the GPU, as of a power supply that fails.
+"""Reports GPUs that are slowed by the power brake. This signal comes from outside the GPU, such as from a failing power supply.
 
-nvml.h says of nvmlClocksEventReasonHwPowerBrakeSlowdown: "External Power Brake Assertion is triggered (e.g. by the system
-power supply)". The clocks fall by a factor of two or more. The check judges the fraction of the watched time with the brake
-on, whether the GPU is loaded or not: some baseboards assert it briefly when the load steps. Where the driver counts this time
-itself (NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN, from r575 on, in nanoseconds), the time between sweeps counts
-too.
+nvml.h says of nvmlClocksEventReasonHwPowerBrakeSlowdown: "External Power Brake Assertion is triggered (e.g. by the system power
+supply)". The clocks fall by a factor of two or more. The check judges for which fraction of the watched time the power brake was
+on, whether the GPU was loaded or not. A fraction is needed because some baseboards assert the power brake briefly when the load
+changes suddenly. From r575 on, the driver counts this time itself, in nanoseconds
+(NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN). The time between sweeps then counts, too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.check_definition import Check, CheckParams, Past
 from fairlead.model.device import device_of, readable_gpus
 from fairlead.model.facts import Missing, Node, Why
 from fairlead.model.finding import Action, Finding, Level, Mode, Service, with_action
@@ -27,7 +27,9 @@ WATCHED, SEEN, COUNTED = "load.watched_seconds", "load.brake_seconds", "events.h
 
 class Params(CheckParams, frozen=True, kw_only=True):
     window_seconds: Annotated[int, Meta(ge=60, le=7200, description="The fraction is measured over this window.")] = 900
-    window_least_seconds: Annotated[int, Meta(ge=10, description="Less watched time than this gives no fraction.")] = 60
+    window_least_seconds: Annotated[
+        int, Meta(ge=10, description="With less watched time than this, no fraction is computed.")
+    ] = 60
     share_max: Annotated[float, Meta(ge=0, le=1, description="The power brake may be on for this fraction of the time.")] = 0.02
 
 
@@ -59,7 +61,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
 
 
 def samples(node: Node) -> Iterator[tuple[str, str, float]]:
-    """Yield the sums of all GPUs, also of idle ones, because the power brake comes without load too."""
+    """Yield the sums for all GPUs. Idle GPUs are included, because the power brake can also be on without load."""
     for gpu in readable_gpus(node):
         device, load = device_of(gpu), gpu.load
         yield device, WATCHED, load.seen.watched_seconds

@@ -1,8 +1,8 @@
 """Checks that the power limit of each GPU is not below what it should be.
 
-The check compares nvmlDeviceGetPowerManagementLimit with nvmlDeviceGetPowerManagementDefaultLimit, the limit that the card
-comes with, or with what the site declares. A limit that somebody lowered (a job with root can do so) remains after the job. It
-makes one GPU the slowest in a job of thousands. A limit above the declared one was set by somebody as well, and is a warning.
+The check compares nvmlDeviceGetPowerManagementLimit with the limit that the site declares. If the site declares none, it compares
+with the card's default (nvmlDeviceGetPowerManagementDefaultLimit). A job with root rights can lower the limit, and the lower
+limit remains after the job. It may make one GPU the slowest in a job of thousands. A limit above the declared one is a warning.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.check_definition import Check, CheckParams, Past
 from fairlead.model.device import readable_gpus
 from fairlead.model.facts import Gpu, Missing, Node, Why
 from fairlead.model.finding import Action, Finding, Level, Mode, Service, with_action
@@ -23,7 +23,7 @@ _TOLERANCE_WATTS = 0.5
 
 class Params(CheckParams, frozen=True, kw_only=True):
     limit_watts: Annotated[
-        Annotated[float, Meta(gt=0, le=5000)] | None, Meta(description="Power limit of each GPU; unset: the card's default.")
+        Annotated[float, Meta(gt=0, le=5000)] | None, Meta(description="Power limit of each GPU. If unset, the card's default.")
     ] = None
 
 

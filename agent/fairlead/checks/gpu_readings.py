@@ -1,13 +1,14 @@
 """Reports each fact of a GPU that could be read earlier and cannot be read now.
 
-After a double-bit error some drivers answer N/A to all ECC fields (nvidia-smi of 550.90.07 on such a GPU). Other faults
-silence a sensor, a link or the whole card. fairlead remembers by card and driver what could be read (``Past.readable``), so
-the check covers a new fact as soon as it exists. Facts whose own check reports their loss are left to that check. NVML's
-RESET_REQUIRED (16, nvml.h: "the GPU requires a reset before it can be used again") is certain and drains.
+After a double-bit error some drivers answer N/A to all ECC fields (nvidia-smi of 550.90.07 on such a GPU). After other faults, a
+sensor, a link or the whole card can no longer be read. fairlead records for each card and driver which facts could be read
+(``Past.readable``). The check therefore covers every fact without a list of facts. It leaves out the facts whose loss another
+check reports. If NVML answers RESET_REQUIRED (16, nvml.h: "the GPU requires a reset before it can be used again"), the fault is
+certain and the check drains.
 
-Some values are missing for a good reason, and then nothing is lost. Under MIG, NVML gives neither the utilisation of the whole
-GPU nor its remapped rows (nvml.h, notes on nvmlDeviceGetUtilizationRates and nvmlDeviceGetRemappedRows). With ECC off there
-are no ECC counters. After a change of driver or card, fairlead begins to remember anew.
+Some values are missing for a good reason, and the check does not report them. Under MIG, NVML gives neither the utilisation of
+the whole GPU nor its remapped rows (nvml.h, notes on nvmlDeviceGetUtilizationRates and nvmlDeviceGetRemappedRows). With ECC off
+there are no ECC counters. After a change of the driver or the card, fairlead records anew which facts can be read.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.check_definition import Check, CheckParams, Past
 from fairlead.model.device import newly_unreadable, not_under_mig, readable_gpus
 from fairlead.model.facts import Gpu, Missing, Node
 from fairlead.model.finding import Action, Finding, Level, Mode, with_action
@@ -59,7 +60,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
 
 
 def _silent(gpu: Gpu) -> Iterator[Missing]:
-    """Return the missing values among the facts of a GPU that are not parts of other facts."""
+    """Yield the missing values among the top-level facts of a GPU."""
     return (value for name in gpu.__struct_fields__ if isinstance(value := getattr(gpu, name), Missing))
 
 

@@ -1,10 +1,11 @@
 """Judges how far each GPU and its memory are from being too hot.
 
-nvmlDeviceGetMarginTemperature (driver r570 and later) is what nvidia-smi calls T.Limit: the degrees to the slowdown. It is
-below 0 past the slowdown (nvidia-smi: slowdown by hardware from -2, shutdown at -8 on H100). Older drivers give the GPU's
-temperature and NVML_TEMPERATURE_THRESHOLD_SLOWDOWN. The margins of cards differ, so this check has no temperature of its own.
-The memory temperature is compared with what the site declares, or else with NVML_TEMPERATURE_THRESHOLD_MEM_MAX where the
-driver has it. `gpu_throttle` judges how much the heat lowers the clocks.
+nvmlDeviceGetMarginTemperature (driver r570 and later) gives the degrees that are left until the GPU slows down. nvidia-smi calls
+this margin T.Limit. A GPU that is hotter than its slowdown temperature has a margin below 0 (nvidia-smi on H100: slowdown by
+hardware from -2, shutdown at -8). Older drivers give the GPU's temperature and NVML_TEMPERATURE_THRESHOLD_SLOWDOWN. The slowdown
+temperatures of cards differ, so this check has no fixed limit for the GPU's temperature. The check compares the memory
+temperature with the limit that the site declares. Without a declared limit it uses NVML_TEMPERATURE_THRESHOLD_MEM_MAX, if the
+driver gives it. `gpu_throttle` judges how much the heat lowers the clocks.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.check_definition import Check, CheckParams, Past
 from fairlead.model.device import names_of, readable_gpus
 from fairlead.model.facts import Gpu, Missing, Node, Why
 from fairlead.model.finding import Action, Finding, Level, Mode, Service, with_action
@@ -23,14 +24,14 @@ from fairlead.model.unread import unlisted, unread
 
 class Params(CheckParams, frozen=True, kw_only=True):
     margin_warn_celsius: Annotated[
-        int, Meta(ge=-20, le=60, description="The check warns at this many degrees to the slowdown or fewer.")
+        int, Meta(ge=-20, le=60, description="The check warns when this many degrees or fewer are left until the slowdown.")
     ] = 5
     margin_drain_celsius: Annotated[
-        int, Meta(ge=-20, le=60, description="The check drains at this many degrees to the slowdown or fewer.")
+        int, Meta(ge=-20, le=60, description="The check drains when this many degrees or fewer are left until the slowdown.")
     ] = 0
     memory_max_celsius: Annotated[
         Annotated[int, Meta(ge=40, le=130)] | None,
-        Meta(description="The check drains at this memory temperature or above; unset: the driver's limit, if it has one."),
+        Meta(description="The check drains at this memory temperature or above. If unset, the driver's limit, if any."),
     ] = None
 
 

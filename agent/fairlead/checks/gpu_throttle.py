@@ -1,12 +1,13 @@
-"""Reports GPUs whose clocks are slowed by heat or by hardware, by the fraction of the time under load.
+"""Reports GPUs whose clocks are slowed by heat or by hardware for too large a fraction of their time under load.
 
-The check reads the mask of nvmlDeviceGetCurrentClocksEventReasons (nvml.h, nvmlClocksEventReason*) at every sweep and adds up
-the time of each reason while the GPU is loaded. A single reading means nothing: nvml.h says that HwSlowdown "may be also
-reported during PState or clock change", and systems that drain on one reading flap. With the software power cap a GPU stays
-within its limit. This is normal under full load, and it is not judged unless the site asks for it. HwSlowdown comes with
-HwThermalSlowdown or HwPowerBrakeSlowdown (which `gpu_power_brake` judges). On its own it is the fast reaction to too much
-power. Where the driver counts thermal slowdown itself (NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN, from r575 on, in
-nanoseconds), the time between sweeps counts too.
+The check reads the mask of nvmlDeviceGetCurrentClocksEventReasons (nvml.h, nvmlClocksEventReason*) at every sweep and adds up the
+time of each reason while the GPU is loaded. A single reading is not enough: nvml.h says that HwSlowdown "may be also reported
+during PState or clock change". A system that drains after a single reading drains and resumes the same nodes again and again.
+
+The software power cap keeps a GPU within its power limit. This is normal under full load, so the check does not judge it by
+default. HwSlowdown comes together with HwThermalSlowdown or HwPowerBrakeSlowdown (which `gpu_power_brake` judges). HwSlowdown
+without these two is the fast reaction of the hardware to too much power. From r575 on, the driver counts the time of thermal
+slowdown itself, in nanoseconds (NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN). The time between sweeps then counts, too.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.check_definition import Check, CheckParams, Past
 from fairlead.model.device import device_of, readable_gpus
 from fairlead.model.facts import Gpu, Missing, Node
 from fairlead.model.finding import Action, Finding, Level, Mode, Service, with_action
@@ -28,23 +29,23 @@ HW, HW_THERMAL, HW_BRAKE = "hw_slowdown", "hw_thermal_slowdown", "hw_power_brake
 SW_THERMAL, SW_POWER = "sw_thermal_slowdown", "sw_power_cap"
 SAMPLES = (BUSY, *(f"load.{reason}" for reason in (HW, HW_THERMAL, HW_BRAKE, SW_THERMAL, SW_POWER)))
 COUNTED = "events.hw_thermal_slowdown"
-_BAD = 0x008 | 0x020 | 0x040  # the reasons that are worth a line after one sweep alone
+_BAD = 0x008 | 0x020 | 0x040  # the reasons that are reported after a single sweep
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
     window_seconds: Annotated[int, Meta(ge=60, le=7200, description="The fractions are measured over this window.")] = 1800
-    load_least_seconds: Annotated[int, Meta(ge=10, description="Less time under load than this gives no fraction.")] = 180
+    load_least_seconds: Annotated[int, Meta(ge=10, description="With less time under load, no fraction is computed.")] = 180
     hw_thermal_share_max: Annotated[
         Fraction, Meta(description="Hardware thermal slowdown may take this fraction of the time under load.")
     ] = 0.02
     hw_slowdown_share_max: Annotated[
-        Fraction, Meta(description="The same for hardware slowdown that neither heat nor the power brake explains.")
+        Fraction, Meta(description="The same limit for hardware slowdown without heat and without the power brake.")
     ] = 0.05
-    sw_thermal_share_max: Annotated[Fraction, Meta(description="The same for software thermal slowdown; more is a warning.")] = (
-        0.25
-    )
+    sw_thermal_share_max: Annotated[
+        Fraction, Meta(description="The same limit for software thermal slowdown. More is a warning.")
+    ] = 0.25
     sw_power_cap_share_max: Annotated[
-        Fraction, Meta(description="The same for the software power cap; more is a warning; 1: never.")
+        Fraction, Meta(description="The same limit for the software power cap. More is a warning. 1 means never.")
     ] = 1.0
 
 
@@ -92,7 +93,7 @@ def _fractions(gpu: Gpu, window: Window, params: Params) -> Iterator[Finding]:
 
 
 def samples(node: Node) -> Iterator[tuple[str, str, float]]:
-    """Yield the sums under load of the GPUs that are loaded now, and the driver's counter."""
+    """Yield the time sums of the GPUs that are loaded now, and the driver's own counter of slowdown time."""
     for gpu in readable_gpus(node):
         if is_busy(gpu):
             yield from sums(gpu, SAMPLES)

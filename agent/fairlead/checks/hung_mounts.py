@@ -1,9 +1,10 @@
 """Checks that declared mounts are mounted and answer.
 
-When the server of a network file system does not answer, every process that touches it waits in uninterruptible sleep. So a
-process of its own calls statfs(2) on each declared mount. This call may last several sweeps, and the agent never starts a
-second one for the same mount. Mounts that are not declared are not touched, since a user's FUSE mount may hang without any
-fault of the node. PID 1's mount table says what is mounted. Below an automount, the statfs call itself mounts it.
+When the server of a network file system does not answer, every process that uses the file system waits in uninterruptible sleep.
+So a separate process calls statfs(2) on each declared mount. This call may last several sweeps, and the agent never starts a
+second call for the same mount. Mounts that are not declared are not touched, since a user's FUSE mount may hang without any fault
+of the node. The check takes the mounted file systems from PID 1's mount table. If a declared path is below an automount, the
+statfs call mounts it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.check_definition import Check, CheckParams, Past
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Finding, Level, Mode
 from fairlead.model.host_facts import Host, MountPoint, Wanted
@@ -24,9 +25,9 @@ Path = Annotated[str, Meta(pattern=r"^/[^\x00\n]*(?!\n)$")]
 
 class Params(CheckParams, frozen=True, kw_only=True):
     paths: Annotated[tuple[Path, ...], Meta(description="Mount points that have to be mounted and have to answer.")] = ()
-    deadline_seconds: Annotated[float, Meta(ge=1, le=600, description="A mount that has not answered for this long hangs.")] = (
-        10.0
-    )
+    deadline_seconds: Annotated[
+        float, Meta(ge=1, le=600, description="A mount that does not answer for this long counts as hung.")
+    ] = 10.0
 
 
 def _finding(level: Level, path: str, summary: str, *evidence: str) -> Finding:
@@ -62,7 +63,7 @@ def _judged(host: Host, params: Params) -> Iterator[Finding]:
             yield _finding(Level.DRAIN, path, f"{path} does not answer", f"statfs waits for {space.waiting_seconds:.0f} s")
         elif space.failed:
             yield _finding(Level.DRAIN, path, f"{path} cannot be used", space.failed)
-        elif isinstance(space.total_bytes, Missing):  # there was no answer yet
+        elif isinstance(space.total_bytes, Missing):  # statfs has not returned yet
             yield unread(path, space.total_bytes, path)
 
 

@@ -1,14 +1,14 @@
-"""Checks IMEX, which lets GPUs of several nodes map each other's memory over NVLink: its daemon, its list of nodes, a channel.
+"""Checks IMEX, which lets GPUs of several nodes map each other's memory over NVLink: daemon, list of nodes, and channel.
 
 Source: NVIDIA IMEX service user guide (docs.nvidia.com/multi-node-nvlink-systems/imex-guide). The daemon nvidia-imex runs on
-every node of an NVLink domain. /etc/nvidia-imex/nodes_config.cfg has the address of each node on a line of its own. CUDA needs
-a device /dev/nvidia-caps-imex-channels/channelN, which is gone after a reboot.
+every node of an NVLink domain. /etc/nvidia-imex/nodes_config.cfg has the address of each node on a line of its own. CUDA needs a
+device /dev/nvidia-caps-imex-channels/channelN. A reboot removes this device.
 
-The check does not judge whether the node's own address is in that file. The daemon reads the file once, at its start, and
-looks for an address of this machine in it ("Config Options", BIND_INTERFACE_IP); it also accepts host names. So a file without
-the node's own address is not certainly wrong, and with a file that is wrong the daemon does not run. Sites whose scheduler
-starts IMEX and makes channels for each job declare `daemon = false` and `channels_min = 0`. The daemon must belong to root, as
-in `fabric_manager`.
+The check does not judge whether the node's own address is in nodes_config.cfg. When the daemon starts, it reads this file and
+looks for an address of this machine in it ("Config Options", BIND_INTERFACE_IP). The daemon also accepts host names, so a file
+without the node's own address may be right. With a wrong file the daemon does not run, and the check reports that. If the
+scheduler of a site starts IMEX and makes channels for each job, the site declares `daemon = false` and `channels_min = 0`. The
+daemon must belong to root, as the fabric manager must in the check `fabric_manager`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.check_definition import Check, CheckParams, Past
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Action, Finding, Level, Mode, Service, with_action
 from fairlead.model.unread import unread
@@ -32,7 +32,8 @@ class Params(CheckParams, frozen=True, kw_only=True):
     daemon: Annotated[bool, Meta(description="nvidia-imex must run all the time.")] = True
     channels_min: Annotated[int, Meta(ge=0, le=2048, description="This many channel devices must be there all the time.")] = 1
     nodes_expected: Annotated[
-        Annotated[int, Meta(ge=1, le=1024)] | None, Meta(description="Number of nodes in nodes_config.cfg; unset: at least one.")
+        Annotated[int, Meta(ge=1, le=1024)] | None,
+        Meta(description="Number of nodes in nodes_config.cfg. If unset, at least one."),
     ] = None
 
 

@@ -1,8 +1,8 @@
 """Checks that the InfoROM of each GPU is valid. The card keeps its serial number, ECC history and remapped rows there.
 
 nvmlDeviceValidateInforom reads the InfoROM from flash and verifies its checksums. NVML_ERROR_CORRUPTED_INFOROM (14) is what
-nvidia-smi prints as "WARNING: infoROM is corrupted at gpu ...". DCGM's diagnostic fails such a GPU (DCGM_FR_CORRUPT_INFOROM).
-The GPU still works, but it may forget remapped rows and retired pages, so it is a case for the vendor. Reading the flash is
+nvidia-smi prints as "WARNING: infoROM is corrupted at gpu ...". DCGM's diagnostic fails such a GPU (DCGM_FR_CORRUPT_INFOROM). The
+GPU still works, but it may lose its lists of remapped rows and retired pages, so the vendor must look at it. Reading the flash is
 expensive, so fairlead does it once an hour.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.check_definition import Check, CheckParams, Past
 from fairlead.model.device import readable_gpus
 from fairlead.model.facts import Missing, Node, Why
 from fairlead.model.finding import Action, Finding, Level, Mode, Service, with_action

@@ -1,15 +1,15 @@
 """Reports kernel records that the site declares. Each pattern has a name, a level and an action of its own.
 
-Only records of facility kernel are read, because a process may write the others (syslog(3),
-Documentation/ABI/testing/dev-kmsg). A pattern matches from the start of the record's text, and only the first 400 characters
-of a record are read. A pattern is a regular expression of Python's ``re`` and begins with at least four plain characters, by
-which records are chosen. Only single characters or classes may be repeated, and at most two repetitions may be unbounded, so
-that no record can delay the agent.
+The check reads only records of the facility kernel, because processes may write records of other facilities (syslog(3),
+Documentation/ABI/testing/dev-kmsg). A pattern matches from the start of the record's text, and only the first 400 characters of a
+record are read. A pattern is a regular expression of Python's ``re``. It begins with at least four plain characters, and the
+agent selects records by these characters. In a pattern, only single characters or classes may be repeated, and at most two
+repetitions may be unbounded. So no record can delay the agent.
 
 The text of a record is not shown, since it may hold names of processes. Two kinds of records are never matched, because a user
 chooses how they begin: records that begin with a task's name (crashes, "NAME invoked oom-killer"), and lines of a firewall. A
-task's name has at most 15 characters. A pattern cannot match a task's name by mistake if it begins with more fixed characters
-than that and requires nothing after a name.
+task's name has at most 15 characters. A pattern cannot match such a record by mistake if it begins with at least 16 fixed
+characters and has no text that the kernel writes after a name.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from fairlead.model.check import Check, CheckParams, KernelRecord, Past
+from fairlead.model.check_definition import Check, CheckParams, KernelRecord, Past
 from fairlead.model.facts import Node
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
 from fairlead.model.hung_tasks import waiting_for_fuse
 from fairlead.model.unread import age_seconds, record_id, unread_log
 
 RECORD_CHARACTERS = 400
-_WAYS_MAX = 200_000  # enough for two unbounded repetitions; the worst record then takes some milliseconds
+_WAYS_MAX = 200_000  # enough for two unbounded repetitions; the worst record then takes a few milliseconds to match
 _REPEATS = ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT")
 _SINGLE = {"LITERAL", "NOT_LITERAL", "ANY", "IN", "CATEGORY"}
 _PLAIN = {*_SINGLE, "AT", "BRANCH", "SUBPATTERN", *_REPEATS}
@@ -37,11 +37,15 @@ _PLAIN = {*_SINGLE, "AT", "BRANCH", "SUBPATTERN", *_REPEATS}
 class Pattern(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Describes one kind of record that the site declares."""
 
-    name: Annotated[str, Meta(pattern=r"^[a-z0-9_-]{1,40}(?!\n)$", description="Names the finding.")]
-    regex: Annotated[str, Meta(min_length=4, max_length=300, description="Matches from the start of the record's text.")]
+    name: Annotated[str, Meta(pattern=r"^[a-z0-9_-]{1,40}(?!\n)$", description="Name of the finding.")]
+    regex: Annotated[
+        str, Meta(min_length=4, max_length=300, description="The pattern, which matches from the start of the record's text.")
+    ]
     service: Annotated[Service, Meta(description="keep (warn), drain_after_job or drain_now.")] = Service.KEEP
     action: Annotated[Action, Meta(description="What to do next.")] = Action.NONE
-    count: Annotated[int, Meta(ge=1, le=20, description="The pattern counts at this many records within `seconds` or more.")] = 1
+    count: Annotated[
+        int, Meta(ge=1, le=20, description="The check reports the pattern at this many records or more within `seconds`.")
+    ] = 1
     seconds: Annotated[int, Meta(ge=1, description="A record counts for this long.")] = 86400
 
     def __post_init__(self) -> None:
@@ -60,8 +64,7 @@ class Params(CheckParams, frozen=True, kw_only=True):
 
 @lru_cache(maxsize=256)
 def prefix(regex: str) -> str:
-    """Return the plain characters that a pattern begins with. Raises ValueError with the reason for a pattern that is not
-    accepted."""
+    """Return the plain characters that a pattern begins with. Raise ValueError with the reason if the pattern is not accepted."""
     from re import _parser  # type: ignore[attr-defined]
 
     try:
@@ -85,8 +88,8 @@ def prefix(regex: str) -> str:
 
 
 def _ways(tree: Any, regex: str) -> int:
-    """Return an upper bound of the ways in which a parsed pattern can be tried from one position of a record. Raises
-    ValueError for a pattern that is not accepted."""
+    """Return an upper bound for the number of ways in which ``re`` can try a parsed pattern from one position of a record. Raise
+    ValueError if the pattern is not accepted."""
     ways = 1
     for op, argument in tree:
         name = str(op)

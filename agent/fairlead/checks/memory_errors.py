@@ -1,16 +1,16 @@
-"""Reports errors of the host's memory: uncorrected ones, and corrected ones that come fast.
+"""Reports errors of the host's memory: uncorrected errors, and corrected errors at a high rate.
 
-EDAC counts them (/sys/devices/system/edac, Documentation/ABI/testing/sysfs-devices-edac: ce_count and ue_count since the
-driver loaded). The kernel log has records of five sources. EDAC writes "EDAC MC0: 1 UE ...". A machine check writes "mce:
-[Hardware Error]: CPU 3: Machine Check: 0 Bank 7: be00..."; bit 61 of that status means uncorrected (Intel SDM volume 3,
-IA32_MCi_STATUS). Firmware that reports errors first writes "{1}[Hardware Error]: event severity: recoverable"
-(drivers/firmware/efi/cper.c). With "section_type: PCIe error" such an event is no memory error; `pcie_errors` judges the
-counters of the link. AMD's decoder writes "[Hardware Error]: Uncorrected ...". The kernel writes "Memory failure: 0x12345:
-..." when it gives up a page.
+EDAC, the kernel's subsystem for memory errors, counts them (/sys/devices/system/edac,
+Documentation/ABI/testing/sysfs-devices-edac: ce_count and ue_count since the driver loaded). The kernel log has records of five
+sources. EDAC writes "EDAC MC0: 1 UE ...". A machine check writes "mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 7:
+be00..."; bit 61 of the last number, the status, means uncorrected (Intel SDM volume 3, IA32_MCi_STATUS). If the firmware handles
+errors before the kernel does, the record is "{1}[Hardware Error]: event severity: recoverable" (drivers/firmware/efi/cper.c). A
+firmware event with "section_type: PCIe error" is no memory error, and `pcie_errors` judges the counters of the link. AMD's
+decoder writes "[Hardware Error]: Uncorrected ...". The kernel writes "Memory failure: 0x12345: ..." when it stops using a page.
 
-The check needs no rasdaemon. mcelog warns at 10 corrected errors of a DIMM in 24 hours, rasdaemon at 50 of a page; this check
-judges a rate. The site declares the number of memory controllers, because nothing is counted without EDAC's driver. A record
-of a memory controller that this node has not had in this boot is a warning and does not drain.
+The check needs no rasdaemon. mcelog warns at 10 corrected errors of a DIMM in 24 hours, and rasdaemon at 50 corrected errors of a
+page. This check judges a rate instead. The site declares the number of memory controllers, because without EDAC's driver no error
+is counted. A record of a memory controller that this node has not had in this boot is a warning and does not drain.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from fairlead.model.check import Check, CheckParams, KernelRecord, Past
+from fairlead.model.check_definition import Check, CheckParams, KernelRecord, Past
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Action, Finding, Level, Mode, Service, with_action
 from fairlead.model.host_facts import MemoryController
@@ -37,21 +37,21 @@ _UNCORRECTED = (
 )
 _STATUS = re.compile(r"mce: \[Hardware Error\]: CPU \d+: Machine Check(?: Exception)?: +\d+ Bank \d+: ([0-9a-f]{16})")
 _UC = 1 << 61
-SECTION_SECONDS = 5.0  # the kernel logs the kind of an error some lines after its severity
+SECTION_SECONDS = 5.0  # the kernel logs the section_type of an error a few lines after its severity
 _SECTION = re.compile(r"\{(\d+)\}\[Hardware Error\]: +section_type: (PCIe error)?")
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
     controllers_expected: Annotated[
         Annotated[int, Meta(ge=0, le=64)] | None,
-        Meta(description="Number of EDAC memory controllers of this kind of node; unset: it is not judged."),
+        Meta(description="Number of EDAC memory controllers of this kind of node. If unset, it is not judged."),
     ] = None
     uncorrected_max: Annotated[
         int, Meta(ge=0, description="This many uncorrected errors since the driver loaded are accepted.")
     ] = 0
     corrected_per_hour_max: Annotated[
         float,
-        Meta(ge=0, description="The check warns at this many corrected errors per hour of one controller or more; 0: never."),
+        Meta(ge=0, description="The check warns at this many or more corrected errors an hour on one controller. 0: never."),
     ] = 100.0
     window_seconds: Annotated[int, Meta(ge=60, le=7200, description="The rate is measured over this window.")] = 3600
     window_least_seconds: Annotated[int, Meta(ge=1, description="Samples that are closer together than this give no rate.")] = 300
@@ -78,7 +78,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
 
 
 def _from_log(node: Node, past: Past) -> Iterator[Finding]:
-    """Yield one finding for each source in the log. The newest record is its evidence."""
+    """Yield one finding for each source of records in the kernel log. The newest record of the source is the evidence."""
     found: dict[tuple[str, str], list[KernelRecord]] = {}
     sections = [match for record in past.records if (match := _SECTION.match(record.text))]
     described = {match[1] for match in sections}
@@ -167,7 +167,7 @@ def _counted(controller: MemoryController, node: Node, past: Past, params: Param
 
 
 def samples(node: Node) -> Iterator[tuple[str, str, float]]:
-    """Yield the corrected errors of each controller."""
+    """Yield the count of corrected errors of each memory controller."""
     if not isinstance(node.host, Missing) and not isinstance(node.host.controllers, Missing):
         for controller in node.host.controllers:
             if isinstance(controller.corrected, int):
@@ -175,7 +175,7 @@ def samples(node: Node) -> Iterator[tuple[str, str, float]]:
 
 
 def kind(text: str) -> str:
-    """Return the source of an uncorrected error, or the kind of section that firmware reports. Return "" for any other record."""
+    """Return the source of an uncorrected error, or the section_type that firmware reports. Return "" for any other record."""
     if section := _SECTION.match(text):
         return "PCIe section" if section[2] else "other section"
     status = _STATUS.match(text)

@@ -1,8 +1,8 @@
 """Checks that the MIG mode of each GPU is the declared one, now and after the next reset.
 
-nvmlDeviceGetMigMode gives the current and the pending mode. A mode that was changed while the GPU was in use, or by a person
-for one job, takes effect at the next reset (NVIDIA Multi-Instance GPU user guide). It then changes, under running jobs, what
-Slurm's gres.conf describes. The site declares which mode is right, and fairlead learns nothing from the node.
+nvmlDeviceGetMigMode gives the current and the pending mode. If the mode is changed while the GPU is in use, the new mode is
+pending and takes effect at the next reset (NVIDIA Multi-Instance GPU user guide). From then on the GPU no longer has the devices
+that Slurm's gres.conf describes. The site declares which mode is right. fairlead does not learn the mode from the node.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.check_definition import Check, CheckParams, Past
 from fairlead.model.device import listed_gpus
 from fairlead.model.facts import Gpu, Missing, Node, Why
 from fairlead.model.finding import Action, Finding, Level, Mode, Service, with_action
@@ -22,7 +22,7 @@ from fairlead.model.unread import unlisted
 class Params(CheckParams, frozen=True, kw_only=True):
     expected: Annotated[
         bool | None,
-        Meta(description="MIG must be on (true) or off (false) on every GPU; unset: only a pending change is reported."),
+        Meta(description="MIG must be on (true) or off (false) on every GPU. If unset, only a pending change is reported."),
     ] = None
 
 

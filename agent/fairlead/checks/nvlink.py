@@ -1,17 +1,18 @@
-"""Checks the NVLinks of each GPU: as many are active as the hardware has, and none has too many errors.
+"""Checks that each GPU has as many active NVLinks as declared, and that no link has too many errors.
 
-The state of each link comes from nvmlDeviceGetNvLinkState. The number that must be active is declared (in the hardware
-profile); if it is not, all that NVML lists must be active. NVML also lists the links of a PCIe card without a bridge, none of
-which is active, so this alone is only a warning. Links train after a boot, and whole fleets were drained because their links
-were still training (NVSentinel pull request 1715). The check therefore has a boot grace and needs three bad sweeps. Under MIG
-no GPU communicates with another (NVIDIA MIG user guide: GPU to GPU P2P, by PCIe or NVLink, is not supported), and the fabric
-manager may leave the links off. So the state of links is not judged under MIG.
+The state of each link comes from nvmlDeviceGetNvLinkState. The hardware profile declares the number of links that must be active.
+If no number is declared, all links that NVML lists must be active. NVML also lists the links of a PCIe card without an NVLink
+bridge, and none of these links is active. So if no link of a GPU is active and no number is declared, the check only warns. Links
+train after a boot. Whole fleets were once drained because their links were still training (NVSentinel pull request 1715). The
+check therefore has a boot grace and needs three bad sweeps. Under MIG no GPU communicates with another (NVIDIA MIG user guide:
+GPU to GPU P2P, by PCIe or NVLink, is not supported), and the fabric manager may leave the links off. So the state of links is not
+judged under MIG.
 
-Errors are judged for each link as growth over a window, without those within the boot grace. The counters are
-NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY, _RECOVERY, _CRC (161 to 163) up to NVLink 4, and NVML_FI_DEV_NVLINK_COUNT_* (206, 208, 214,
-215, 219) on NVLink 5. CRC errors matter from 100 a second on (DCGM dcgm_gpu_hardware_limits.h: "RM has informed us that CRC
-errors only matter at rates of 100+ per second"). DCGM's health watch fails a GPU for any replay or recovery in a minute; this
-check accepts single ones.
+For each link, the check judges how much its error counters grow in a window. Errors within the boot grace do not count. The
+counters are NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY, _RECOVERY, _CRC (161 to 163) up to NVLink 4, and NVML_FI_DEV_NVLINK_COUNT_* (206,
+208, 214, 215, 219) on NVLink 5. CRC errors matter from 100 a second on (DCGM dcgm_gpu_hardware_limits.h: "RM has informed us that
+CRC errors only matter at rates of 100+ per second"). DCGM's health watch fails a GPU for any replay or recovery in a minute. This
+check accepts single replays and recoveries.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.check_definition import Check, CheckParams, Past
 from fairlead.model.device import device_of, listed_gpus, readable_gpus
 from fairlead.model.facts import Gpu, Missing, Node, NvLink, Why, unreadable
 from fairlead.model.finding import Action, Finding, Level, Mode, Service, with_action
@@ -38,36 +39,37 @@ BOOT_GRACE_SECONDS = 300
 class Params(CheckParams, frozen=True, kw_only=True):
     links: Annotated[
         Annotated[int, Meta(ge=0, le=64)] | None,
-        Meta(description="This many NVLinks of each GPU must be active; unset: all that NVML lists."),
+        Meta(description="This many NVLinks of each GPU must be active. If unset, all links that NVML lists."),
     ] = None
     crc_per_second_max: Annotated[
-        float, Meta(ge=0, description="The check drains at this many CRC errors a second on one link or more; 0: never.")
+        float, Meta(ge=0, description="The check drains at this many or more CRC errors a second on one link. 0: never.")
     ] = 100.0
     replays_per_hour_max: Annotated[
-        float, Meta(ge=0, description="The check warns at this many replays an hour on one link or more; 0: never.")
+        float, Meta(ge=0, description="The check warns at this many or more replays an hour on one link. 0: never.")
     ] = 3600.0
     recoveries_per_hour_max: Annotated[
         float,
-        Meta(ge=0, description="The check warns at this many recoveries (retrainings) an hour on one link or more; 0: never."),
+        Meta(ge=0, description="The check warns at this many or more recoveries (retrainings) an hour on one link. 0: never."),
     ] = 3.0
     recoveries_failed_per_hour_max: Annotated[
         float,
         Meta(
-            ge=0, description="NVLink 5: the check drains at this many failed recoveries an hour on one link or more; 0: never."
+            ge=0, description="NVLink 5: the check drains at this many or more failed recoveries an hour on one link. 0: never."
         ),
     ] = 1.0
     receive_errors_per_hour_max: Annotated[
         float,
         Meta(
             ge=0,
-            description="NVLink 5: the check warns at this many malformed packets or receive errors an hour on a link; 0: never.",
+            description="NVLink 5: the check warns at this many malformed packets or receive errors an hour on a link. 0: never.",
         ),
     ] = 100.0
     effective_errors_per_hour_max: Annotated[
         float,
         Meta(
             ge=0,
-            description="NVLink 5: the check warns at this many errors after error correction, an hour on one link; 0: never.",
+            description="NVLink 5: the check warns if this many or more errors an hour remain on one link after error correction."
+            " 0: never.",
         ),
     ] = 1000.0
     window_seconds: Annotated[int, Meta(ge=60, le=7200, description="Rates are measured over this window.")] = 3600
@@ -107,8 +109,7 @@ def _state(gpu: Gpu, links: tuple[NvLink, ...], params: Params) -> Iterator[Find
 
 
 def _unreadable(gpu: Gpu, links: tuple[NvLink, ...]) -> Iterator[Finding]:
-    """Yield findings for links whose state cannot be read, and for links that give neither the older nor the newer error
-    counters."""
+    """Yield findings for links whose state cannot be read, and for links that give no error counter."""
     state = [link for link in links if isinstance(link.active, Missing) and link.active.why is Why.UNREADABLE]
     blind = [link for link in links if _blind(link)]
     for found, what in ((state, "state"), (blind, "error counters")):
@@ -117,9 +118,10 @@ def _unreadable(gpu: Gpu, links: tuple[NvLink, ...]) -> Iterator[Finding]:
             yield unread(f"NVLink {what} of GPU {gpu.pci}", unreadable(f"link {numbers}"), gpu.pci)
 
 
-@lru_cache(maxsize=512)  # enough for the links of a node, whose values rarely change
+@lru_cache(maxsize=512)  # enough for all links of a node; the values of a link rarely change
 def _blind(link: NvLink) -> bool:
-    """Say whether a link gives no error counter at all, although the profile does not list all of them as unsupported."""
+    """Return whether a link gives no error counter at all, although the profile does not list all of these counters as
+    unsupported."""
     values = [getattr(link, name) for name in (*OLDER, *NEWER)]
     return all(isinstance(v, Missing) for v in values) and any(v.why is Why.UNREADABLE for v in values)
 

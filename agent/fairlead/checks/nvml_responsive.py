@@ -1,13 +1,13 @@
-"""Checks that the NVIDIA driver answers: it is loaded, it fits its library, and every NVML call returns.
+"""Checks that the NVIDIA driver is loaded and that every NVML call returns.
 
-A process of its own makes the calls. This check names a call that does not return in time, with its GPU. If the worker is in
-uninterruptible sleep (state D in /proc/PID/stat, proc(5)), it hangs in the driver and the check drains soon. A worker that is
-merely slow (state R or S) has more time, and so has one that dies in the same call again and again. A worker that dies outside
-all calls, or cannot be started, is a fault of the agent: the finding is UNKNOWN, because a broken installation must not drain
-a cluster.
+A separate process, the NVML worker, makes the calls. The finding names the call that does not return in time, and the GPU. If the
+worker is in uninterruptible sleep (state D in /proc/PID/stat, proc(5)), it hangs in the driver, and the check drains after
+`stuck_seconds`. If the worker is only slow (state R or S), or dies in the same call again and again, the check drains after
+`slow_seconds`. If the worker dies outside all calls or cannot be started, this is a fault of the agent. The finding is then
+UNKNOWN, because a broken installation must not drain a cluster.
 
-A node without the driver and without an NVIDIA GPU on its bus is UNKNOWN too; `gpu_count` judges how many GPUs there should
-be. `driver_library` reports a driver module and a library of different versions. While a driver is being installed (`apply`,
+For a node without the driver and without an NVIDIA GPU on its PCI bus, the finding is UNKNOWN, too. `gpu_count` judges the number
+of GPUs. `driver_library` reports a driver module and a library of different versions. While a driver is being installed (`apply`,
 maintenance) the findings of this check are suppressed.
 """
 
@@ -18,19 +18,23 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.check_definition import Check, CheckParams, Past
 from fairlead.model.facts import Gpu, Missing, Node, StuckCall, Why
 from fairlead.model.finding import Action, Finding, Level, Mode, with_action
 from fairlead.model.pci_kind import NVIDIA, kind_of
 
 MISMATCH = 18  # NVML_ERROR_LIB_RM_VERSION_MISMATCH
-# these are read each time, while the identity of a GPU is remembered
+# These facts are read in every sweep. The facts that identify a GPU are read once and then remembered.
 VITAL = ("memory_used_bytes", "temperature_celsius", "performance_state")
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
-    stuck_seconds: Annotated[float, Meta(gt=0, description="A call in uninterruptible sleep drains after this long.")] = 10.0
-    slow_seconds: Annotated[float, Meta(gt=0, description="Any other call that does not return drains after this long.")] = 30.0
+    stuck_seconds: Annotated[
+        float, Meta(gt=0, description="The check drains after a call is in uninterruptible sleep for this long.")
+    ] = 10.0
+    slow_seconds: Annotated[
+        float, Meta(gt=0, description="The check drains after any other call has not returned for this long.")
+    ] = 30.0
 
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
@@ -43,7 +47,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     module = node.driver.module_version
     if isinstance(module, Missing) and isinstance(node.gpus, Missing) and node.stuck is None:
         words = "the NVIDIA driver is not loaded"
-        if not node.pci:  # gpu_count judges a machine that declares GPUs
+        if not node.pci:  # gpu_count judges a machine whose profile declares GPUs
             yield with_action(Level.UNKNOWN, f"{words}, and no PCI device could be read", Action.NONE, module.detail)
         elif not any(d.vendor == NVIDIA and kind_of(d) == "gpu" for d in node.pci):
             words = f"{words}, and no NVIDIA GPU is on the PCI bus"
@@ -52,7 +56,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
             yield with_action(Level.DRAIN, words, Action.PROVISION, module.detail, node.gpus.detail)
         return
     if isinstance(node.gpus, Missing):
-        if node.stuck is None and node.driver.init_code != MISMATCH:  # driver_library reports this
+        if node.stuck is None and node.driver.init_code != MISMATCH:  # driver_library reports a mismatch
             yield with_action(Level.DRAIN, "NVML does not answer", Action.REBOOT_NODE, node.gpus.detail)
         return
     for gpu in node.gpus:
@@ -95,8 +99,8 @@ def _stuck(stuck: StuckCall, params: Params, detail: str) -> Finding:
 
 
 def _mute(gpu: Gpu) -> bool:
-    """Say whether all values that every GPU can give are unreadable. A value that the profile lists as unsupported is not
-    unreadable."""
+    """Return whether all values of ``VITAL``, which every GPU can give, are unreadable. A value that the profile lists as
+    unsupported does not count as unreadable."""
     values = [getattr(gpu, name) for name in VITAL]
     return all(isinstance(v, Missing) and v.why is Why.UNREADABLE for v in values)
 

@@ -1,14 +1,15 @@
 """Reports errors on the PCIe links of GPUs: replays, and Advanced Error Reporting (AER) of the GPU and of the port above it.
 
-Replays come from NVML_FI_DEV_PCIE_REPLAY_COUNTER (94). NVIDIA's driver recommends at most 8 a minute (DCGM
+Replays come from NVML_FI_DEV_PCIE_REPLAY_COUNTER (94). NVIDIA's driver recommends at most 8 replays a minute (DCGM
 dcgm_gpu_hardware_limits.h, DCGM_LIMIT_MAX_PCIREPLAY_RATE). AER counters are in /sys/bus/pci/devices/X/aer_dev_correctable,
-aer_dev_nonfatal and aer_dev_fatal (Documentation/ABI/testing/sysfs-bus-pci-devices-aer_stats; kernel 4.19 and newer). The
-kernel also logs uncorrected errors (drivers/pci/pcie/aer.c), and ports that took their link down because of one (Downstream
-Port Containment, "DPC: containment event"; drivers/pci/pcie/dpc.c).
+aer_dev_nonfatal and aer_dev_fatal (Documentation/ABI/testing/sysfs-bus-pci-devices-aer_stats; kernel 4.19 and newer). The kernel
+also logs uncorrected errors (drivers/pci/pcie/aer.c). If a port takes its link down because of an uncorrected error, the kernel
+logs this, too (Downstream Port Containment, "DPC: containment event"; drivers/pci/pcie/dpc.c).
 
-All counters are judged as growth over a window, never by their value, and without what came within the boot grace. A link that
-trained badly at boot and has run well since is healthy. Correctable errors are corrected, but many of them cost bandwidth and
-precede worse errors. A fatal error means that the link was lost. A few non-fatal errors come from probing software.
+The check judges how much each counter grows in a window, and never the value of the counter. Errors within the boot grace do not
+count. So a link that trained badly at boot and has run well since then is healthy. Correctable errors are corrected, but many of
+them cost bandwidth and precede worse errors. A fatal error means that the link was lost. A few non-fatal errors come from probing
+software.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from fairlead.model.check import Check, CheckParams, KernelRecord, Past, Sample
+from fairlead.model.check_definition import Check, CheckParams, KernelRecord, Past, Sample
 from fairlead.model.device import device_of, listed_gpus, readable_gpus
 from fairlead.model.facts import Gpu, Missing, Node, PcieLink, Why
 from fairlead.model.finding import Action, Finding, Level, Mode, Service, with_action
@@ -42,18 +43,23 @@ _CONTAINED = re.compile(rf"\S{{1,40}} {_AT}: (?:AER: )?DPC: containment event, "
 
 class Params(CheckParams, frozen=True, kw_only=True):
     replays_per_minute_max: Annotated[
-        float, Meta(ge=0, description="The check warns at this many PCIe replays a minute or more; 0: never.")
+        float, Meta(ge=0, description="The check warns at this many or more PCIe replays a minute. 0: never.")
     ] = 8.0
     correctable_per_hour_max: Annotated[
         float,
-        Meta(ge=0, description="The check warns at this many correctable AER errors an hour, of GPU or port, or more; 0: never."),
+        Meta(
+            ge=0,
+            description="The check warns at this many or more correctable AER errors an hour of a GPU or its port. 0: never.",
+        ),
     ] = 1000.0
     nonfatal_per_hour_max: Annotated[
         float,
-        Meta(ge=0, description="The check warns at this many non-fatal AER errors an hour, of GPU or port, or more; 0: never."),
+        Meta(
+            ge=0, description="The check warns at this many or more non-fatal AER errors an hour of a GPU or its port. 0: never."
+        ),
     ] = 10.0
     fatal_per_hour_max: Annotated[
-        float, Meta(ge=0, description="This many fatal AER errors an hour, of GPU or port, are accepted.")
+        float, Meta(ge=0, description="This many fatal AER errors an hour of a GPU or its port are accepted.")
     ] = 0.0
     window_seconds: Annotated[int, Meta(ge=60, le=7200, description="Rates are measured over this window.")] = 3600
     window_least_seconds: Annotated[int, Meta(ge=1, description="Samples that are closer together than this give no rate.")] = 300
@@ -87,7 +93,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
 
 
 def _unreadable(gpu: Gpu) -> Iterator[Finding]:
-    """Yield a finding for replays that cannot be read where AER does not count either, and for AER counts that cannot be read."""
+    """Yield a finding for replays that cannot be read if AER counts nothing either, and for AER counts that cannot be read."""
     replays = gpu.pcie.replays if isinstance(gpu.pcie, PcieLink) else gpu.pcie
     if isinstance(replays, Missing) and replays.why is Why.UNREADABLE and not isinstance(gpu.aer, AerCounts):
         yield unread(f"PCIe errors of GPU {gpu.pci}", replays, gpu.pci)
@@ -131,7 +137,7 @@ def _amount(grown: Growth) -> str:
 
 
 def _records(node: Node, past: Past, params: Params) -> dict[str, KernelRecord]:
-    """Return the last record of a fatal error, by the PCI address of the device that had it or reported it."""
+    """Return the last record of a fatal error of each device, by PCI address. The device had the error or reported it."""
     found: dict[str, KernelRecord] = {}
     now = node.uptime_seconds
     for record in past.records:
@@ -146,7 +152,8 @@ def _records(node: Node, past: Past, params: Params) -> dict[str, KernelRecord]:
 
 
 def fatal(text: str) -> str:
-    """Return the PCI address of the device that had a fatal error, as a kernel record says. Return "" for any other record."""
+    """Return the PCI address of the device that had a fatal error, as the text of a kernel record names it. Return "" for any
+    other record."""
     if "(Fatal)" not in text and "DPC" not in text:
         return ""
     match = next((m for m in (form.match(text) for form in (*_FORMS, _CONTAINED)) if m), None)
@@ -158,7 +165,7 @@ def fatal(text: str) -> str:
 
 
 def samples(node: Node) -> Iterator[tuple[str, str, float]]:
-    """Yield replays, and the AER counts of the GPU and of the port above it."""
+    """Yield the replay count of each GPU, and the AER counts of the GPU and of the port above it."""
     for gpu in listed_gpus(node):
         device = device_of(gpu)
         if isinstance(gpu.pcie, PcieLink):

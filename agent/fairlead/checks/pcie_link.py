@@ -1,10 +1,10 @@
-"""Checks that the PCIe links of GPUs are as wide as they should be, and under load also as fast.
+"""Checks that the PCIe links of GPUs have the expected width and, under load, the expected speed.
 
 An idle GPU lowers its link to generation 1 (ASPM, performance state 8), so speed is judged only while the GPU is busy. In MIG
-mode NVML gives no utilisation, so speed is judged while the clocks are not idle. The width does not change at idle. The
-expected values are those of the hardware profile. Without them, they are the smaller of what the device and the port above it
-can do (sysfs max_link_width, max_link_speed; PCI Express Base Specification, Link Capabilities). So a x16 card in a x8 slot is
-no fault. `pcie_nic` and `pcie_switch` judge the links of adapters and switches.
+mode NVML gives no utilisation. Speed is then judged while the GPU's clocks are not idle. The width does not change at idle. The
+hardware profile declares the expected values. If it does not, the check expects the highest width and speed that both the device
+and the port above it support (sysfs max_link_width, max_link_speed; PCI Express Base Specification, Link Capabilities). So a x16
+card in a x8 slot is no fault. `pcie_nic` and `pcie_switch` judge the links of adapters and switches.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.check_definition import Check, CheckParams, Past
 from fairlead.model.device import readable_gpus, was_readable
 from fairlead.model.facts import CLASS_UNREADABLE, Gpu, Missing, Node, PciDevice, PcieLink, Why
 from fairlead.model.finding import Finding, Level, Mode
@@ -27,9 +27,11 @@ Gen = Annotated[int, Meta(ge=1, le=7)]
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
-    gpu_width: Annotated[Width | None, Meta(description="Number of lanes of each GPU; unset: what GPU and slot can do.")] = None
+    gpu_width: Annotated[Width | None, Meta(description="Number of lanes of each GPU. If unset, what GPU and slot can do.")] = (
+        None
+    )
     gpu_gen: Annotated[
-        Gen | None, Meta(description="PCIe generation of each GPU under load; unset: what GPU and slot can do.")
+        Gen | None, Meta(description="PCIe generation of each GPU under load. If unset, what GPU and slot can do.")
     ] = None
     load_percent: Annotated[int, Meta(ge=1, le=100, description="Speed is judged at this GPU utilisation or above.")] = 20
 
@@ -40,7 +42,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     for gpu in readable_gpus(node):
         yield from _gpu(gpu, devices, past, params)
     for device in node.pci:
-        if not device.vendor or device.class_code == CLASS_UNREADABLE:  # it may be one of these GPUs, or a bridge above one
+        if not device.vendor or device.class_code == CLASS_UNREADABLE:  # it may be a GPU, or a bridge above a GPU
             words = "cannot be judged: its vendor or class cannot be read"
             yield Judged("device", device.address).finding(Level.UNKNOWN, words)
 

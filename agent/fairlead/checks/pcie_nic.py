@@ -1,10 +1,10 @@
-"""Checks that the PCIe links of RDMA adapters are as wide as they should be, and as fast as declared.
+"""Checks that the PCIe links of RDMA adapters have the expected width and the declared speed.
 
-The expected width is that of the hardware profile. Without it, it is the smaller of what the adapter and the port above it can
-do (sysfs max_link_width; PCI Express Base Specification, Link Capabilities). So a x16 card in a x8 slot is no fault. Virtual
-functions have no link of their own. What a virtual machine says of a link is invented or absent (x0), so only declared values
-are judged there. Links of adapters are read on thorough sweeps only, so the check runs on thorough sweeps only, and each
-reading counts once.
+The hardware profile declares the expected width. If it does not, the check expects the highest width that both the adapter and
+the port above it support (sysfs max_link_width; PCI Express Base Specification, Link Capabilities). So a x16 card in a x8 slot is
+no fault. Virtual functions have no link of their own. In a virtual machine the values of a link are invented or absent (x0), so
+the check judges only declared values in virtual machines. Links of adapters are read on thorough sweeps only, so the check runs
+on thorough sweeps only, and each reading counts once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.check_definition import Check, CheckParams, Past
 from fairlead.model.facts import Missing, Node, PcieLink
 from fairlead.model.finding import Finding, Level, Mode
 from fairlead.model.link import Judged, able, port_above
@@ -23,10 +23,11 @@ from fairlead.model.link import Judged, able, port_above
 class Params(CheckParams, frozen=True, kw_only=True):
     width: Annotated[
         Annotated[int, Meta(ge=1, le=32)] | None,
-        Meta(description="Number of lanes of each RDMA adapter; unset: what adapter and slot can do."),
+        Meta(description="Number of lanes of each RDMA adapter. If unset, what adapter and slot can do."),
     ] = None
     gen: Annotated[
-        Annotated[int, Meta(ge=1, le=7)] | None, Meta(description="PCIe generation of each RDMA adapter; unset: not judged.")
+        Annotated[int, Meta(ge=1, le=7)] | None,
+        Meta(description="PCIe generation of each RDMA adapter. If unset, it is not judged."),
     ] = None
 
 

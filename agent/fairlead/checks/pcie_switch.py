@@ -1,12 +1,11 @@
-"""Checks the link towards the processor of each PCIe switch above GPUs and RDMA adapters: its width always, its speed under
-load.
+"""Checks the link of each PCIe switch towards the processor: its width always, its speed under load.
 
-All devices below a switch use that link. If it is slow, every transfer between them and memory is slow, while each GPU's own
-link looks healthy. The link is compared with what the switch and the port above it can do (sysfs max_link_width,
-max_link_speed; PCI Express Base Specification, Link Capabilities). An idle link may be slow (ASPM), so its speed is judged
-only while a GPU below it is busy. Links of bridges are read on thorough sweeps only, so the check runs on thorough sweeps
-only. A link that was read at idle says nothing about a GPU that is busy now. A virtual machine's switches are invented and are
-not judged.
+Only switches above GPUs and RDMA adapters are judged. All devices below a switch use this link. If it is slow, every transfer
+between these devices and memory is slow, while each GPU's own link looks healthy. The check expects the highest width and speed
+that both the switch and the port above it support (sysfs max_link_width, max_link_speed; PCI Express Base Specification, Link
+Capabilities). An idle link may be slow (ASPM), so its speed is judged only while a GPU below it is busy. Links of bridges are
+read on thorough sweeps only, so the check runs on thorough sweeps only. A speed that was read while the GPUs were idle is not
+judged later, when a GPU is busy. In a virtual machine the switches are invented, so they are not judged.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.check_definition import Check, CheckParams, Past
 from fairlead.model.device import listed_gpus
 from fairlead.model.facts import Missing, Node, PciDevice
 from fairlead.model.finding import Finding, Level, Mode
@@ -32,7 +31,7 @@ class Params(CheckParams, frozen=True, kw_only=True):
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     if node.virtual is True:
         return
-    yield from unlisted(node)  # without the list it is not known which GPUs are busy and which switches are above one
+    yield from unlisted(node)  # without the list, the busy GPUs and the switches above GPUs are unknown
     devices = {d.address: d for d in node.pci}
     gpus = listed_gpus(node)
     adapters = {n.pci for n in node.nics if n.rdma and n.pci and not n.virtual_function}

@@ -1,12 +1,12 @@
 """Reports errors on RDMA links as rates. A link that retrains, or drops or damages packets, slows every collective through it.
 
-The counters are those of the port (/sys/class/infiniband; IBTA PortCounters, as drivers/infiniband/core/sysfs.c reads them)
-and, with mlx5, hw_counters of the transport. symbol_error and port_rcv_errors stop at 65535, link_error_recovery at 255, and
-the other two at 15. A counter that has stopped there cannot grow. The check reports this and does not take it for health. A
-single count means nothing: a link within the specification's bit error rate of 1e-12 may have 120 symbol errors an hour. A
-counter that was reset counts from zero. Errors within the boot grace do not count, because links train then.
-rx_icrc_encapsulated exists only where the device may read its physical port's counters (drivers/infiniband/hw/mlx5/counters.c,
-PCAM), so a virtual function in its guest may lack it.
+The check reads the counters of the port (/sys/class/infiniband; IBTA PortCounters, as drivers/infiniband/core/sysfs.c reads
+them). With mlx5 it also reads the hw_counters of the transport. symbol_error and port_rcv_errors stop at 65535,
+link_error_recovery at 255, and local_link_integrity_errors and excessive_buffer_overrun_errors at 15. A counter that has reached
+its end cannot grow, so the check reports it. A single error is harmless: a link within the specification's bit error rate of
+1e-12 may have 120 symbol errors an hour. After a reset of a counter, the check counts from zero. Errors within the boot grace do
+not count, because links train then. rx_icrc_encapsulated exists only where the device may read its physical port's counters
+(drivers/infiniband/hw/mlx5/counters.c, PCAM), so a virtual function in its guest may lack it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from fairlead.model.check import Check, CheckParams, Past, Sample
+from fairlead.model.check_definition import Check, CheckParams, Past, Sample
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Action, Finding, Level, Mode, with_action
 from fairlead.model.host_facts import PORT_COUNTER_BITS, RdmaPort
@@ -43,19 +43,23 @@ Known = Mapping[tuple[str, str], Sequence[Sample]]
 
 class Params(CheckParams, frozen=True, kw_only=True):
     symbol_errors_per_hour_max: Annotated[
-        Limit, Meta(description="The check warns at this many symbol errors or more; 0: never.")
+        Limit, Meta(description="The check warns at this many or more symbol errors an hour. 0: never.")
     ] = 120.0
     recoveries_per_hour_max: Annotated[
-        Limit, Meta(description="The check warns at this many retrainings of the link or more; 0: never.")
+        Limit, Meta(description="The check warns at this many or more retrainings of the link an hour. 0: never.")
     ] = 4.0
     receive_errors_per_hour_max: Annotated[
-        Limit, Meta(description="The check warns at this many damaged packets or more; 0: never.")
+        Limit, Meta(description="The check warns at this many or more damaged packets an hour. 0: never.")
     ] = 120.0
     integrity_errors_per_hour_max: Annotated[
-        Limit, Meta(description="The check warns at this many local link integrity errors and buffer overruns or more; 0: never.")
+        Limit,
+        Meta(
+            description="The check warns at this many or more local link integrity errors or buffer overruns an hour. 0: never."
+        ),
     ] = 4.0
     retransmissions_per_hour_max: Annotated[
-        Limit, Meta(description="The check warns at this many time-outs and packets out of sequence (mlx5) or more; 0: never.")
+        Limit,
+        Meta(description="The check warns at this many or more time-outs or packets out of sequence an hour (mlx5). 0: never."),
     ] = 100000.0
     window_seconds: Annotated[int, Meta(ge=60, le=7200, description="The rate is measured over this window.")] = 3600
     window_least_seconds: Annotated[int, Meta(ge=1, description="Samples that are closer together than this give no rate.")] = 300

@@ -1,11 +1,10 @@
-"""Reports ports whose link comes and goes. Every loss of link stops a collective, although nearly every sweep finds the port
-active.
+"""Reports RDMA ports whose link comes and goes.
 
-Losses are counted in three ways, of which the largest number counts: the port's link_downed (/sys/class/infiniband; an 8 bit
-counter that stops at 255, drivers/infiniband/core/sysfs.c), carrier_down_count of its interfaces
-(Documentation/ABI/testing/sysfs-class-net), and kernel records ("mlx5_core 0000:ab:00.0 ibp171s0: Link down", "... mlx5_5:
-Port: 1 Link DOWN"). Only losses within the window and after the boot grace count, so neither training at boot nor old losses
-do.
+Every loss of link stops a collective, although nearly every sweep finds the port active. The check counts losses in three ways
+and uses the largest number. It counts by the port's link_downed (/sys/class/infiniband; an 8 bit counter that stops at 255,
+drivers/infiniband/core/sysfs.c), by carrier_down_count of its interfaces (Documentation/ABI/testing/sysfs-class-net), and by
+kernel records ("mlx5_core 0000:ab:00.0 ibp171s0: Link down", "... mlx5_5: Port: 1 Link DOWN"). Losses count only within the
+window and after the boot grace. So link training at boot and old losses do not count.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from fairlead.model.check import Check, CheckParams, Past, Sample
+from fairlead.model.check_definition import Check, CheckParams, Past, Sample
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Action, Finding, Level, Mode, Service, with_action
 from fairlead.model.host_facts import PORT_COUNTER_BITS, RdmaPort
@@ -33,7 +32,7 @@ Known = Mapping[tuple[str, str], Sequence[Sample]]
 
 class Params(CheckParams, frozen=True, kw_only=True):
     flaps_max: Annotated[
-        int, Meta(ge=1, description="The check drains at this many losses of link within the window or more.")
+        int, Meta(ge=1, description="The check drains at this many or more losses of link within the window.")
     ] = 3
     window_seconds: Annotated[int, Meta(ge=60, le=7200, description="Length of the window.")] = 3600
     ignore: Annotated[tuple[str, ...], Meta(description="RDMA devices that are not judged.")] = ()
@@ -107,7 +106,7 @@ def _is_of(text: str, port: RdmaPort) -> bool:
 
 
 def samples(node: Node) -> Iterator[tuple[str, str, float]]:
-    """Yield the losses of link of each port and interface."""
+    """Yield the count of link losses of each port and of each of its interfaces."""
     if isinstance(node.host, Missing) or isinstance(node.host.ports, Missing):
         return
     for port in node.host.ports:
@@ -117,7 +116,7 @@ def samples(node: Node) -> Iterator[tuple[str, str, float]]:
 
 
 def kind(text: str) -> str:
-    """Return which adapter a record of a lost link names. Return "" for any other record."""
+    """Return the adapter that a record of a lost link names. Return "" for any other record."""
     match = _RECORD.match(text)
     return "" if match is None else f"down {match[1]}"
 

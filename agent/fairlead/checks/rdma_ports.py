@@ -1,10 +1,10 @@
 """Checks that as many InfiniBand and RoCE ports as declared are active, at their rate and width.
 
 State, physical state and rate are in /sys/class/infiniband/*/ports (Documentation/ABI/stable/sysfs-class-infiniband: state "4:
-ACTIVE", phys_state "5: LinkUp"). The hardware profile declares how many ports carry traffic. Ports beyond that number, such as
-an adapter without a cable, are not judged. A port that does not exist at all is reported. When a subnet manager restarts,
-ports are in INIT or ARMED for some seconds; the confirmation covers this. A link that trained to fewer lanes ("1X") has a
-lower rate, and the finding names its width.
+ACTIVE", phys_state "5: LinkUp"). The hardware profile declares how many ports carry traffic. If that many ports are good, the
+other ports are not judged (such as an adapter without a cable). The check also reports that fewer ports exist than declared. When
+a subnet manager restarts, ports are in INIT or ARMED for some seconds. The check counts only after several bad sweeps, so such a
+restart does not drain. A link that trained to fewer lanes ("1X") has a lower rate, and the finding names its width.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.check_definition import Check, CheckParams, Past
 from fairlead.model.facts import Missing, Nic, Node, unreadable
 from fairlead.model.finding import Action, Finding, Level, Mode, Service, with_action
 from fairlead.model.host_facts import Host
@@ -27,14 +27,18 @@ Rate = Annotated[float, Meta(gt=0)]
 
 class Params(CheckParams, frozen=True, kw_only=True):
     infiniband_ports: Annotated[
-        Count | None, Meta(description="This many InfiniBand ports have to be active; unset: their number is not judged.")
+        Count | None, Meta(description="This many InfiniBand ports have to be active. If unset, their number is not judged.")
     ] = None
-    infiniband_rate_gbps: Annotated[Rate | None, Meta(description="Least rate of each port; unset: not judged.")] = None
-    infiniband_width_lanes: Annotated[Count | None, Meta(description="Least width of each port; unset: not judged.")] = None
+    infiniband_rate_gbps: Annotated[
+        Rate | None, Meta(description="Least rate of each InfiniBand port. If unset, not judged.")
+    ] = None
+    infiniband_width_lanes: Annotated[
+        Count | None, Meta(description="Least width of each InfiniBand port. If unset, not judged.")
+    ] = None
     ethernet_ports: Annotated[
-        Count | None, Meta(description="This many RoCE ports have to be active; unset: their number is not judged.")
+        Count | None, Meta(description="This many RoCE ports have to be active. If unset, their number is not judged.")
     ] = None
-    ethernet_rate_gbps: Annotated[Rate | None, Meta(description="Least rate of each port; unset: not judged.")] = None
+    ethernet_rate_gbps: Annotated[Rate | None, Meta(description="Least rate of each RoCE port. If unset, not judged.")] = None
     ignore: Annotated[tuple[str, ...], Meta(description="RDMA devices that are not judged, such as mlx5_9.")] = ()
 
 
@@ -62,9 +66,9 @@ def _name(nic: Nic) -> str:
 
 
 def _layer(host: Host, ports: list[Nic], kind: str, want: tuple[int | None, float | None, int | None]) -> Iterator[Finding]:
-    """Yield findings for the ports of one kind. ``want``: their number, rate and width.
+    """Yield findings for the ports of one kind. ``want`` is the declared number, rate and width of these ports.
 
-    If enough ports are good, the others are not in use and yield none. What cannot be read is always reported.
+    If enough ports are good, the others are not in use and yield no findings. A value that cannot be read is always reported.
     """
     expected, rate, width = want
     widths = {f"{p.name}/{p.port}": p.width_lanes for p in host.ports} if not isinstance(host.ports, Missing) else {}

@@ -1,9 +1,9 @@
 """Reports memory pages that a GPU before Ampere has retired. Newer GPUs remap rows (see `row_remap`).
 
-The counts are NVML_FI_DEV_RETIRED_SBE, _DBE and _PENDING (the same as nvmlDeviceGetRetiredPages and
-nvmlDeviceGetRetiredPagesPendingStatus). A pending page is retired when the driver is loaded again or the GPU is reset (NVIDIA
-"Dynamic Page Retirement"). A GPU can retire 64 pages. DCGM fails it for more than 63, and warns from 15 for double-bit errors
-(dcgm_gpu_hardware_limits.h: DCGM_LIMIT_MAX_RETIRED_PAGES, _SOFT_LIMIT).
+The counts are NVML_FI_DEV_RETIRED_SBE, _DBE and _PENDING. nvmlDeviceGetRetiredPages and nvmlDeviceGetRetiredPagesPendingStatus
+give the same counts. A pending page is retired when the driver is loaded again or the GPU is reset (NVIDIA "Dynamic Page
+Retirement"). A GPU can retire 64 pages. DCGM fails a GPU with more than 63 retired pages, and warns from 15 pages that were
+retired for double-bit errors (dcgm_gpu_hardware_limits.h: DCGM_LIMIT_MAX_RETIRED_PAGES, _SOFT_LIMIT).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.check_definition import Check, CheckParams, Past
 from fairlead.model.device import listed_gpus
 from fairlead.model.facts import Gpu, Missing, Node, RowRemap, Why
 from fairlead.model.finding import Action, Finding, Level, Mode, Service, with_action
@@ -22,9 +22,9 @@ from fairlead.model.unread import unlisted, unread
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
-    pages_max: Annotated[int, Meta(ge=0, description="This many retired pages are accepted; a GPU has room for 64.")] = 63
+    pages_max: Annotated[int, Meta(ge=0, description="This many retired pages are accepted. A GPU can retire 64 pages.")] = 63
     double_bit_pages: Annotated[
-        int, Meta(ge=0, description="The check warns at this many pages retired for double-bit errors or more; 0: never.")
+        int, Meta(ge=0, description="The check warns at this many or more pages retired for double-bit errors. 0: never.")
     ] = 15
 
 

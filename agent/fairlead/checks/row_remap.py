@@ -1,10 +1,10 @@
 """Reports GPU memory rows whose remapping failed or is pending, and spare rows that run out (Ampere and newer).
 
-The check reads nvmlDeviceGetRemappedRows and nvmlDeviceGetRowRemapperHistogram. The GPU replaces a bad row by a spare one at
-its next reset. Pending means that this reset is due; the job may end first. Failed means that no spare row was left where it
-was needed, which is NVIDIA's criterion for an RMA ("GPU Memory Error Management" guide, row remapping). The histogram counts
-banks by the spare rows they have left (max, high, partial, low, none). Low and none are early signs. The growth of both is
-recorded by the day and by the card's serial number, over all boots.
+The check reads nvmlDeviceGetRemappedRows and nvmlDeviceGetRowRemapperHistogram. The GPU replaces a bad row by a spare one at its
+next reset. If a remap is pending, the GPU needs this reset, and the running job may end before the reset. If a remap failed, the
+bank had no spare row left. This is NVIDIA's criterion for an RMA ("GPU Memory Error Management" guide, row remapping). The
+histogram counts banks by the spare rows they have left (max, high, partial, low, none). Banks at low or none are an early sign of
+a failing GPU. The agent records remapped rows and used spare rows each day by the card's serial number, over all boots.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from fairlead.model.check import Check, CheckParams, Daily, Past
+from fairlead.model.check_definition import Check, CheckParams, Daily, Past
 from fairlead.model.device import device_of, listed_gpus, not_under_mig, readable_gpus, was_readable
 from fairlead.model.facts import Gpu, Missing, Node, RowRemap, Why
 from fairlead.model.finding import Action, Finding, Level, Mode, Service, with_action
@@ -28,17 +28,23 @@ UNCORRECTED, USED_SPARE_ROWS = "remap.uncorrected", "remap.worn_banks"
 
 class Params(CheckParams, frozen=True, kw_only=True):
     banks_low: Annotated[
-        int, Meta(ge=0, description="This many banks with few or no spare rows are accepted; more are a warning.")
+        int, Meta(ge=0, description="This many banks with few or no spare rows are accepted. More are a warning.")
     ] = 0
     uncorrected_rows: Annotated[
         int,
         Meta(
-            ge=1, description="The check warns at this many rows remapped for uncorrectable errors or more (a GPU can remap 512)."
+            ge=1, description="The check warns at this many or more rows remapped for uncorrectable errors (a GPU can remap 512)."
         ),
     ] = 512
-    rows_per_month: Annotated[int, Meta(ge=0, description="The same for rows remapped within 30 days; 0: never.")] = 8
+    rows_per_month: Annotated[
+        int, Meta(ge=0, description="The check warns at this many or more such rows within 30 days. 0: never.")
+    ] = 8
     banks_per_month: Annotated[
-        int, Meta(ge=0, description="The same for banks that came to have some, few or no spare rows within 30 days; 0: never.")
+        int,
+        Meta(
+            ge=0,
+            description="The check warns at this many or more banks that began to use up spare rows within 30 days. 0: never.",
+        ),
     ] = 4
 
 
@@ -53,8 +59,8 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
 
 
 def _unread(gpu: Gpu, remap: Missing, past: Past) -> Iterator[Finding]:
-    """Yield a finding for remapped rows that cannot be read. A GPU before Ampere yields none, because it retires pages
-    instead. A GPU under MIG yields none either, because the recovery action still says what is due."""
+    """Yield a finding if the remapped rows cannot be read. Yield none for a GPU before Ampere, because it retires pages instead.
+    Yield none under MIG, because NVML still gives the recovery action of the GPU."""
     lost = was_readable(gpu, "remap", past)
     if (isinstance(gpu.retired, RetiredPages) and not lost) or not_under_mig(gpu, "remap", remap):
         return
@@ -70,7 +76,7 @@ def _unread(gpu: Gpu, remap: Missing, past: Past) -> Iterator[Finding]:
 
 
 def _now(gpu: Gpu, remap: RowRemap, params: Params) -> Iterator[Finding]:
-    """Yield the findings of one reading."""
+    """Yield the findings that one reading alone gives."""
     counts = f"remapped rows: {remap.corrected} corrected, {remap.uncorrected} uncorrected"
     if remap.failed:
         yield Finding(
@@ -108,13 +114,13 @@ def _now(gpu: Gpu, remap: RowRemap, params: Params) -> Iterator[Finding]:
 
 
 def used_spare_rows(remap: RowRemap) -> int | None:
-    """Return the number of banks that have used up part of their spare rows (partial, low, none); None without a histogram."""
+    """Return the number of banks that have used up some spare rows (partial, low, none). Return None without a histogram."""
     return None if isinstance(remap.histogram, Missing) else sum(remap.histogram[2:])
 
 
 def _a_month_ago(known: list[Daily]) -> Daily | None:
-    """Return the value of a month ago. Where it is not certain, return the first value within the month; None where there is
-    none."""
+    """Return the value of a month ago. If it is not certain, return the first value within the month, or None without any
+    value."""
     older = [d for d in known if d.days_ago >= MONTH_DAYS]
     later = [d for d in known if d.days_ago < MONTH_DAYS]
     if older and (not later or later[0].value == older[-1].value or older[-1].days_ago <= MONTH_DAYS + 1):
@@ -123,7 +129,7 @@ def _a_month_ago(known: list[Daily]) -> Daily | None:
 
 
 def _trend(gpu: Gpu, remap: RowRemap, past: Past, params: Params) -> Iterator[Finding]:
-    """Yield findings for spare rows that run out, counted over a month of this card's life and over all boots in it."""
+    """Yield findings for spare rows that run out. They are counted for this card over a month, across boots."""
     device = device_of(gpu)
     for name, now, limit, words in (
         (UNCORRECTED, remap.uncorrected, params.rows_per_month, "rows of GPU {} were remapped for uncorrectable errors"),
@@ -134,7 +140,7 @@ def _trend(gpu: Gpu, remap: RowRemap, past: Past, params: Params) -> Iterator[Fi
             "memory banks of GPU {} have begun to run out of spare rows",
         ),
     ):
-        if now is None or limit == 0 or now < limit:  # it cannot have grown by more than its value
+        if now is None or limit == 0 or now < limit:  # the value cannot have grown by the limit, as it is smaller than the limit
             continue
         known = [d for d in past.daily if d.device == device and d.name == name]
         before = _a_month_ago(known)
@@ -150,7 +156,7 @@ def _trend(gpu: Gpu, remap: RowRemap, past: Past, params: Params) -> Iterator[Fi
 
 
 def daily(node: Node) -> Iterator[tuple[str, str, float]]:
-    """Yield the rows remapped for uncorrectable errors, and the banks that have used up spare rows."""
+    """Yield the number of rows remapped for uncorrectable errors, and the number of banks that have used up spare rows."""
     for gpu in listed_gpus(node):
         if isinstance(gpu.remap, RowRemap):
             yield from counters(

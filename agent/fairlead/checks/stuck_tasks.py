@@ -1,21 +1,22 @@
-"""Reports tasks that sleep uninterruptibly and do not wake: on a dead file system, in a hung driver, in a step that cannot be
-killed.
+"""Reports tasks that stay in uninterruptible sleep: on a dead file system, in a hung driver, in a step that cannot end.
 
-Such a task is in state D and has not been scheduled for the whole window. kernel/hung_task.c judges the same with its own 120
-s, and writes "INFO: task ... blocked for more than ... seconds". A short time in state D is normal for every disk read. With
-SIGKILL pending (proc_pid_status(5), SigPnd and ShdPnd) the task cannot end: its Slurm step is unkillable, and only a reboot
-helps. No process name is shown, because users choose them.
+Such a task is in state D and has not been scheduled for the whole window. The kernel's hung-task detector (kernel/hung_task.c)
+reports such a task after 120 s: "INFO: task ... blocked for more than ... seconds". A short time in state D is normal for every
+disk read. If SIGKILL is pending for such a task (proc_pid_status(5), SigPnd and ShdPnd), the task cannot end. Its Slurm step is
+then unkillable, and only a reboot helps. No process name is shown, because users choose these names.
 
-Tasks that a user can bring into this state among their own processes do not count. One kind waits for a FUSE server, seen now
-(`StuckTask.fuse`) or in the trace that the kernel logs with it (`model.hung_tasks`). A site declares its own FUSE mounts to
-`hung_mounts`. Another kind waits for a task of the same process or user, and that task waits for such a server. This happens
-with a core dump, with the lock of the process's memory, and with the lock of a folder (`host.waits_for_others`). A task among
-these that waits for a disk is itself reported. The last kind is a parent that waits for its child of vfork(2); SIGKILL ends
-that.
+Users can bring their own processes into state D. Three kinds of such tasks do not count:
 
-The kernel logs ten hung tasks in a boot and then no more (kernel.hung_task_warnings; -1: all), and a user's own tasks may use
-that up. The agent's watch of /proc does not depend on it and goes on. A log that is blind in this way is reported with level
-ok: it is no fault, and a user can cause it.
+- A task that waits for a FUSE server, as /proc shows now (`StuckTask.fuse`) or as the trace in the kernel log shows
+  (`model.hung_tasks`). A site declares its own FUSE mounts to `hung_mounts`.
+- A task that waits for another task of the same process or user, while that other task waits for a FUSE server. This happens
+  with a core dump, with the lock of the process's memory, and with the lock of a folder (`host.waits_for_others`). If the other
+  task waits for a disk, the check reports the other task.
+- A parent that waits for its child of vfork(2). SIGKILL ends this wait.
+
+By default the kernel logs ten hung tasks in a boot and then no more (kernel.hung_task_warnings; -1 means all). A user's own tasks
+may use up these ten. The agent also watches /proc, so it still finds stuck tasks. If the kernel logs no more hung tasks, the
+check reports this with level ok, because this is no fault of the node and a user can cause it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.check_definition import Check, CheckParams, Past
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
 from fairlead.model.host_facts import Host, StuckTask, Tasks
@@ -35,11 +36,15 @@ from fairlead.model.unread import age_seconds, host_of, unread, unread_log
 
 class Params(CheckParams, frozen=True, kw_only=True):
     window_seconds: Annotated[int, Meta(ge=15, le=7200, description="A task that has slept for this long counts.")] = 300
-    killed_seconds: Annotated[int, Meta(ge=15, le=7200, description="The same for a task that should have been killed.")] = 120
-    tasks_max: Annotated[int, Meta(ge=0, description="This many such tasks are accepted, not counting those with SIGKILL.")] = 0
+    killed_seconds: Annotated[
+        int, Meta(ge=15, le=7200, description="A task with SIGKILL pending that has slept for this long counts.")
+    ] = 120
+    tasks_max: Annotated[
+        int, Meta(ge=0, description="This many stuck tasks are accepted. Tasks with SIGKILL pending are not included.")
+    ] = 0
     kernel_threads: Annotated[bool, Meta(description="Kernel threads count too.")] = True
     log_seconds: Annotated[
-        int, Meta(ge=0, description="A record of the kernel's own watch is reported for this long; 0: never.")
+        int, Meta(ge=0, description="A kernel record about a hung task is reported for this long. 0: never.")
     ] = 3600
 
 
@@ -101,7 +106,7 @@ def _unkillable(tasks: list[StuckTask]) -> Iterator[Finding]:
 
 
 def _named(tasks: list[StuckTask]) -> str:
-    """Return the processes by number, each with its step or "kernel"."""
+    """Return the process ids as text, each with its Slurm step or "kernel"."""
     words = []
     for task in sorted(tasks, key=lambda t: t.pid)[:8]:
         step = f" (job {task.job}" + (f" step {task.step})" if task.step else ")") if task.job else ""
@@ -114,7 +119,7 @@ def _finding(level: Level, summary: str, evidence: str, *, fault: str) -> Findin
 
 
 def kind(text: str) -> str:
-    """Return "hung" for khungtaskd's records and "fuse" for their traces. With two kinds, both are kept equally long."""
+    """Return "hung" for khungtaskd's records and "fuse" for their traces. As two kinds, both stay in the history equally long."""
     return "hung" if HUNG.match(text) else "fuse" if WAITS.match(text) else ""
 
 

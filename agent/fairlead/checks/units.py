@@ -1,9 +1,9 @@
 """Checks that the systemd units that this node needs are active.
 
-A process of its own asks once for all units (``systemctl list-units``; systemctl(1): LOAD, ACTIVE, SUB). If systemd does not
-answer, this is a finding, and the agent does not wait. A wanted unit is healthy when it is active or reloading. A unit that is
-starting or stopping has the time of the confirmation. A unit that crashes again and again ("auto-restart") is not healthy. A
-unit that nothing has loaded is not in the list at all.
+A separate process lists all units with one call (``systemctl list-units``; systemctl(1): LOAD, ACTIVE, SUB). If systemd does not
+answer, the check reports this, and the agent does not wait. A wanted unit is healthy when it is active or reloading. A unit that
+is starting or stopping counts only after several bad sweeps. A unit that crashes again and again ("auto-restart") is not healthy.
+If nothing has loaded a unit, systemd does not list it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from fairlead.model.check import Check, CheckParams, Past
+from fairlead.model.check_definition import Check, CheckParams, Past
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Action, Finding, Level, Mode, Service
 from fairlead.model.host_facts import UnitState, Wanted
@@ -83,7 +83,7 @@ def _failed(units: tuple[UnitState, ...], params: Params) -> Iterator[Finding]:
 
 
 def wants(params: Params) -> Wanted:
-    """Return a ``Wanted`` that asks for systemd's list of units if the parameters judge any unit."""
+    """Return a ``Wanted`` with systemd's list of units if the parameters judge any unit."""
     return Wanted(units=bool(params.wanted or params.failed))
 
 

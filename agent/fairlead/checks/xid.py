@@ -1,24 +1,25 @@
 """Reports faults that the NVIDIA driver logged in this boot: Xid, SXid, and GPUs that have fallen off the bus.
 
-`fairlead.xid.catalogue` says for each code what it means, what to do and whether it drains. It is data from NVIDIA's Xid
-catalogue and the driver's nverror.h, by the driver version of the node. The check adds these rules:
+`fairlead.xid.catalogue` has the meaning of each code, the action, and whether the code drains. The catalogue comes from NVIDIA's
+Xid catalogue and the driver's nverror.h, and depends on the driver version of the node. The check adds these rules for Xids:
 
-- Xid 45 follows its cause.
-- 13, 31, 43 and similar codes are the job's own fault and are only reported for a while.
-- 63 and 94 wait for the job's end, and then need a GPU reset.
-- 154 counts by the number of its recovery action, and only the last one of a GPU counts.
-- 162 cancels 163.
-- An NVLink line (144 to 150) or SXid counts only when the line itself says Fatal.
-- Hundreds of lines of one fault are one finding.
+- If Xid 45 names another Xid as its cause, that Xid counts. Otherwise Xid 45 is not reported.
+- 13, 31, 43 and similar codes are the job's own fault. They do not drain and are reported for a while.
+- 63 and 94 drain when the job ends. The GPU then needs a reset.
+- For 154 the number of its recovery action decides, and only the last 154 of a GPU counts.
+- 162 cancels an earlier 163.
+- An NVLink line (144 to 150) or an SXid drains only if the line itself contains "Fatal".
+- Hundreds of lines of one fault become one finding.
 - "Fallen off the bus" without an Xid (NVSentinel issue 155) counts as 79.
 
-NVML gives the same recovery action (NVML_FI_DEV_GET_GPU_RECOVERY_ACTION), which works without a log.
+The check also reads the recovery action from NVML (NVML_FI_DEV_GET_GPU_RECOVERY_ACTION), for which it needs no kernel log.
 
-When jobs of `suspect_users` different users have faults of their own on the same GPU, the GPU is the suspect. NVIDIA's
-workflows for Xid 13 and 31 say the same: if they repeat on one GPU, test the hardware. This is likely, not certain, so by
-default it is reported, and it drains only where `suspect_service` says so. Xid 43 alone never drains, because every killed
-CUDA process may leave one. A line with an address at which this node has no GPU, and had none, is a warning and does not
-drain. `services` and `actions` are the site's own choice for a code: an Xid as "63", an SXid as "sxid 12028".
+If jobs of `suspect_users` different users have faults of their own on the same GPU, the GPU is suspect. NVIDIA's workflows for
+Xid 13 and 31 also say to test the hardware if these codes repeat on one GPU. A suspect GPU is not certainly faulty. By default it
+is therefore only reported, and it drains only if `suspect_service` says so. Xid 43 alone never drains, because every killed CUDA
+process may leave an Xid 43. A line with the address of a GPU that this node does not have and never had is a warning and does not
+drain. With `services` the site chooses for a code when the node leaves service, and with `actions` what to do next. An Xid is
+written as "63", and an SXid as "sxid 12028".
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from typing import Annotated
 from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
-from fairlead.model.check import Check, CheckParams, KernelRecord, Past
+from fairlead.model.check_definition import Check, CheckParams, KernelRecord, Past
 from fairlead.model.device import gpu_addresses, listed_gpus, was_readable
 from fairlead.model.facts import Missing, Node, Why
 from fairlead.model.finding import OVERRUN, Action, Finding, Level, Mode, Service
@@ -45,11 +46,12 @@ JOBS_SHOWN = 5
 
 class Params(CheckParams, frozen=True, kw_only=True):
     remember_seconds: Annotated[
-        int, Meta(ge=0, description="A fault that does not drain (a job's own, a corrected one) is reported for this long.")
+        int,
+        Meta(ge=0, description="A fault that does not drain (a job's own fault, a corrected fault) is reported for this long."),
     ] = 3600
     services: Annotated[
         dict[str, Service],
-        Meta(description='The site\'s own choice per code, such as {"63": "keep"}: keep, drain_after_job or drain_now.'),
+        Meta(description='The site\'s own service per code, such as {"63": "keep"}: keep, drain_after_job or drain_now.'),
     ] = field(default_factory=dict)
     actions: Annotated[
         dict[str, Action],
@@ -57,7 +59,7 @@ class Params(CheckParams, frozen=True, kw_only=True):
     ] = field(default_factory=dict)
     suspect_users: Annotated[
         int,
-        Meta(ge=0, le=1000, description="Jobs of this many users must fault on a GPU before the GPU is the suspect; 0: never."),
+        Meta(ge=0, le=1000, description="Jobs of this many users must fault on a GPU before the GPU is suspect. 0: never."),
     ] = 3
     suspect_seconds: Annotated[int, Meta(ge=60, description="The jobs of `suspect_users` must fault within this time.")] = 86400
     suspect_service: Annotated[
@@ -77,7 +79,7 @@ class Params(CheckParams, frozen=True, kw_only=True):
 
 
 def site_key(key: str) -> bool:
-    """Say whether a key of ``services`` or ``actions`` names a code, such as "63" or "sxid 12028"."""
+    """Return whether a key of ``services`` or ``actions`` names a code, such as "63" or "sxid 12028"."""
     kind, _, number = key.rpartition(" ")
     if not (number.isascii() and number.isdigit()) or number.startswith("0"):
         return False
@@ -93,7 +95,7 @@ _Lines = tuple[tuple[KernelRecord, XidLine], ...]
 
 
 class _Fault(Struct, frozen=True):
-    """Holds all lines of one fault on one device: the first line that says most, the first and last record, and their number."""
+    """Holds one fault on one device: the first line of the highest weight, the first and last record, and the number of lines."""
 
     line: XidLine
     first: KernelRecord
@@ -131,12 +133,12 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
 
 
 def _is_ours(line: XidLine, ours: frozenset[str] | None) -> bool:
-    """Say whether a line is about a GPU of this node. Lines without an address and lines of NVSwitches always count as ours."""
+    """Return whether a line is about a GPU of this node. Return True for lines without an address and for lines of NVSwitches."""
     return ours is None or line.kind is XidKind.SXID or not line.pci or line.pci in ours
 
 
 def _at_unknown_address(last: dict[str, tuple[KernelRecord, XidLine]], node: Node, params: Params) -> Iterator[Finding]:
-    """Yield faults of GPUs that this node does not have: the last one of each address."""
+    """Yield a finding for each address at which this node has no GPU. Its evidence is the last line of this address."""
     for pci, (record, line) in last.items():
         if age_seconds(record, node) <= params.remember_seconds:
             yield Finding(
@@ -150,11 +152,12 @@ def _at_unknown_address(last: dict[str, tuple[KernelRecord, XidLine]], node: Nod
 
 
 def _lost_records(node: Node, past: Past, params: Params) -> Finding | None:
-    """Return a finding for records that were overwritten before they were read, or None.
+    """Return a finding if kernel records were overwritten before the agent read them, or None.
 
-    What was in these records is lost, since the ring has already been read from its oldest record on. The driver's own advice
-    on every GPU (which a fatal Xid changes) replaces them. If every GPU gives it, the loss is reported for `remember_seconds`,
-    like other faults that do not drain. Otherwise it is reported until a person acknowledges it.
+    The text of these records is lost, because the agent has already read the ring buffer from its oldest record on. The check
+    then uses the recovery action that the driver gives for each GPU, since a fatal Xid changes this value. If the driver gives it
+    for every GPU, the loss is reported for `remember_seconds`, like other faults that do not drain. Otherwise the loss is
+    reported until a person acknowledges it.
     """
     gpus = listed_gpus(node)
     silent = [g.pci for g in gpus if isinstance(g.recovery_action, Missing)]
@@ -178,7 +181,7 @@ def _this_boot(record: KernelRecord, node: Node) -> bool:
 
 
 def _driver(node: Node) -> str:
-    """Return the version of the driver that wrote this boot's log, which is the loaded module's; "" where it cannot be read."""
+    """Return the version of the loaded driver module, which wrote this boot's log. Return "" if it cannot be read."""
     known = (node.driver.module_version, node.driver.library_version)
     return next((version for version in known if isinstance(version, str)), "")
 
@@ -188,7 +191,7 @@ def _of_a_job(line: XidLine, driver: str) -> bool:
 
 
 def _faults(lines: _Lines, driver: str) -> list[_Fault]:
-    """Return the lines joined to faults, with causes before what follows from them."""
+    """Return the faults that the lines report. A cause is listed before the faults that follow from it."""
     faults: dict[tuple[str, str, int, int | None], _Fault] = {}
     for record, line in lines:
         if line.follows:
@@ -206,8 +209,8 @@ def _faults(lines: _Lines, driver: str) -> list[_Fault]:
 def _note(
     faults: dict[tuple[str, str, int, int | None], _Fault], line: XidLine, record: KernelRecord, driver: str, *, hint: str = ""
 ) -> None:
-    """Add a line to its fault. A line that is lighter than the known one (a link's Nonfatal after its Fatal) changes only the
-    count and the jobs."""
+    """Add a line to its fault. A line with a lower weight than the known line (a link's Nonfatal after its Fatal) changes only
+    the count and the jobs."""
     group = "sxid" if line.kind is XidKind.SXID else "xid"
     key = (group, line.pci, line.code, line.link if line.fatal is not None else None)
     known = faults.get(key)
@@ -216,7 +219,7 @@ def _note(
         faults[key] = _Fault(line, record, record, 1, hint, jobs)
         return
     if hint:
-        return  # the cause itself is already known
+        return  # a line of the cause itself is already known
     jobs, count = known.jobs | jobs, known.count + 1
     if line.code == 154 or known.hint or _weight(line, driver) > _weight(known.line, driver):
         faults[key] = _Fault(line, known.first, record, count, "", jobs)
@@ -227,7 +230,7 @@ def _note(
 
 
 def _weight(line: XidLine, driver: str) -> tuple[bool, bool, int]:
-    """Return how much a line says, to compare lines of one code on one device. A line without a severity always has the lowest
+    """Return the weight of a line, which compares lines of one code on one device. A line without a severity has the lowest
     weight."""
     if line.fatal is None:
         return (False, False, 0)
@@ -269,14 +272,14 @@ def _whose(jobs: frozenset[int]) -> str:
 
 
 def _jobs(jobs: Collection[int]) -> str:
-    """Return the jobs in words. Of many jobs, only the newest are named."""
+    """Return the jobs as text. If there are many jobs, only the newest are named."""
     shown = ", ".join(str(job) for job in sorted(jobs)[-JOBS_SHOWN:])
     more = f" and {len(jobs) - JOBS_SHOWN} more" if len(jobs) > JOBS_SHOWN else ""
     return f"job{'s' if len(jobs) > 1 else ''} {shown}{more}"
 
 
 def _counts_as(fault: _Fault, params: Params, driver: str) -> Meaning | None:
-    """Return the meaning of a fault with the site's choice of service and action. Return None when there is nothing to report."""
+    """Return the meaning of a fault with the site's choice of service and action. Return None if the fault is not reported."""
     means = meaning(fault.line, driver)
     key = key_of(fault.line)
     service = params.services.get(key, means.service)
@@ -288,7 +291,8 @@ def _counts_as(fault: _Fault, params: Params, driver: str) -> Meaning | None:
 
 
 def _suspects(lines: _Lines, node: Node, params: Params, driver: str) -> Iterator[Finding]:
-    """Yield GPUs on which the jobs of several users faulted. A record with two users on its GPU blames neither."""
+    """Yield findings for GPUs on which the jobs of several users faulted. A record counts for no user if two users were on its
+    GPU."""
     if not params.suspect_users:
         return
     found: dict[str, dict[int, list[tuple[int, KernelRecord]]]] = {}
@@ -312,12 +316,12 @@ def _suspects(lines: _Lines, node: Node, params: Params, driver: str) -> Iterato
             service=params.suspect_service if drains else Service.KEEP,
             evidence_id=f"{record_id(newest, node)}:users",
             fault="users",
-            jobs=(),  # the GPU is to blame
+            jobs=(),  # no job is to blame
         )
 
 
 def _evidence(fault: _Fault) -> tuple[str, ...]:
-    """Return what was read, without the name of any process."""
+    """Return the kernel records and hints of a fault, without the name of any process."""
     line = fault.line
     said = f": {line.public_text[:160]}" if line.public_text else ""
     times = f", {fault.count} lines" if fault.count > 1 else ""
@@ -328,10 +332,11 @@ def _evidence(fault: _Fault) -> tuple[str, ...]:
 
 
 def _by_nvml(node: Node, past: Past, drained: dict[str, list[Finding]]) -> Iterator[Finding]:
-    """Yield what the driver advises through NVML, which needs no log line.
+    """Yield findings for the recovery actions that the driver gives through NVML.
 
-    A driver that never gave this advice (an older one) yields nothing, because the log says it. Advice that can no longer be
-    read is UNKNOWN. ``drained``: what the log says of each GPU. Advice that asks for no more than this is the same fault.
+    An older driver, which never gave a recovery action, yields nothing, because the log then has the fault. A recovery action
+    that can no longer be read is UNKNOWN. ``drained`` has the draining findings from the log for each GPU. If one of these
+    already covers the recovery action, it is the same fault and yields nothing.
     """
     for gpu in listed_gpus(node):
         number = gpu.recovery_action
@@ -362,14 +367,14 @@ def _by_nvml(node: Node, past: Past, drained: dict[str, list[Finding]]) -> Itera
 
 
 def _covers(reported: Finding, action: Action, service: Service) -> bool:
-    """Say whether what the log asks for covers this action and service. A reboot also resets the GPU."""
+    """Return whether a finding from the log covers this action and service. A reboot also resets the GPU."""
     enough = reported.action is action or (reported.action, action) == (Action.REBOOT_NODE, Action.RESET_GPU)
     return enough and reported.service in (Service.DRAIN_NOW, service)
 
 
 def kind(text: str) -> str:
-    """Return "fault" for a driver's line that reports a fault. Return "part" and the beginning of the line for a line of a
-    fault that takes three lines. Return "" for any other record."""
+    """Return "fault" for a line in which the driver reports a fault. Return "part" and the beginning of the line if the fault has
+    three lines. Return "" for any other record."""
     return "fault" if parse(text) is not None else f"part {text[:40]}" if is_part(text) else ""
 
 

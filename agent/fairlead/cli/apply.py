@@ -1,10 +1,10 @@
 """Make this node what its document says, and report what is persisted, effective and pending.
 
-`fairlead provision` runs it over ssh, the unit fairlead-apply.service runs it at boot, and a person may run it by hand. While a
-job runs on the node, it makes only changes that no job can notice, and reports the others as deferred. Some changes need a node
-that is drained in Slurm: --drained says that it is, and is refused where a job step is found.
-Exit codes: 0 the node is as declared; 1 the node has no hardware for a setting, and all others are as declared; 69 something
-failed or could not be read; 75 something waits for an idle or drained node or for a reboot; 78 refused.
+`fairlead provision` runs this command over ssh, the unit fairlead-apply.service runs it at boot, and a person may run it by hand.
+While a job runs on the node, the command makes only changes that no job can notice, and reports the others as deferred. Some
+changes need a node that is drained in Slurm. --drained declares that the node is drained, and is refused while a job step runs.
+Exit codes: 0 the node is as declared; 1 the node has no hardware for a setting, and all other settings are as declared; 69 a
+setting failed or could not be read; 75 a setting waits for an idle or drained node or for a reboot; 78 a setting was refused.
 """
 
 from __future__ import annotations
@@ -86,11 +86,12 @@ def _files_only(root: Root) -> None:
 
 
 def _furnish(root: Root, document: config.Document) -> None:
-    """Write hooks, units (enabled by link) and the document into an image. The image builder installs the release itself."""
+    """Write hooks, units (enabled by link) and the document into an image. The image builder installs the release itself. An
+    image with fairlead's package has hooks and units from it."""
     from fairlead.model.change import Unit
-    from fairlead.provision.run_bundle import UNITS, documents, node_files, scratch_units
+    from fairlead.provision.run_bundle import PACKAGE, UNITS, documents, node_files, scratch_units
 
-    for path, content, mode in node_files():
+    for path, content, mode in () if root.exists(f"{PACKAGE}/release") else node_files():
         change.write_file(root.join(path), content, mode)
     for entry in documents(document):
         change.write_file(root.join(entry["path"]), entry["content"].encode(), entry["mode"])
@@ -105,7 +106,7 @@ def _furnish(root: Root, document: config.Document) -> None:
 def _jobs(root: Root, args: argparse.Namespace) -> tuple[bool, bool]:
     """Return whether the node is busy, and whether it is drained. Raise NodeBusy, UsageError.
 
-    A dry run shows what a drained node would get, whatever runs now.
+    With --drained, a dry run shows the changes for a drained node, even while jobs run.
     """
     if args.busy and args.drained:
         raise UsageError("--busy and --drained exclude each other")
@@ -116,7 +117,7 @@ def _jobs(root: Root, args: argparse.Namespace) -> tuple[bool, bool]:
             raise NodeBusy("--drained: job steps run on this node; nothing was changed", hint=hint)
         return False, True
     busy = args.busy or running
-    # At boot, as long as slurmd does not run, no job can come.
+    # At boot, no job can start as long as slurmd does not run.
     return busy, args.phase == "boot" and root.is_live and not busy and process.find("slurmd") is None
 
 
@@ -161,7 +162,7 @@ def _undo(root: Root, args: argparse.Namespace, *, busy: bool, drained: bool) ->
 
 
 def text(report: ApplyReport, *, diff: bool = False) -> str:
-    """Return the report for a person: a line per setting, then the totals."""
+    """Return the report as text: a line for each setting, then the totals."""
     lines = []
     for item in report.items:
         layers = f"persisted {item.persisted}, effective {item.effective}" + (f", pending {item.pending}" if item.pending else "")

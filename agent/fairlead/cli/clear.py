@@ -1,7 +1,8 @@
 """Close a device as repaired: its strikes, acknowledgements and older kernel records count no more.
 
-Use it after the repair: a reset that helped, a GPU that was replaced. The agent then judges the device anew, so what is still
-broken drains again. The agent lifts its own drain after clean sweeps. This command also works while the agent is down.
+Use this command after a repair, such as a reset that helped or a new GPU. The agent then judges the device anew, so a fault that
+is still there drains the node again. The agent lifts its own drain after clean sweeps. This command also works while the agent
+is down.
   fairlead clear 0000:1b:00.0 --reason "GPU replaced, ticket 4711"     fairlead clear SERIAL ...     fairlead clear --all ...
 """
 
@@ -18,7 +19,7 @@ from fairlead.cli.audited import actor, audited
 from fairlead.cli.output import print_json
 from fairlead.daemon.requests.audit_trail import new_id
 from fairlead.errors import ExitCode, InputMissing, NeedsRoot, UsageError
-from fairlead.host.clock import boot_id, boottime
+from fairlead.host.boot_clock import boot_id, boottime
 from fairlead.host.kmsg import Follower
 from fairlead.host.pci import normal_address
 from fairlead.host.root import Root
@@ -90,7 +91,7 @@ def names_of(word: str, known: dict[str, Any]) -> tuple[str, ...]:
 
 
 def what_it_closes(devices: tuple[str, ...], known: dict[str, Any]) -> list[str]:
-    """Return what is remembered of these devices, one line each. ``devices``: () for all devices."""
+    """Return a line for each finding, strike and acknowledgement of these devices. ``devices``: () for all devices."""
     lines = [f"finding {r['check']}: {r['summary']}" for r in known.get("standing", []) if not devices or r["device"] in devices]
     for device, times in known.get("strikes", {}).items():
         if not devices or device in devices:
@@ -104,7 +105,7 @@ def what_it_closes(devices: tuple[str, ...], known: dict[str, Any]) -> list[str]
 def last_record(path: str) -> int:
     """Return the number of the newest kernel record, so that only the records up to now are closed.
 
-    Return -1 where nobody can read the log, or only the agent may (a FIFO).
+    Return -1 if the log cannot be read, or if it is a FIFO, which only the agent may read.
     """
     try:
         if not stat.S_ISCHR(os.stat(path).st_mode):

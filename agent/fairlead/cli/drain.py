@@ -1,6 +1,6 @@
-"""Drain this node with a reason that fairlead owns. Of fairlead, only `fairlead resume` lifts this drain; the agent never does.
+"""Drain this node with a reason of fairlead. Only `fairlead resume` lifts this drain, because the agent never does.
 
-A drain of somebody else is left alone.
+If somebody else has drained the node, the command changes nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fairlead.drains.ledger import Ledger, machine_id
 from fairlead.drains.outcome import CONTEST_SECONDS, Outcome, Result, finish
 from fairlead.drains.protocol import DrainProtocol
 from fairlead.errors import ExitCode, NeedsRoot
-from fairlead.host.clock import boot_id
+from fairlead.host.boot_clock import boot_id
 from fairlead.host.root import Root
 from fairlead.policy.ownership import MAINTAIN, MANUAL
 
@@ -47,7 +47,7 @@ def protocol(path: str) -> DrainProtocol:
     ledger = Ledger(*folders, node=name, machine=machine_id(Root("/")))
     status = node_status(*folders)
     made = drain_protocol(document, ledger, boot_id=status.get("boot_id") or boot_id(Root("/")))
-    if "standing" in status:  # a resume acknowledges what the person could see
+    if "standing" in status:  # a resume acknowledges the findings that the person could see
         made.state.known = tuple(finding["id"] for finding in status["standing"])
     return made
 
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> ExitCode:
 
 
 def dry(drain: DrainProtocol, would: str, *, lift: bool = False, adopt: bool = False, as_json: bool) -> ExitCode:
-    """Print the node's state, what would be done, and why it would be refused."""
+    """Print the node's state, what would be done, and the reason if it would be refused."""
     state = drain.state.client.node(drain.node)
     refused = drain.state.foresee(state, lift=lift)
     if adopt and drain.adoptable(state):

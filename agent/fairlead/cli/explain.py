@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import re
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -60,24 +59,24 @@ def _list() -> dict[str, Any]:
     return {"names": names, "text": "\n".join([head, "", *lines])}
 
 
-def _in_pages(default: Any) -> str:
-    return "-" if default is None else str(default)
-
-
-def _parameters(struct: type[msgspec.Struct], written: Callable[[Any], str] = _in_pages) -> list[tuple[str, str, str]]:
-    """Return name, default and meaning of each parameter. ``written`` turns a default into text, as the reference pages do."""
+def _specs(struct: type[msgspec.Struct]) -> dict[str, dict[str, Any]]:
+    """Return the JSON Schema of each parameter, by name."""
     schema = msgspec.json.schema(struct)
     body = schema["$defs"][struct.__name__] if "$defs" in schema else schema
-    rows = []
-    for name, spec in body.get("properties", {}).items():
-        default = "required" if "default" not in spec else written(spec["default"])
-        rows.append((name, default, spec.get("description", "")))
-    return rows
+    return dict(body.get("properties", {}))
+
+
+def parameters(struct: type[msgspec.Struct]) -> list[tuple[str, str, str]]:
+    """Return name, default and meaning of each parameter, as text. The default is written as in site.toml."""
+    return [
+        (name, value_text(spec["default"]) if "default" in spec else "required", spec.get("description", ""))
+        for name, spec in _specs(struct).items()
+    ]
 
 
 def _table(struct: type[msgspec.Struct]) -> list[str]:
     lines: list[str] = []
-    for name, default, meaning in _parameters(struct, value_text):
+    for name, default, meaning in parameters(struct):
         lines += wrap(f"{name} = {default}", "  ", "      ")
         lines += wrap(meaning, "      ", "      ") if meaning else []
     return lines
@@ -90,11 +89,14 @@ def _named(name: str, prefer_setting: bool) -> dict[str, Any]:
         item = found[name]
         struct = getattr(item, "params", None) or item.want  # type: ignore[union-attr]
         doc = (importlib.import_module(f"fairlead.{kind}.{name}").__doc__ or "").strip()
-        parameters = [{"name": n, "default": d, "description": t} for n, d, t in _parameters(struct)]
+        listed = [
+            {"name": n, **({"default": spec["default"]} if "default" in spec else {}), "description": spec.get("description", "")}
+            for n, spec in _specs(struct).items()
+        ]
         kind_word = kind.removesuffix("s")
         head = wrap(f"{kind_word} {name}: {item.summary}", "", "  ")
         text = "\n".join([*head, "", *page(doc), "", "Parameters, with their defaults:", "", *_table(struct)])
-        return {"kind": kind_word, "name": name, "summary": item.summary, "doc": doc, "parameters": parameters, "text": text}
+        return {"kind": kind_word, "name": name, "summary": item.summary, "doc": doc, "parameters": listed, "text": text}
     from fairlead.config import schema_keys
 
     names = [*checks.load(), *settings.load()]

@@ -1,9 +1,11 @@
-"""Resolve the drivers that a site declares into fairlead.lock, beside it: exact packages, with hashes.
+"""Resolve the drivers that a site declares into exact packages with hashes, and write them to fairlead.lock beside site.toml.
 
-Package lists are read from --repository (a line of sources.list), from a folder of package files (--debs), or from this host's
-own sources. A set that is known to be bad is refused with the reason. --check says whether the existing lock still holds.
-Exit codes: 0 the lock is written (or it holds), 69 a repository does not answer, 78 the declaration cannot be satisfied, is
-refused, or does not agree with the lock.
+For Debian and Ubuntu nodes package lists are read from --repository (a line of sources.list), from a folder of package files
+(--debs), or from this host's own sources; apt chooses the packages. For EL nodes they are read from --repository (the address of
+a dnf repository) or from a folder of package files (--rpms), and libsolv chooses the packages, so no dnf is needed here. A set of
+packages that is known to be bad is refused with the reason. --check says whether the existing lock agrees with the declaration.
+Exit codes: 0 the lock is written (with --check: it agrees), 65 metadata or a package database is damaged, 69 a repository does
+not answer, 78 the declaration cannot be satisfied, is refused, or does not agree with the lock.
 """
 
 from __future__ import annotations
@@ -36,14 +38,16 @@ def register(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="LINE",
-        help='a line of sources.list: "deb [...] URL SUITE COMPONENT"',
+        help='a line of sources.list, "deb [...] URL SUITE COMPONENT", or a dnf repository, "[signed-by=KEY] URL" (or folder)',
     )
-    parser.add_argument("--debs", default="", metavar="DIR", help="a folder of package files to choose from")
+    parser.add_argument("--debs", default="", metavar="DIR", help="a folder of .deb files to choose from")
+    parser.add_argument("--rpms", default="", metavar="DIR", help="a folder of .rpm files to choose from")
     parser.add_argument(
         "--status",
-        default="/var/lib/dpkg/status",
+        default="",
         metavar="FILE",
-        help="a node's package database; packages that it has are left out of the set",
+        help="a node's package database: dpkg's status, rpmdb.sqlite, or the text that `rpm -qa` prints (docs/how-to/driver.md);"
+        " packages that it has are left out of the set (default: this host's own)",
     )
     parser.add_argument("--set", default="", metavar="NAME", help="resolve only this set")
     parser.add_argument(
@@ -74,9 +78,9 @@ def run(args: argparse.Namespace) -> ExitCode:
 
 
 def declared_sets(site: Site) -> dict[str, tuple[DriverWant, str, str]]:
-    """Return what is declared for each set, the GPUs' architecture, and a node that declares it.
+    """Return, for each set, the declared driver, the GPUs' architecture, and the name of a node that declares the set.
 
-    Raise ConfigError where two nodes declare different drivers for one set.
+    Raise ConfigError if two nodes declare different drivers for one set.
     """
     from fairlead.config.driver_lock_file import DECLARED, declared
     from fairlead.config.site import layers_of
@@ -101,9 +105,9 @@ def declared_sets(site: Site) -> dict[str, tuple[DriverWant, str, str]]:
 def _write(path: str, chosen: dict[str, tuple[DriverWant, str, str]], args: argparse.Namespace) -> ExitCode:
     from fairlead.provision import driver_lock as locking
     from fairlead.provision import package_files
+    from fairlead.provision.package_sources import open_archive
 
-    sources = locking.PackageSources(repositories=tuple(args.repository), debs=args.debs, status=args.status)
-    archive = locking.AptArchive(sources)
+    archive = open_archive(tuple(args.repository), debs=args.debs, rpms=args.rpms, status=args.status, warn=warn)
     say("reading package lists")
     made = {}
     for name, (want, gpu, node) in sorted(chosen.items()):
@@ -136,7 +140,7 @@ def _write(path: str, chosen: dict[str, tuple[DriverWant, str, str]], args: argp
 
 
 def _check(path: str, chosen: dict[str, tuple[DriverWant, str, str]], args: argparse.Namespace) -> ExitCode:
-    """Print every reason why the existing lock does not hold, one a line, and return the exit code."""
+    """Print every fault of the existing lock and every difference from the declaration, one per line. Return the exit code."""
     from fairlead.config.driver_lock_file import DECLARED
     from fairlead.provision import package_files
 
@@ -192,6 +196,13 @@ def _moves(old: LockedSet | None, new: LockedSet) -> list[str]:
     lines = [f"{n} {before[n]} -> {v}" for n, v in after.items() if n in before and before[n] != v]
     lines += [f"{n} {v} is new" for n, v in after.items() if n not in before] if old else []
     return lines + [f"{n} {v} is removed" for n, v in before.items() if n not in after]
+
+
+def warn(text: str) -> None:
+    """Print one line on standard error that the next line of progress does not replace."""
+    if sys.stderr.isatty():
+        beneath(sys.stderr).write("\r\033[K")
+    print(text, file=sys.stderr, flush=True)
 
 
 def say(text: str) -> None:

@@ -11,14 +11,14 @@ from fairlead.cli.machine_tree import machine, recorded_nvml
 from fairlead.host.gather import gather
 from fairlead.host.kmsg import Follower
 from fairlead.judge import reads, wanted
-from fairlead.model.check import Past
+from fairlead.model.check_definition import Past
 from fairlead.model.facts import Missing, Node, StuckCall, unreadable
 
 DOCUMENT = "/etc/fairlead/node.json"
 
 
 def register(parser: argparse.ArgumentParser) -> None:
-    """Add the options that all these commands share."""
+    """Add the options that all commands share which read a machine."""
     parser.add_argument("--root", default="/", metavar="TREE", help="read a machine tree instead of this machine")
     parser.add_argument(
         "--document", default="", metavar="FILE", help=f"the node's document (default: {DOCUMENT} below the root)"
@@ -27,7 +27,7 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 
 def document_for(args: argparse.Namespace) -> config.Document:
-    """Return the document that the command line means: the named one, a profile's, the machine's own, or the defaults."""
+    """Return the document to use: that of --document, else one of --profile, else the machine's own, else the defaults."""
     if args.document:
         return config.load_document(args.document)
     own = os.path.join(args.root, DOCUMENT.lstrip("/"))
@@ -39,8 +39,10 @@ def document_for(args: argparse.Namespace) -> config.Document:
 
 
 def live_nvml(deadline_seconds: float) -> tuple[dict[str, Any] | Missing, StuckCall | None]:
-    """Return NVML's answers of this machine within the deadline, and the call that did not answer, if any. Starts its own
-    worker."""
+    """Return NVML's answers on this machine, and the call that did not answer within the deadline, or None if all answered.
+
+    The calls are made by a worker that is started for them.
+    """
     from fairlead.host.nvml import Worker
 
     worker = Worker(deadline_seconds=deadline_seconds)
@@ -66,7 +68,7 @@ def read_machine(args: argparse.Namespace, document: config.Document) -> tuple[N
 
 
 def past_of(path: str, boot_id: str) -> Past:
-    """Return the kernel records that are in the log now. A log that is missing is reported, for a tree as for a machine."""
+    """Return the kernel records that are in the log now. If the log is missing, the result reports this."""
     import stat
 
     try:
@@ -74,7 +76,7 @@ def past_of(path: str, boot_id: str) -> Past:
     except OSError as e:
         return Past(available=False, log=unreadable(f"{path}: {e.strerror}"))
     if stat.S_ISFIFO(mode):
-        return Past(available=False)  # the agent reads this FIFO, and would not get what we read
+        return Past(available=False)  # the agent reads this FIFO, and would lose the records that are read here
     follower = Follower(path, boot_id)
     try:
         records = []

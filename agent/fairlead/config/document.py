@@ -1,4 +1,4 @@
-"""Defines the schema of a node's document, composed of what checks, settings and policy declare, and resolves a document.
+"""Defines the schema of a node's document, and resolves documents. Checks, settings and policy declare the parts of the schema.
 
 ``/etc/fairlead/node.json`` is a node's only input. It is resolved on the admin host from layers: the defaults in the code, the
 hardware profile, the site, the node's class, the node. A later layer wins over an earlier one. A node only reads the document.
@@ -20,14 +20,14 @@ from fairlead import settings as setting_list
 from fairlead.config import document_json
 from fairlead.errors import ConfigError, DataError, InputMissing
 from fairlead.jobenv.variable_table import FabricRow
-from fairlead.model.check import CheckParams
+from fairlead.model.check_definition import CheckParams
 from fairlead.model.setting import Want
 from fairlead.policy import Rules
 
 SCHEMA = 1
 NODE_DOCUMENT = "/etc/fairlead/node.json"
 HEAD_OF_LAYER = {"schema": SCHEMA, "generation": 0, "node": "x"}  # A document has these keys, a layer does not.
-KEYS_LISTED_MAX = 12  # The hint about an unknown key lists the keys of a table up to this many.
+KEYS_LISTED_MAX = 12  # The hint about an unknown key lists at most this many keys of the table.
 # A node reads schemas n and n-1, so that agents and documents can be updated independently.
 READABLE_SCHEMAS = (SCHEMA, SCHEMA - 1)
 #: The renamed keys by section. Version 0.1.0 has written documents with the old names, which are read too.
@@ -82,7 +82,8 @@ class SlurmOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             ge=1,
             le=3600,
             description="While the node is drained by fairlead, the agent asks slurmctld at this interval whether it still is."
-            " It is four times as long where the agent watches this node's slurmd, whose activity makes it ask sooner.",
+            " If the agent can watch this node's slurmd, the interval is four times as long. The agent then asks"
+            " earlier when slurmd is active.",
         ),
     ] = 30.0
     splay_seconds: Annotated[
@@ -94,7 +95,10 @@ class SlurmOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 class HookOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     on_stale: Annotated[
         Literal["allow", "refuse"],
-        Meta(description="The prolog's answer without a valid verdict. With refuse, a job restarted 3 times still starts."),
+        Meta(
+            description="The prolog's answer without a valid verdict. Even with refuse, a job that was restarted 3 times or more"
+            " may start."
+        ),
     ] = "allow"
     env_profile: Annotated[
         Literal["full", "minimal", "off"], Meta(description="How much of the job environment the task prolog sets.")
@@ -129,7 +133,7 @@ class JobEnvOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         str,
         Meta(
             pattern=r"^[A-Za-z0-9.-]*(?!\n)$",
-            description="Suffix that makes a host's name its name on the fast network, such as i or -ib0.",
+            description="Suffix to append to a host name to get the host's name on the fast network, such as i or -ib0.",
         ),
     ] = ""
     presets: Annotated[
@@ -140,8 +144,8 @@ class JobEnvOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class Document(Struct, frozen=True, kw_only=True):
-    """Holds a node's resolved document. ``checks`` holds every check, or none where the caller did not ask for them.
-    ``settings`` holds only the declared settings."""
+    """Holds a node's resolved document. ``checks``: the parameters of every check, or {} if the caller did not ask for checks.
+    ``settings``: only the declared settings."""
 
     schema: int
     generation: int
@@ -210,9 +214,11 @@ _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>[^`]*)`$")
 def config_error(
     where: str, error: msgspec.ValidationError, table: str = "", known: Sequence[str] = (), *, schema: Any = None
 ) -> ConfigError:
-    """Return what msgspec found, with file and dotted key. ``table``: the key of the value that was converted. ``known``: the
-    keys of that table, where they are not the document's. ``schema``: the type of the value, for a hint that names the key
-    that was probably meant."""
+    """Return msgspec's error as a ConfigError with file and dotted key.
+
+    ``table``: the key of the value that was converted. ``known``: the keys of this table, if ``schema`` does not have them.
+    ``schema``: the type of the value, for a hint that names the key that was probably meant.
+    """
     match = _AT.match(str(error))
     reason, inner = (match["reason"], match["path"] or "") if match else (str(error), "")
     path = f"{table}.{inner}".strip(".")
@@ -226,8 +232,8 @@ def config_error(
 
 
 def unknown_key(where: str, table: str, name: str, known: Sequence[str] = (), *, schema: Any = None) -> ConfigError:
-    """Return the error for a key that its table does not have. ``known``: the keys of the table. ``schema``: the type of the
-    whole document, where the key may belong to another table."""
+    """Return the error for a key that a table does not have. ``known``: the keys of the table. ``schema``: the type of the
+    whole document, for a hint if the key belongs to another table."""
     from fairlead.config import schema_keys
 
     few = 0 < len(known) <= KEYS_LISTED_MAX
@@ -281,8 +287,8 @@ def _document(data: object, where: str, *, checks: bool = True) -> Document:
 
 
 def _judged(checks: dict[str, CheckParams], settings: Mapping[str, Want]) -> dict[str, CheckParams]:
-    """Return the checks with the parameters that the declared settings put on them, so that what a setting declares is not
-    also judged by a check."""
+    """Return the checks. Each managed setting prescribes values for some parameters of checks (``instead_of``), and these values
+    replace the declared ones. So no check judges again what a setting judges."""
     known = setting_list.load()
     for name, want in settings.items():
         for check, parameters in known[name].instead_of.items() if want.managed else ():
@@ -300,8 +306,8 @@ def decode_document(data: bytes, where: str, *, checks: bool = True) -> Document
     """Return a node's document. Raises ConfigError (file, key, reason; one short line) for anything that is not a valid
     document.
 
-    checks=False leaves the checks out, for a caller that does not judge. In a document without a hash the checks are validated
-    all the same, because nothing has validated them yet.
+    checks=False leaves the checks out, for a caller that does not judge. In a document without a hash, the checks are validated
+    even then, because nothing has validated them yet.
     """
     raw = document_json.decode(data, where)
     try:

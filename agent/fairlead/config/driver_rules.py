@@ -1,8 +1,8 @@
 """Lists which packages do not work with a driver, and why: known-bad and required combinations, as data with their sources.
 
 ``faults`` is called when a lock is written and each time a lock is read. A set with faults is never sent to a node. Each rule
-names a document that states the rule, and the day on which we read it. Where no document states a rule, there is none: Debian,
-for example, ships an older nvidia-persistenced beside a newer driver.
+names a document that states the rule, and the day on which we read the document. Nothing is forbidden without such a document.
+For example, an older nvidia-persistenced beside a newer driver is allowed, because Debian ships them together.
 """
 
 from __future__ import annotations
@@ -24,27 +24,33 @@ FIRST_BRANCH = {
 LAST_BRANCH = {"maxwell": 580, "pascal": 580, "volta": 580}
 #: The GPU architecture of each hardware profile that fairlead contains.
 PROFILES = {"hgx-a100": "ampere", "hgx-h100": "hopper", "l40s-pcie": "ada"}
-#: Kernel module packages of Debian, Ubuntu and NVIDIA's own repository. Its names for Ubuntu have no branch from 590 on.
-#: Source: NVIDIA Driver Installation Guide, "Recent Updates" (package renames) and "Version locking".
+#: Kernel module packages of Debian, Ubuntu and NVIDIA's own repository. NVIDIA's names for Ubuntu have no branch from 590 on.
+#: Alma, RHEL, CIQ's Rocky, SUSE and Azure build the open module themselves, each with a name of its own.
+#: Sources: NVIDIA Driver Installation Guide, "Recent Updates" (package renames) and "Version locking"; NVIDIA's
+#: yum-packaging-precompiled-kmod, README and DISTROS.md (January 2026).
 OPEN = re.compile(
     r"^(nvidia-open(-\d+)?|nvidia-open-kernel-dkms|nvidia-kernel-open-dkms|nvidia-(kernel|dkms)-(\d+-)?(server-)?open"
-    r"|kmod-nvidia-open.*|linux-modules-nvidia-\d+(-server)?-open-.*)$"
+    r"|kmod-nvidia-(dc-)?open.*|nvidia-open-kmod|nvidia-open-driver-G\d+-signed.*|cuda-open-hwe"
+    r"|linux-modules-nvidia-\d+(-server)?-open-.*)$"
 )
 PROPRIETARY = re.compile(
-    r"^(nvidia-kernel-dkms|nvidia-dkms(-\d+)?(-server)?|cuda-drivers(-\d+)?|kmod-nvidia-(latest|dkms).*"
+    r"^(nvidia-kernel-dkms|nvidia-dkms(-\d+)?(-server)?|cuda-drivers(-\d+)?|kmod-nvidia-(latest|dkms|\d).*"
     r"|linux-modules-nvidia-\d+-(?!(server-)?open)\S+)$"
 )
+#: The first branch that has no proprietary module.
+OPEN_ONLY = 620
 #: The oldest container toolkit from which no escape out of a container is known.
 TOOLKIT_LEAST = (1, 19, 1)
 _DRIVER = re.compile(r"^(?:\d+:)?(\d{3}\.\d+(?:\.\d+)?)(?:[-+~].*)?$")
 _LIBRARY = (
-    r"(lib)?nvidia-(?!container|persistenced|settings|xconfig|modprobe|support|fabricmanager|imex|installer|driver-pinning).*"
+    r"(lib)?nvidia-(?!container|persistenced|settings|xconfig|modprobe|support|fabric-?manager|nscq|imex|installer"
+    r"|driver-pinning).*"
 )
 _NUMBERS = re.compile(r"^(?:\d+:)?v?(\d+(?:\.\d+)*)")
 
 
 class Set(Struct, frozen=True, kw_only=True):
-    """Holds a driver and the packages to be installed with it. ``gpu``: the architecture, "" where it is not known."""
+    """Holds a driver and the packages to be installed with it. ``gpu``: the GPUs' architecture, or "" if it is not known."""
 
     version: str
     branch: str
@@ -63,8 +69,8 @@ class Set(Struct, frozen=True, kw_only=True):
 
 
 class DriverRule(Struct, frozen=True, kw_only=True):
-    """Describes one rule. ``broken`` yields what is wrong with a set, and nothing for a right one. ``why`` and ``source`` are
-    printed with it. read: the day on which we last read the source, YYYY-MM-DD."""
+    """Describes one rule. ``broken`` yields each fault of a set, and nothing for a set without faults. ``why`` and ``source`` are
+    printed with each fault. read: the day on which we last read the source, YYYY-MM-DD."""
 
     name: str
     broken: Callable[[Set], Iterator[str]]
@@ -74,7 +80,7 @@ class DriverRule(Struct, frozen=True, kw_only=True):
 
 
 class DriverFault(Struct, frozen=True, kw_only=True):
-    """Holds one reason against a set."""
+    """Holds one reason why a set must not be installed."""
 
     rule: str
     what: str
@@ -87,7 +93,7 @@ class DriverFault(Struct, frozen=True, kw_only=True):
 
 
 def driver_version(version: str) -> str:
-    """Return the driver's version that a package's version contains (535.261.03 for 1:535.261.03-1), "" where it contains
+    """Return the driver's version that a package's version contains (535.261.03 for 1:535.261.03-1), or "" if it contains
     none."""
     match = _DRIVER.match(version)
     return match[1] if match else ""
@@ -133,6 +139,13 @@ def _open_needs(s: Set) -> Iterator[str]:
 def _proprietary_ends(s: Set) -> Iterator[str]:
     if s.module == "proprietary" and s.gpu == "blackwell":
         yield "the proprietary module does not support blackwell GPUs"
+
+
+def _proprietary_gone(s: Set) -> Iterator[str]:
+    if s.number >= OPEN_ONLY:
+        wrong = [p.name for p in s.packages if PROPRIETARY.match(p.name)]
+        if wrong or s.module == "proprietary":
+            yield f"driver {s.version} has no proprietary module" + (f", and the set has {wrong[0]}" if wrong else "")
 
 
 def _known_gpu(s: Set) -> Iterator[str]:
@@ -215,6 +228,13 @@ RULES: tuple[DriverRule, ...] = (
         read=READ,
     ),
     DriverRule(
+        name="open_only",
+        broken=_proprietary_gone,
+        why=f"from branch {OPEN_ONLY} on there are only the open modules",
+        source=f"{_GUIDE} r620, Kernel modules (that of 615 still has the proprietary module)",
+        read=READ,
+    ),
+    DriverRule(
         name="known_gpu",
         broken=_known_gpu,
         why="the driver would not find the GPUs",
@@ -231,9 +251,16 @@ RULES: tuple[DriverRule, ...] = (
     ),
     DriverRule(
         name="fabric_manager",
-        broken=_same(r"nvidia-fabricmanager(-dev)?(-\d+)?", r"nvidia-fabric-manager.*", r"libnvidia-nscq(-\d+)?"),
+        broken=_same(r"nvidia-fabricmanager(-dev(el)?)?(-\d+)?", r"nvidia-fabric-manager.*", r"libnvidia-nscq(-\d+)?"),
         why="it compares its version with the loaded driver's; where they differ it ends, and no CUDA program starts",
         source="NVIDIA Fabric Manager User Guide, Overview; gpu-operator issue 544; gpu-driver-container issue 735",
+        read=READ,
+    ),
+    DriverRule(
+        name="nvsdm",
+        broken=_same(r"libnvsdm(-\d+)?"),
+        why="it is released with the driver, and on EL no relation of the packages keeps the two together",
+        source=f"{_GUIDE}, NVSwitch; NVIDIA's release lists for EL (each libnvsdm has a driver's version)",
         read=READ,
     ),
     DriverRule(
@@ -282,11 +309,10 @@ RULES: tuple[DriverRule, ...] = (
 
 
 def faults(chosen: Set) -> tuple[DriverFault, ...]:
-    """Return every reason against the set, () where none is known."""
+    """Return every reason why the set must not be installed. Return () if none is known."""
     return tuple(DriverFault(rule=r.name, what=what, why=r.why, source=r.source) for r in RULES for what in r.broken(chosen))
 
 
 def architecture(declared: str, profile: str, table: Mapping[str, str] = PROFILES) -> str:
-    """Return the GPUs' architecture: the declared one, else that of one of fairlead's hardware profiles, "" where both are
-    missing."""
+    """Return the GPUs' architecture: the declared architecture, else that of fairlead's hardware profile, else ""."""
     return declared or table.get(profile, "")

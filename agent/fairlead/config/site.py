@@ -1,7 +1,7 @@
-"""A site's declaration (site.toml) on the admin host, hardware profiles, and a node's document made from both.
+"""Reads a site's declaration (site.toml) and hardware profiles on the admin host, and makes a node's document from both.
 
 schema = 1
-generation = 7                      # counts the site's changes; the nodes show which one they run
+generation = 7                      # counts the site's changes; each node shows the generation that it runs
 [agent]                             # any section of the document, for every node
 interval_seconds = 15
 [classes.h100]                      # a class of equal nodes
@@ -15,7 +15,7 @@ mode = "observe"
 classes = ["h100"]
 [ansible]
 user = "root"
-[accept]                            # how `fairlead accept` measures; [classes.h100.accept] for what differs
+[accept]                            # how `fairlead accept` measures; [classes.h100.accept] has what differs for a class
 prelude = "module load nccl-tests"
 """
 
@@ -41,7 +41,7 @@ from fairlead.errors import ConfigError, InputMissing
 from fairlead.model.profile import Profile
 
 Options = TypeVar("Options", bound=Struct)
-#: What to do where there is no site file.
+#: The hint of the error that there is no site file.
 NO_SITE = (
     "name yours (--site FILE), or write one: schema = 1, then for each kind of node"
     ' [classes.NAME] with nodes = "gpu[001-004]" and profile = "hgx-h100"'
@@ -71,9 +71,14 @@ class AnsibleOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         str,
         Meta(
             pattern=r"^(/[A-Za-z0-9_./+-]*)?\Z",
-            description="Python 3.11 or newer on the nodes, from which fairlead's own is made. Empty: it is searched for there.",
+            description="Path of a Python 3.11 or newer on the nodes. fairlead makes its own Python environment from it."
+            " Empty: fairlead searches for one on each node.",
         ),
     ] = ""
+    package: Annotated[
+        bool,
+        Meta(description="Every node has to have fairlead's RPM or .deb. Without this, a node that has none gets wheels."),
+    ] = False
     forks: Annotated[int, Meta(ge=1, le=1000, description="How many nodes Ansible works on at a time.")] = 50
     hosts: Annotated[
         dict[str, Annotated[str, Meta(pattern=r"^[A-Za-z0-9:][A-Za-z0-9._:%-]*\Z")]],
@@ -215,7 +220,7 @@ def _nodes_mistake(key: str, nodes: object, path: str) -> ConfigError:
 def _layer_of(
     table: Mapping[str, Any], where: str, prefix: str, extra: Sequence[str], wrong: list[ConfigError]
 ) -> dict[str, Any]:
-    """Return those entries of a table that are sections of the document. Its mistakes are added to ``wrong``."""
+    """Return those entries of a table that are sections of the document. The table's mistakes are added to ``wrong``."""
     layer = {}
     for key, value in table.items():
         if key in extra:
@@ -286,7 +291,10 @@ def _fabric(name: str) -> dict[str, Any]:
 
 
 def _one_of(site: Site, node: str, chosen: Sequence[NodeClass], kind: str) -> str:
-    """Return the profile of this kind that the node's classes name, "" for none. Raises ConfigError where they name several."""
+    """Return the profile that the node's classes name, or "" for none. Raises ConfigError if they name several.
+
+    ``kind``: profile (a hardware profile) or fabric.
+    """
     named = {getattr(c, kind) for c in chosen if getattr(c, kind)}
     if len(named) > 1:
         names = ", ".join(c.name for c in chosen)
@@ -295,9 +303,12 @@ def _one_of(site: Site, node: str, chosen: Sequence[NodeClass], kind: str) -> st
 
 
 def resolve(site: Site, node: str, classes: Sequence[str]) -> tuple[Document, dict[str, str]]:
-    """Return a node's document, and the origin of each declared value. ``classes`` has the names of the classes that contain
-    the node; the caller knows the nodelists. Raises ConfigError where two classes name different profiles, where a MIG
-    geometry does not fit the hardware profile, and where the lock does not agree."""
+    """Return a node's document, and the origin of each declared value.
+
+    ``classes``: the names of the classes that contain the node. The caller has compared their nodelists with the node. Raises
+    ConfigError if two classes name different profiles, if a MIG geometry does not fit the hardware profile, or if fairlead.lock
+    does not agree with the declared driver.
+    """
     layers, name = layers_of(site, node, classes)
     for origin, layer in layers:
         for mistake in mig_mistakes_of_profile(origin, layer, name):
@@ -307,7 +318,7 @@ def resolve(site: Site, node: str, classes: Sequence[str]) -> tuple[Document, di
 
 
 def layers_of(site: Site, node: str, classes: Sequence[str]) -> tuple[list[tuple[str, Mapping[str, Any]]], str]:
-    """Return the layers of a node's document (origin, tree) without the lock's, and the name of its hardware profile."""
+    """Return the layers of a node's document (origin, tree) without that of fairlead.lock, and the hardware profile's name."""
     chosen = [c for c in site.classes if c.name in classes]
     name = _one_of(site, node, chosen, "profile")
     layers: list[tuple[str, Mapping[str, Any]]] = []
@@ -331,7 +342,7 @@ def own_layers(site: Site, node: str, classes: Sequence[str]) -> list[tuple[str,
 
 
 def profile_document(node: str, profile: str = "", fabric: str = "") -> Document:
-    """Return a document of the defaults and of these profiles, if any, for commands that read a machine without a site."""
+    """Return a document made from the defaults and these profiles, for commands that read a machine without a site."""
     layers = [(f"profile {profile}", _hardware(profile))] if profile else []
     layers += [(f"fabric {fabric}", _fabric(fabric))] if fabric else []
     return resolve_layers(node, layers, profile=profile)[0]

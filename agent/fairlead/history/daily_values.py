@@ -1,7 +1,7 @@
-"""Keeps lifetime counters of GPU cards by the day, for trends that take weeks. They outlive boots and a change of the driver.
+"""Keeps lifetime counters of GPU cards by the day, for trends that take weeks. The values survive boots and driver changes.
 
-There is at most one value a day and counter. Of a run of equal values the first and the last are kept. Days are those of the
-wall clock. A clock that is wrong for a while puts a few points at a wrong day, which does not change a trend over weeks.
+There is at most one value per day and counter. Of a run of equal values, only the first and the last are kept. Days are those of
+the wall clock. If the clock is wrong for a while, a few values get a wrong day, which does not change a trend over weeks.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from fairlead.model.check import Daily
+from fairlead.model.check_definition import Daily
 
 DAY_SECONDS = 86400
 KEEP_DAYS = 400
@@ -18,7 +18,7 @@ SERIES_MAX = 1000  # GPU cards come and go
 
 
 class Days:
-    """Holds by "device/name" the pairs (day since 1970, value), the oldest first."""
+    """Holds, for each "device/name", the pairs (day since 1970, value), the oldest first."""
 
     def __init__(self) -> None:
         self._known: dict[str, list[tuple[int, float]]] = {}
@@ -44,7 +44,7 @@ class Days:
         return news
 
     def past(self, unix_seconds: float) -> tuple[Daily, ...]:
-        """Return all values, the oldest first per counter."""
+        """Return all values. Those of each counter are in order of time, the oldest first."""
         today = int(unix_seconds // DAY_SECONDS)
         return tuple(
             Daily(device=device, name=name, days_ago=today - day, value=value)

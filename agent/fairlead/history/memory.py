@@ -1,8 +1,8 @@
-"""Remembers for the agent the policy's state, the kernel records of this boot, samples, and what happened.
+"""Remembers for the agent the policy's state, the kernel records of this boot, samples of counters, and events.
 
-No safety is lost when it is lost. Where its file (``store``) is damaged, nothing can be written or the disk does not answer,
-everything goes on in memory, ``trouble`` says so, and what comes meanwhile is written later. Drains are in the ledger, not
-here.
+The agent stays safe if the history is lost, because drains are in the ledger. If the history's file (``sqlite_file``) is damaged,
+cannot be written or is on a disk that does not answer, the history is kept in memory. ``trouble`` then has the reason, and the
+new data is written later.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fairlead.history.samples import KEEP_SECONDS, SAMPLE_SECONDS, Series
 from fairlead.history.sqlite_file import DELETE, INSERT, PRUNE, PUT, Key, Statement, Store
 from fairlead.history.xid_counts import XidCounts
 from fairlead.host.bounded_disk import Direct, Storage
-from fairlead.model.check import KernelRecord, Past, Sample
+from fairlead.model.check_definition import KernelRecord, Past, Sample
 from fairlead.model.facts import Missing
 from fairlead.model.json_text import NOT_JSON
 from fairlead.model.kernel_text import NAME_MAX, begins_with_a_name
@@ -29,31 +29,30 @@ from fairlead.xid import XidKind as Line
 from fairlead.xid import parse
 from fairlead.xid.meaning import meaning
 
-EVENTS_SPARE = 100  # they are pruned when there are so many too many
-#: Lines that say the same of the same device are one kind. The first and the last few of each kind are kept, so that a job that
-#: floods the log with its own faults cannot push another fault out. Kinds past a source's limit become one kind of that source:
-#: however many kinds one source makes, no record of another source is lost. Sources are the jobs' own faults that the driver
-#: reports (a program can make any number of them), its other reports, what each check distinguishes by the first word of a kind,
-#: and
-#: the patterns of the site.
+EVENTS_SPARE = 100  # old events are deleted each time that so many new ones were stored
+#: Kernel records that say the same about the same device are of one kind. Only the first and the last few records of each kind
+#: are kept, so that a job that floods the log with its own faults cannot push out another fault. Each kind has a source. If a
+#: source has too many kinds, its further kinds become one kind, so that it cannot push out records of another source. The sources
+#: are: the jobs' own faults that the driver reports (a program can cause any number of them), the driver's other reports, the
+#: records of each check (by the first word of the check's kind), and the site's patterns.
 FIRST_KEPT, LAST_KEPT = 5, 20
 KINDS_MAX = 100
 OTHER, OTHERS_MAX, OTHER_KINDS_MAX = "other", 50, 10  # records that matter only to the site's patterns, by their first words
 _OTHER_CHARACTERS = 40
-_RUNNING = re.compile(r"\d{4,}")  # the number of a process, a sector or a time makes no kind of its own
+_RUNNING = re.compile(r"\d{4,}")  # the number of a process, a sector or a time must not make a new kind
 Source = str
-Kind = tuple[object, ...]  # its source, and what distinguishes it from the source's other kinds
+Kind = tuple[object, ...]  # the source, and what distinguishes this kind from the source's other kinds
 
 
 class History:
-    """Holds the history of one boot. ``state_dir``: the folder of its file, "" for none. Records and samples of other boots
-    are dropped."""
+    """Holds the history of one boot. ``state_dir``: the folder of the history's file, or "" for no file. Records and samples of
+    other boots are dropped."""
 
     def __init__(self, state_dir: str, boot_id: str, disk: Storage | None = None) -> None:
         self.boot_id = boot_id
-        self.overrun = 0  # lost records of this boot, also those of earlier runs of the agent
+        self.overrun = 0  # how many records were lost in this boot, in all runs of the agent
         self._overrun_seconds = 0.0
-        self._earlier: tuple[int, float] | None = None  # the part of it that earlier runs lost, once that is known
+        self._earlier: tuple[int, float] | None = None  # number and time of earlier runs' losses; None until the file is read
         self._lost = 0
         self.log: Missing | None = None
         self._store = Store(state_dir, boot_id, disk or Direct())
@@ -94,9 +93,11 @@ class History:
         return self._past
 
     def add_records(self, records: Iterable[KernelRecord], cursor: int | None = None) -> int:
-        """Remember kernel records and return how many of them were new. ``cursor``: how far the log was read with them. Both
-        are saved together. So records that were dropped to make room are not read again after a crash, when they would look
-        new and have an older number."""
+        """Remember kernel records and return how many of them were new.
+
+        ``cursor``: how far the log was read with these records. Records and cursor are saved together. Otherwise records that
+        were dropped to make room would be read again after a crash, and would look like new records.
+        """
         new: list[Key] = []
         texts: list[str] = []
         dropped: list[Key] = []
@@ -107,7 +108,7 @@ class History:
                 new.append(key)
                 texts.append(record.text)
         if new:
-            self.heal()  # before the count is taken up: the file may have an earlier one
+            self.heal()  # before the Xids are counted, because the file may have an earlier count
             self._past = None
             counted = [self._xids_row()] if self.xids.add(texts) else []
             told: list[Statement] = [
@@ -139,7 +140,7 @@ class History:
 
     def _row(self, record: KernelRecord) -> tuple[object, ...]:
         jobs, uids = (",".join(map(str, numbers)) for numbers in (record.jobs, record.uids))
-        # "," means that no job was there, "" that it is not known. An older agent takes both for "not known"
+        # "," means that no job was there, "" that the jobs are not known. An older agent reads both as "not known"
         jobs = jobs or ("," if record.attributed else "")
         return (self.boot_id, record.sequence, record.seconds, record.priority, record.text, jobs, uids)
 
@@ -150,13 +151,13 @@ class History:
             self._sampled_at = seconds
 
     def samples_due(self, seconds: float) -> bool:
-        """Say whether ``add_samples`` would remember anything. If not, the values of hundreds of counters need not be
+        """Return whether ``add_samples`` would remember anything. If not, the values of hundreds of counters need not be
         collected."""
         return not 0 <= seconds - self._sampled_at < SAMPLE_SECONDS
 
     def add_gpu_cards(self, gpu_cards: Mapping[str, str]) -> None:
-        """Remember once which card is at which address. When another card is in its place, a person has to say so (`fairlead
-        clear`)."""
+        """Remember which card is at which address, the first time that it is seen there. After the card was exchanged, a person
+        has to run `fairlead clear`."""
         new = {slot: card for slot, card in gpu_cards.items() if slot not in self._gpu_cards}
         if new:
             self._gpu_cards |= new
@@ -164,7 +165,7 @@ class History:
             self._put("boards", msgspec.json.encode(self._gpu_cards))
 
     def add_gpu_labels(self, labels: Mapping[str, tuple[str, str]]) -> None:
-        """Remember index and UUID of GPUs that say both: a GPU that is lost keeps its last ones in the metrics."""
+        """Remember the index and the UUID of GPUs that report both. The metrics of a GPU that is lost still have them."""
         if not labels.items() <= self.gpu_labels.items():
             self.gpu_labels |= labels
             self._put("gpu_labels", msgspec.json.encode(self.gpu_labels))
@@ -190,7 +191,7 @@ class History:
             self._put(f"devices {self.boot_id}", msgspec.json.encode(sorted(self._devices)))
 
     def forget_readable(self, devices: Collection[str], *, everything: bool = False) -> None:
-        """Forget what could be read of these devices earlier."""
+        """Forget which fields of these devices could be read."""
         left = {n for n in self._readable if not (everything or n.partition("/")[0] in devices)}
         if left != self._readable:
             self._readable = left
@@ -198,7 +199,7 @@ class History:
             self._put("readable", msgspec.json.encode(sorted(left)))
 
     def forget(self, devices: Collection[str], *, everything: bool = False) -> None:
-        """Forget, after a repair of these devices, what could be read of them and which card was there."""
+        """Forget, after a repair of these devices, which of their fields could be read and which card was at their address."""
         self.forget_readable(devices, everything=everything)
         boards = {s: b for s, b in self._gpu_cards.items() if not (everything or s in devices or b in devices)}
         if boards != self._gpu_cards:
@@ -208,8 +209,8 @@ class History:
 
     def set_log(self, log: Missing | None, lost: int, seconds: float = 0.0, cursor: int | None = None) -> None:
         """Remember the state of the kernel log: why it cannot be read, and how many records this run of the agent has lost.
-        ``seconds``: now, by the node's own uptime. ``cursor``: how far the log was read. It is saved together with the loss,
-        so that the loss counts once."""
+        ``seconds``: the present time, by the node's own uptime. ``cursor``: how far the log was read. The cursor is saved
+        together with the loss, so that the loss counts once."""
         if log != self.log:
             self.log, self._past = log, None
         if lost != self._lost:
@@ -243,7 +244,7 @@ class History:
         return state
 
     def save_state(self, state: PolicyState) -> None:
-        """Save the policy's state when more than the number of clean sweeps has changed."""
+        """Save the policy's state if it has changed. A number of clean sweeps above 3 counts as 3."""
         data = msgspec.json.encode(
             replace(state, clean_sweeps=min(state.clean_sweeps, 3), thorough_clean_sweeps=min(state.thorough_clean_sweeps, 3))
         )
@@ -261,7 +262,7 @@ class History:
             self._put(f"cursor {self.boot_id}", str(cursor).encode())
 
     def event(self, event: str, text: str) -> None:
-        """Write down what happened, for `fairlead why`."""
+        """Store an event for `fairlead why`."""
         self._events += 1
         prune: list[Statement] = [(PRUNE, [()])] if self._events % EVENTS_SPARE == 0 else []
         self._write(("INSERT INTO event VALUES (?, ?, ?)", [(time.time(), event, text)]), *prune)
@@ -272,7 +273,7 @@ class History:
         return [{"unix_seconds": row[0], "event": row[1], "text": row[2]} for row in reversed(rows)]
 
     def save_samples(self) -> None:
-        """Write what has been collected, and drop what is too old."""
+        """Write the samples that were collected, and delete samples that are too old."""
         unsaved = self._series.unsaved()
         if unsaved:
             oldest = unsaved[-1].seconds - KEEP_SECONDS
@@ -286,12 +287,12 @@ class History:
 
     @property
     def on_disk(self) -> bool:
-        """Say whether what was committed last is in the file."""
+        """Return whether the last commit is in the file."""
         return self._store.is_open
 
     @property
     def trouble(self) -> str:
-        """Say why the history is in memory only, or was lost; "" for neither."""
+        """Return why the history is in memory only, or was lost. Return "" if neither is the case."""
         return self._store.trouble or self._undecoded
 
     @property
@@ -299,12 +300,12 @@ class History:
         return self._store.path
 
     def heal(self) -> None:
-        """Try the file again where that may work now."""
+        """Open the file again if it is closed and should be tried again now."""
         if self._store.wants_open:
             self._open()
 
     def commit(self) -> None:
-        """Write what is waiting to be written, if that works."""
+        """Commit the writes that are not committed yet, if the file can be written."""
         self._write()
 
     def close(self) -> None:
@@ -313,7 +314,7 @@ class History:
         self._store.close()
 
     def _open(self, *, first: bool = False) -> None:
-        """Take in what the file has, and store what has come while there was no file."""
+        """Open the file, take in its contents, and store what was remembered while the file was closed."""
         stored = self._store.open(first=first)
         if stored is None:
             return
@@ -350,7 +351,7 @@ class History:
         self._store.write(*statements)
 
     def _merge(self, stored: dict[Key, KernelRecord], samples: list[Sample]) -> None:
-        # an older agent kept such records
+        # an older agent also stored records whose beginning a user may have chosen
         together = {k: r for k, r in stored.items() if not begins_with_a_name(r.text)} | self._records
         self._records, self._kinds, self._made = {}, {}, {}
         for key, record in sorted(together.items(), key=lambda item: (item[0][1], item[0][0])):
@@ -373,7 +374,7 @@ class History:
 
 
 def _kind(record: KernelRecord) -> Kind:
-    """Return the kind of a record. Nothing that a user chooses is in it."""
+    """Return the kind of a record. It contains nothing that a user can choose."""
     text = record.text
     line = parse(text)
     if line is not None:

@@ -1,21 +1,21 @@
-"""Keeps samples of counters in memory. Most counters never change. Of a run of equal values the first and the last are kept,
-which says the same (see ``model.trend``) and takes a hundredth of the room."""
+"""Keeps samples of counters in memory. Most counters never change, so only the first and the last of a run of equal values are
+kept. The trend stays the same (see ``model.trend``), and the samples need a hundredth of the memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fairlead.model.check import Sample
+from fairlead.model.check_definition import Sample
 
-SAMPLE_SECONDS = 60.0  # one value per counter and minute at most, ...
-KEEP_SECONDS = 7200.0  # ... for two hours: twice the longest window of a check
-SAVE_SECONDS = 3000.0  # a run that goes on is stored again after so long, before its first sample is dropped from the file
+SAMPLE_SECONDS = 60.0  # at most one sample of each counter is kept in this time
+KEEP_SECONDS = 7200.0  # samples are kept for this time, which is twice the longest window of a check
+SAVE_SECONDS = 3000.0  # a run of equal values is stored again after this time, before its first sample is dropped from the file
 
 Key = tuple[str, str]  # device, name
 
 
 class Series:
-    """Holds all series of one boot."""
+    """Holds the samples of all counters of one boot."""
 
     def __init__(self) -> None:
         self._known: dict[Key, list[Sample]] = {}
@@ -26,7 +26,7 @@ class Series:
         return tuple(s for known in self._known.values() for s in known)
 
     def add(self, seconds: float, values: Iterable[tuple[str, str, float]]) -> bool:
-        """Remember (device, name, value) at ``seconds`` of CLOCK_BOOTTIME. Return whether any was new."""
+        """Remember (device, name, value) at ``seconds`` of CLOCK_BOOTTIME. Return whether any value was remembered."""
         news = False
         for device, name, value in values:
             key = (device, name)
@@ -50,11 +50,11 @@ class Series:
         else:
             known.append(sample)
         while len(known) > 1 and sample.seconds - known[1].seconds >= KEEP_SECONDS:
-            known.pop(0)  # the last sample before the time that is kept says what the value was then
+            known.pop(0)  # one older sample stays, because it has the value at the beginning of KEEP_SECONDS
         return goes_on
 
     def merge(self, stored: Iterable[Sample]) -> None:
-        """Take in what was stored earlier. What is in memory already stays."""
+        """Take in samples that were stored earlier. Samples that are already in memory stay."""
         together = {(s.device, s.name, s.seconds): s for s in (*stored, *self.all())}
         self._known = {}
         for sample in sorted(together.values(), key=lambda s: s.seconds):
@@ -62,6 +62,6 @@ class Series:
             self._saved.setdefault((sample.device, sample.name), sample.seconds)
 
     def unsaved(self) -> list[Sample]:
-        """Return what has to be written to disk, each sample once."""
+        """Return the samples that have to be written to disk. Each sample is returned only once."""
         taken, self._unsaved = self._unsaved, []
         return taken

@@ -1,7 +1,7 @@
-"""Reads and writes the file of the history: SQLite, WAL. Every use of it waits for a limited time (``disk``).
+"""Reads and writes the file of the history, an SQLite database in WAL mode. Each access waits for a limited time (``disk``).
 
-A damaged file is moved aside and a new one begun. Where nothing can be written, ``trouble`` says so, and writing is tried
-again. Only root may read the file, because kernel records name processes.
+A damaged file is renamed, and a new file is begun. If the file cannot be written, ``trouble`` has the reason, and writing is
+tried again later. Only root may read the file, because kernel records name processes.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ from msgspec import Struct
 
 from fairlead.history.daily_values import Days
 from fairlead.history.xid_counts import Code
+from fairlead.host.boot_clock import boottime
 from fairlead.host.bounded_disk import START_SECONDS, WAIT_SECONDS, Storage
-from fairlead.host.clock import boottime
-from fairlead.model.check import KernelRecord, Sample
+from fairlead.model.check_definition import KernelRecord, Sample
 from fairlead.model.json_text import NOT_JSON
 
 FILE = "history.sqlite"
-SCHEMA = 2  # 2: a kernel record knows the jobs and users on its GPU
-RETRY_SECONDS = (1.0, 2.0, 4.0, 10.0)  # the first also after a damaged file was moved aside, and while a disk does not answer
-BUSY_SECONDS = 0.3  # for so long SQLite waits for another process that has locked the file
+SCHEMA = 2  # since 2, a kernel record has the jobs and users on its GPU
+#: The wait before the file is tried again, after each failure in a row. The first wait is also used for a damaged file and for a
+#: disk that does not answer.
+RETRY_SECONDS = (1.0, 2.0, 4.0, 10.0)
+BUSY_SECONDS = 0.3  # how long SQLite waits for another process that has locked the file
 EVENTS_KEPT = 1000
 _TABLES = """
 CREATE TABLE IF NOT EXISTS kept (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
@@ -47,8 +49,13 @@ Statement = tuple[str, Sequence[tuple[object, ...]]]
 
 
 class Stored(Struct, frozen=True):
-    """Holds what the file has of this boot, and which fields could be read in the machine's life. lost: how many kernel
-    records, and when. gpu_labels: index and UUID by PCI address. xids: see ``xid_counts``."""
+    """Holds the contents of the file that concern this boot or the whole machine.
+
+    records, samples, devices, lost and xids are of this boot. The other fields are of the machine's whole life. readable: the
+    names of the fields that could be read. gpu_cards: the card at each address. days: the encoded daily values. devices: the
+    devices that were seen. lost: how many kernel records were lost, and the time of the last loss. gpu_labels: index and UUID by
+    PCI address. xids: see ``xid_counts``.
+    """
 
     records: dict[Key, KernelRecord]
     samples: list[Sample]
@@ -62,8 +69,8 @@ class Stored(Struct, frozen=True):
 
 
 class Store:
-    """Opens and writes the file. ``state_dir``: its folder, "" for none. ``trouble``: why nothing is written now, "" while
-    everything is."""
+    """Opens and writes the file. ``state_dir``: the file's folder, or "" for no file. ``trouble``: why the file cannot be written
+    now, or "" if it can."""
 
     def __init__(self, state_dir: str, boot_id: str, disk: Storage) -> None:
         self._folder = state_dir
@@ -81,12 +88,11 @@ class Store:
 
     @property
     def wants_open(self) -> bool:
-        """Say whether the file is closed and worth a try now."""
+        """Return whether the file is closed and should be tried again now."""
         return self._db is None and bool(self._folder) and time.monotonic() >= self._retry_at
 
     def open(self, *, first: bool = False) -> Stored | None:
-        """Open the file, or make it where there is none, and return what it holds. Return None, with ``trouble``, when that
-        does not work."""
+        """Open the file, or make it if there is none, and return its contents. If that fails, set ``trouble`` and return None."""
         if not self._folder:
             return None
         wait = START_SECONDS if first else WAIT_SECONDS
@@ -107,7 +113,7 @@ class Store:
         return None
 
     def write(self, *statements: Statement, commit: bool = True) -> bool:
-        """Carry out statements in one transaction. Return whether that worked. The caller keeps what was not written."""
+        """Carry out statements in one transaction. Return whether that worked. If not, the caller still has the data."""
 
         def act(db: sqlite3.Connection) -> None:
             for statement, rows in statements:
@@ -193,7 +199,7 @@ class Store:
         db.execute("DELETE FROM record WHERE boot_id != ?", (self.boot_id,))
         for name in ("cursor", "began", "lost", "devices", "xids"):
             db.execute(f"DELETE FROM kept WHERE key LIKE '{name} %' AND key != ?", (f"{name} {self.boot_id}",))  # noqa: S608
-        # replay needs it, because the times of kernel records begin with the boot
+        # `fairlead replay` needs the time of the boot, because the times of kernel records are counted from it
         began = f"{time.time() - boottime():.3f}".encode()
         db.execute("INSERT OR IGNORE INTO kept VALUES (?, ?)", (f"began {self.boot_id}", began))
         db.execute(PRUNE)
@@ -219,7 +225,7 @@ class Store:
             )
         ]
         days = _kept(db, "days")
-        Days().merge(days)  # a value is damaged as a whole, or not at all
+        Days().merge(days)  # raises an error if the stored values are damaged
         xids = _decoded(db, f"xids {self.boot_id}", list[tuple[str, str, str, int]], [])
         stored = Stored(
             records=records,
@@ -252,6 +258,6 @@ def _kept(db: sqlite3.Connection, key: str) -> bytes:
 
 
 def _decoded(db: sqlite3.Connection, key: str, kind: Any, otherwise: Any) -> Any:
-    """Return what was put under a key, ``otherwise`` where nothing was. Raises msgspec's errors for what is damaged."""
+    """Return the decoded value of a key, or ``otherwise`` if there is none. Raises msgspec's errors for a damaged value."""
     value = _kept(db, key)
     return msgspec.json.decode(value, type=kind) if value else otherwise

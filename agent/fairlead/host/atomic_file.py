@@ -1,9 +1,11 @@
-"""Puts a file in place whole or not at all: a reader sees the old content or the new, also after a crash or a power cut."""
+"""Replaces a file as a whole. A reader sees the old content or the new content, even after a crash or a power cut."""
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
+
+from fairlead.host import selinux_label
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -11,8 +13,9 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 def replace(path: str, data: bytes, *, temporary: str, mode: int, sync: bool) -> None:
     """Write ``data`` to ``temporary`` in the folder of ``path``, with exactly this mode, and rename it to ``path``.
 
-    A temporary file that an earlier run left is overwritten. sync: when this returns, name and content are on the disk
-    (fsync(2) of the file, then of its folder). Raises OSError, and then leaves no temporary file.
+    A temporary file that an earlier run left is overwritten. ``sync``: the file's name and content are on the disk when this
+    function returns (fsync(2) of the file, then of its folder). If a step fails, the function removes the temporary file and
+    raises OSError.
     """
     try:
         fd = os.open(temporary, _NEW, 0o600)
@@ -39,10 +42,11 @@ def replace(path: str, data: bytes, *, temporary: str, mode: int, sync: bool) ->
 
 
 def write_file(path: str, content: bytes | None, mode: int = 0o644) -> None:
-    """Put ``content`` at ``path`` whole or not at all, with owner root and exactly this ``mode``; None removes the file.
-    Raises OSError.
+    """Replace the file ``path`` as a whole by a file with this ``content`` and exactly this ``mode``, or remove it if
+    ``content`` is None. Raises OSError.
 
-    A temporary file that a killed run left is overwritten by the next run.
+    The file belongs to the user of this process (on a node: root), and it has the SELinux label of its place. A temporary file
+    that a killed run left is overwritten.
     """
     folder, name = os.path.split(path)
     if content is None:
@@ -54,10 +58,11 @@ def write_file(path: str, content: bytes | None, mode: int = 0o644) -> None:
         return
     os.makedirs(folder, mode=0o755, exist_ok=True)
     replace(path, content, temporary=os.path.join(folder, f".{name}.fairlead-new"), mode=mode, sync=True)
+    selinux_label.restore(path)
 
 
 def sync_folder(folder: str) -> None:
-    """Bring to the disk which names were added to a folder or removed from it (fsync(2))."""
+    """Write to the disk which names were added to a folder or removed from the folder (fsync(2))."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -68,13 +73,13 @@ def sync_folder(folder: str) -> None:
 def write_atomic(path: str, data: bytes, *, mode: int = 0o644, sync: bool = False) -> None:
     """Replace ``path`` by a new file with ``data``. Readers see the old content or the new. Raises OSError.
 
-    sync: the file is on the disk when this returns.
+    ``sync``: the new file is on the disk when this function returns.
     """
     replace(path, data, temporary=f"{path}.{os.getpid()}.tmp", mode=mode, sync=sync)
 
 
 def write_if_changed(path: str, data: bytes, *, mode: int = 0o644) -> bool:
-    """Write ``data`` with ``write_atomic`` if ``path`` has another content. Return whether it was written. Raises OSError."""
+    """Write ``data`` with ``write_atomic`` if ``path`` has another content. Return True if it was written. Raises OSError."""
     try:
         with open(path, "rb") as f:
             if f.read() == data:

@@ -1,13 +1,13 @@
 """Reads the state of the kernel's clock (adjtimex), MemTotal and the number of CPUs that are online.
 
-adjtimex(2) with no mode reads and needs no privilege. struct timex: include/uapi/linux/timex.h.
+adjtimex(2) with ``modes`` 0 only reads and needs no privilege. struct timex: include/uapi/linux/timex.h.
 """
 
 from __future__ import annotations
 
 import time
 
-from fairlead.host import clock
+from fairlead.host import boot_clock
 from fairlead.host.root import Root
 from fairlead.model.cpulist import parse_cpulist
 from fairlead.model.facts import Missing, unreadable
@@ -22,7 +22,7 @@ def kernel_clock() -> Clock | Missing:
     import ctypes
 
     class Timex(ctypes.Structure):
-        """Describes struct timex as far as fields are read. The rest is room for the kernel's answer."""
+        """Describes the first fields of struct timex. ``rest`` is room for the other fields, which the kernel writes too."""
 
         _fields_ = (
             ("modes", ctypes.c_uint),
@@ -45,7 +45,7 @@ def kernel_clock() -> Clock | Missing:
         synchronised=state != _TIME_ERROR and not timex.status & _STA_UNSYNC,
         maximum_error_seconds=timex.maxerror / 1e6,
         estimated_error_seconds=timex.esterror / 1e6,
-        offset_seconds=time.time() - clock.boottime(),
+        offset_seconds=time.time() - boot_clock.boottime(),
     )
 
 

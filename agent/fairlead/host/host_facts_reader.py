@@ -1,7 +1,8 @@
-"""Reads everything about the host that its checks need, in thorough sweeps.
+"""Reads the facts of the host that checks need, in thorough sweeps.
 
-What is no file (statfs, units, the clock, sleeping tasks) a machine tree has in ``host.json``, which ``fairlead snapshot``
-writes. Durations (for how long a task has slept or a mount has not answered) need an earlier sweep: the first sweep says 0.
+Some facts are not in files: statfs, units, the clock, sleeping tasks. A machine tree has them in ``host.json``, which
+``fairlead snapshot`` writes. A duration (for how long a task has slept or a mount has not answered) is measured from an earlier
+sweep on, so it is 0 in the first sweep.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from fairlead.host import clock, clock_state, ports, storage
+from fairlead.host import boot_clock, clock_state, ports, storage
 from fairlead.host.probe import Probes, unanswered
 from fairlead.host.root import Root
 from fairlead.host.tasks import Watch
@@ -24,7 +25,7 @@ T = TypeVar("T")
 
 
 class HostReader:
-    """Reads one host again and again. ``once``: there is a single sweep, which waits up to five seconds for its answers."""
+    """Reads one host again and again. ``once``: there is a single sweep, which waits up to five seconds for mounts and units."""
 
     def __init__(self, root: Root, wanted: Wanted, *, once: bool) -> None:
         self._root = root
@@ -55,7 +56,7 @@ class HostReader:
         )
         if self._probes is None:
             return self._recorded(files)
-        tasks = self._watch.sweep(clock.boottime())
+        tasks = self._watch.sweep(boot_clock.boottime())
         now = clock_state.kernel_clock()
         self._probes.wait_once()
         spaces, units = self._probes.spaces(), self._probes.units()
@@ -84,7 +85,7 @@ class HostReader:
 
 
 def read_recorded(path: str) -> dict[str, Any] | Missing:
-    """Return the content of a tree's ``host.json``: what the machine had besides files."""
+    """Return the content of a machine tree's ``host.json``: the facts that are not in files."""
     try:
         with open(path, "rb") as f:
             data = msgspec.json.decode(f.read(4 << 20))
@@ -96,7 +97,7 @@ def read_recorded(path: str) -> dict[str, Any] | Missing:
 
 
 def recorded_of(host: Host) -> dict[str, Any]:
-    """Return what ``host.json`` holds of a host. Only answers are in it, not questions without an answer."""
+    """Return the content of ``host.json`` for a host. Values that could not be read are left out."""
     said: dict[str, Any] = {"schema": 1}
     if isinstance(host.spaces, tuple):
         said["spaces"] = [msgspec.to_builtins(s) for s in host.spaces if not isinstance(s.total_bytes, Missing)]

@@ -1,18 +1,20 @@
 """Reads the traces that follow "INFO: task ... blocked" in the kernel log, and says which of those tasks wait for a FUSE
 server.
 
-The records of one report follow one another (kernel/hung_task.c, check_hung_task; kernel/sched/core.c, sched_show_task): the
-task by name, a line with its state and number, "Call Trace:", and one function per line, the innermost first. Other CPUs may
-print in between. Functions that every wait runs through (scheduler, locks, page cache) are skipped, and the first other
-function decides. A function that the unwinder doubts ("? name") says nothing. When a record is missing, the numbers do not
-fit, or the trace is of another task, the task counts as hung.
+One report is several records in this order (kernel/hung_task.c, check_hung_task; kernel/sched/core.c, sched_show_task): the
+name of the task, its state and process id, "Call Trace:", and one function per record, the innermost first. Records of other
+CPUs may come in between.
+
+Functions that every wait runs through (scheduler, locks, page cache) are skipped. The first other function decides whether the
+task waits for FUSE. A function that the kernel marks as uncertain ("? name") is ignored. If a record is missing, or if the
+trace is of another task, the task counts as hung.
 """
 
 from __future__ import annotations
 
 import re
 
-from fairlead.model.check import KernelRecord
+from fairlead.model.check_definition import KernelRecord
 from fairlead.model.hung_tasks import HUNG, WAITS, record_text, waits_for_server
 
 _LINES_MAX = 64
@@ -44,12 +46,15 @@ class HungTrace:
 
     @property
     def follows(self) -> bool:
-        """Say whether the next record may still belong to the last hung task. Then ``take`` must get it."""
+        """Return whether the next record may still belong to the last hung task. If so, ``take`` must get that record."""
         return self._hung is not None
 
     def take(self, sequence: int, record: KernelRecord | None) -> KernelRecord | None:
-        """Take the next record (None for one that was dropped). Return a record of our own when it shows that the last hung
-        task waits for a FUSE server, else None."""
+        """Read the next record, or None for a record that was dropped.
+
+        If it shows that the last hung task waits for a FUSE server, return a record (made by fairlead) with this fact. Else
+        return None.
+        """
         if record is not None and (found := HUNG.match(record.text)):
             self._hung, self._pid, self._last = record, found[1], sequence
             self._began, self._frames = False, 0
@@ -71,7 +76,7 @@ class HungTrace:
         elif self._began and (frame := _FRAME.fullmatch(record.text)):
             self._frames += 1
             if self._frames == 1 and not _FIRST.fullmatch(frame[1]):
-                self._hung = None  # this trace is of no sleeping task: another CPU printed it
+                self._hung = None  # a task that does not sleep: another CPU printed this trace
             elif not _GENERAL.fullmatch(frame[1]):
                 self._hung = None
                 if waits_for_server(frame[1]):
@@ -86,5 +91,5 @@ class HungTrace:
 
 
 def is_ours(record: KernelRecord) -> bool:
-    """Say whether a record of the log reads like one that only this module makes."""
+    """Return whether a record of the log has the text of a record that only this module may make."""
     return WAITS.match(record.text) is not None

@@ -1,53 +1,65 @@
-"""Lists the installed packages, and the kernels with their NVIDIA modules, as short texts for settings.
+"""Lists the installed packages as a short text for settings.
 
 ``/@packages`` has a line for each package that dpkg knows: NAME ARCHITECTURE VERSION WANT STATUS (dpkg-query(1)). WANT is
-install or hold. STATUS is installed, or the state that an interrupted run left.
-
-``/@kernels`` has a line for each installed kernel, oldest first: RELEASE HEADERS MODULE NEXT. HEADERS is yes or no. MODULE is
-the version of the NVIDIA module built for the kernel, or none, or unknown. NEXT is yes when GRUB boots this kernel next, maybe
-when that is not clear, else no.
-
-A machine tree without dpkg or kernels has both as files of that name.
+install or hold. STATUS is installed, or the state that an interrupted run left. On a machine of the EL family the line comes
+from rpm's database (``rpm_database``), and WANT is "-". A machine tree without a package database has a file named
+``/@packages`` instead.
 """
 
 from __future__ import annotations
 
-import gzip
-import lzma
-import mmap
-import re
 from collections.abc import Iterator
 
+from fairlead.host import packages_cache, rpm_database
 from fairlead.host.root import Root
 from fairlead.model.facts import Missing
 
-PACKAGES, KERNELS = "/@packages", "/@kernels"
+PACKAGES = "/@packages"
 STATUS = "/var/lib/dpkg/status"
 STATUS_MAX_BYTES = 64 << 20
-_MODULE = re.compile(
-    r"^[^\s:]*/nvidia(?:-current|-tesla(?:-\d+)?|-legacy-\d+xx)?(?:-open)?\.ko(?:\.xz|\.gz|\.zst)?(?=:)", re.MULTILINE
-)
-_DEFAULT = re.compile(r"^\s*GRUB_DEFAULT=[\"']?(.*?)[\"']?\s*$", re.MULTILINE)
-_SAVED = re.compile(r"^saved_entry=(.*)$", re.MULTILINE)
-_known: dict[tuple[str, str], tuple[object, str]] = {}
+_known: dict[str, tuple[object, str]] = {}
 
 
-def text(root: Root, path: str) -> str | Missing | None:
-    """Return the text of ``/@packages`` or ``/@kernels``, or None on a machine that has neither dpkg nor such a file."""
-    if path == KERNELS:
-        return kernels(root) or root.read_text(KERNELS)
+def text(root: Root) -> str | Missing | None:
+    """Return the text of ``/@packages``, or None on a machine without a package database and without such a file."""
+    where = None if _has_dpkg(root) else rpm_database.folder(root)
+    if where is not None:
+        return _of_rpm(root, where)
     if not root.exists(STATUS):
         return root.read_text(PACKAGES)
     stamp = root.stamp(STATUS)
-    known = _known.get((root.path, PACKAGES))
+    known = _known.get(root.path)
     if known is not None and stamp is not None and known[0] == stamp:
         return known[1]
     data = root.read_text(STATUS, STATUS_MAX_BYTES)
-    if not isinstance(data, str):
-        return data
-    lines = "".join(f"{line}\n" for line in parse_status(data))
-    _known[root.path, PACKAGES] = (stamp, lines)
+    lines = "".join(f"{line}\n" for line in parse_status(data)) if isinstance(data, str) else data
+    if isinstance(lines, str):
+        _known[root.path] = (stamp, lines)
     return lines
+
+
+def _of_rpm(root: Root, where: str) -> str | Missing:
+    """Return the lines of rpm's database. It is read only if it has changed since this or another program has read it."""
+    stamp = rpm_database.stamp(root, where)
+    if stamp is None:
+        return rpm_database.lines(root, where)
+    known = _known.get(root.path)
+    if known is not None and known[0] == stamp:
+        return known[1]
+    lines: str | Missing | None = packages_cache.kept(root, stamp)
+    if lines is None:
+        lines = rpm_database.lines(root, where)
+        if isinstance(lines, str):
+            packages_cache.keep(root, stamp, lines)
+    if isinstance(lines, str):
+        _known[root.path] = (stamp, lines)
+    return lines
+
+
+def _has_dpkg(root: Root) -> bool:
+    """Say whether packages are dpkg's here. EPEL has dpkg too, and there its database is empty."""
+    stamp = root.stamp(STATUS)
+    return stamp is not None and stamp != (0,) and root.read_bytes(STATUS, 1, head=True) != b""
 
 
 def parse_status(data: str) -> Iterator[str]:
@@ -65,88 +77,3 @@ def parse_status(data: str) -> Iterator[str]:
             yield " ".join(
                 (fields["Package"], fields.get("Architecture", "-") or "-", fields.get("Version", "-") or "-", words[0], status)
             )
-
-
-def version_key(release: str) -> tuple[tuple[int, str], ...]:
-    """Return the sort key of a kernel release: numbers by value and words by letter, as `sort -V` orders them."""
-    return tuple((int(n), "") if n else (-1, w) for n, w in re.findall(r"(\d+)|([^\d.+-]+)", release))
-
-
-def kernels(root: Root) -> str:
-    """Return the lines of ``/@kernels``, or "" where no kernel is installed."""
-    releases = sorted((p.partition("/vmlinuz-")[2] for p in root.glob("/boot/vmlinuz-*")), key=version_key)
-    following = next_kernel(root, releases)
-    lines = []
-    for release in releases:
-        headers = "yes" if root.exists(f"/lib/modules/{release}/build/Makefile") else "no"
-        boots = "yes" if release == following else "maybe" if not following else "no"
-        lines.append(f"{release} {headers} {module_of(root, release)} {boots}\n")
-    return "".join(lines)
-
-
-def next_kernel(root: Root, releases: list[str]) -> str:
-    """Return the release that GRUB boots next, or "" when its configuration does not say that plainly.
-
-    Source: GRUB manual, "Simple configuration handling". GRUB_DEFAULT is a number (0 is the newest kernel), a title or id of
-    an entry, or ``saved``; then it is saved_entry of grubenv. Boot entries (BLS) are named MACHINE-RELEASE.
-    """
-    default = root.read_text("/etc/default/grub")
-    chosen = "0"
-    if isinstance(default, str) and (found := _DEFAULT.findall(default)):
-        chosen = found[-1]
-    if chosen == "saved":
-        saved = [root.read_text(f"/boot/{folder}/grubenv") for folder in ("grub", "grub2")]
-        entries = [found[-1] for t in saved if isinstance(t, str) and (found := _SAVED.findall(t))]
-        chosen = entries[0] if entries else "0"
-    if chosen in ("", "0"):
-        return releases[-1] if releases else ""
-    named = [r for r in releases if re.search(rf"(?:^|[^\w.]){re.escape(r)}(?:$|[^\w.])", chosen)]
-    return max(named, key=len, default="")
-
-
-def module_of(root: Root, release: str) -> str:
-    """Return the version of the NVIDIA module that is built for a kernel, ``none``, or ``unknown`` when it cannot be read."""
-    dep = root.read_text(f"/lib/modules/{release}/modules.dep", STATUS_MAX_BYTES)
-    if isinstance(dep, Missing):
-        return "unknown"
-    match = _MODULE.search(dep or "")
-    if match is None:
-        return "none"
-    path = match[0] if match[0].startswith("/") else f"/lib/modules/{release}/{match[0]}"
-    stamp = root.stamp(path)
-    if stamp == (0,):
-        return "none"
-    known = _known.get((root.path, path))
-    if known is None or known[0] != stamp or stamp is None:
-        found = _built_by_dkms(root, release) if path.endswith(".zst") else _version(root.join(path))
-        _known[root.path, path] = known = (stamp, found)
-    return known[1]
-
-
-def _built_by_dkms(root: Root, release: str) -> str:
-    """Return the version that dkms says it has built and installed for a kernel. Ubuntu compresses modules with zstd, which
-    nothing here can read. Source: dkms 3.0.10, do_install (kernel-RELEASE-ARCH in its tree is a link to VERSION/RELEASE/ARCH)."""
-    for link in root.glob(f"/var/lib/dkms/nvidia*/kernel-{release}-*", dangling=True):
-        target = root.readlink(link)
-        version = target.partition("/")[0] if isinstance(target, str) else ""
-        if re.fullmatch(r"[0-9.]+", version):
-            return version
-    return "unknown"
-
-
-def _version(path: str) -> str:
-    """Return MODULE_VERSION from the section .modinfo of a module file (``version=535.261.03``)."""
-    try:
-        if path.endswith(".ko"):
-            with open(path, "rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                at = content.find(b"\0version=")
-                found = content[at + 9 : at + 60] if at >= 0 else b""
-        elif path.endswith((".xz", ".gz")):
-            with lzma.open(path) if path.endswith(".xz") else gzip.open(path) as g:
-                found = g.read().partition(b"\0version=")[2][:60]
-        else:
-            return "unknown"
-    except (OSError, ValueError, EOFError, lzma.LZMAError):
-        return "unknown"
-    said = found.partition(b"\0")[0].decode("ascii", "replace")
-    return said if re.fullmatch(r"[0-9.]+", said) else "unknown"

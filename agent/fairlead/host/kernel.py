@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import re
 
-from fairlead.host import clock
+from fairlead.host import boot_clock
 from fairlead.host.root import Root
 from fairlead.model.facts import Missing, unreadable
 
-_HEAD_BYTES = 16384  # this holds one CPU of /proc/cpuinfo; to read the whole file costs a frequency sample per CPU
+# Enough for the first CPU in /proc/cpuinfo. To read the whole file makes the kernel sample the frequency of every CPU.
+_HEAD_BYTES = 16384
 _NVRM = re.compile(r"^NVRM version:.*?Kernel Module(?: for \S+)?\s+(\d+\.\d+(?:\.\d+)?)", re.MULTILINE)
 
 
 def node_name(root: Root) -> str:
-    """Return the short host name of the live machine; for a tree the recorded name, else the name of its folder."""
+    """Return the short host name of the live machine. For a machine tree, return the host name that it records, or the name of
+    its folder if it records none."""
     if root.is_live:
         return os.uname().nodename.partition(".")[0]
     recorded = root.read_line("/proc/sys/kernel/hostname")
@@ -26,10 +28,10 @@ def boot_id(root: Root) -> str | Missing:
 
 
 def uptime_seconds(root: Root) -> float | Missing:
-    """Return the seconds since boot. On the live machine they come from the clock: in a container /proc/uptime may be
-    replaced."""
+    """Return the seconds since boot. On the live machine they are read from the clock, since a container may have another
+    /proc/uptime."""
     if root.is_live:
-        return clock.boottime()
+        return boot_clock.boottime()
     text = root.value("/proc/uptime")
     if isinstance(text, Missing):
         return text
@@ -40,7 +42,7 @@ def uptime_seconds(root: Root) -> float | Missing:
 
 
 def virtual(root: Root) -> bool | Missing:
-    """Say whether this is a virtual machine: the CPU flag ``hypervisor`` (x86: CPUID leaf 1, ECX bit 31)."""
+    """Return whether this is a virtual machine, by the CPU flag ``hypervisor`` (x86: CPUID leaf 1, ECX bit 31)."""
     if root.exists("/sys/hypervisor/type"):
         return True
     data = root.read_bytes("/proc/cpuinfo", _HEAD_BYTES, head=True)

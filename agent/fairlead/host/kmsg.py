@@ -1,22 +1,21 @@
 """Follows the kernel log: /dev/kmsg, or a FIFO or a file with records in the same form.
 
-Record form: Documentation/ABI/testing/dev-kmsg, "6,339,5140900,-;text"; lines that start with a space continue a record. A
-read of /dev/kmsg returns one record; EPIPE says that records were overwritten before they were read. Only records of the
-facility kernel (0) count: a process that may write to /dev/kmsg can claim only another facility.
+Record form: Documentation/ABI/testing/dev-kmsg, "6,339,5140900,-;text". Lines that start with a space continue a record. A
+read of /dev/kmsg returns one record. EPIPE means that records were overwritten before they were read. Only records of
+facility 0 (kernel) are used. A process that writes to /dev/kmsg cannot choose this facility.
 
-Three kinds of records are dropped here, before anything else sees them, because a user may have chosen how they begin
-(``model.kernel_text``):
+This module drops three kinds of records, because a user may have chosen the beginning of their text (``model.kernel_text``):
 
 - records that begin with a task's name;
-- records that begin like a driver's message that names its device, but name no device;
+- records that begin like a driver's message about a device, but do not name the device;
 - fragments.
 
 A fragment (flag "c") is text that printk() should have appended to a message and could not, because another CPU had printed in
-between. The out-of-memory killer appends names of cgroups in this way. Lines of the NVIDIA driver have that flag too and are
-whole, so they are kept. They are dropped only within FOLLOWED records after a record that ends where the name of a cgroup
-follows.
+between. The out-of-memory killer appends names of cgroups in this way. Complete messages of the NVIDIA driver also have the
+flag "c", and are kept. They are dropped only in the FOLLOWED records after a record that ends where a cgroup's name is appended.
 
-The kernel escapes a line break within a record, and here it becomes a blank, so that no name can begin a record.
+The kernel escapes a line break within a record. This module replaces the line break by a blank, so that text after it cannot
+look like the beginning of a record.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ import stat
 import time
 
 from fairlead.host.hung_trace import HungTrace, is_ours
-from fairlead.model.check import KernelRecord
+from fairlead.model.check_definition import KernelRecord
 from fairlead.model.facts import Missing, unreadable
 from fairlead.model.kernel_text import begins_with_a_name, is_whole, lacks_its_device, name_follows
 from fairlead.model.plain_text import printable
@@ -44,10 +43,10 @@ _ESCAPE = re.compile(rb"\\x([0-9a-fA-F]{2})")
 
 
 def parse(line: bytes, boot_id: str = "", *, names_devices: bool = False, cut: bool = False) -> KernelRecord | None:
-    """Return one record, or None for a malformed record and for one that the kernel does not answer for. Never raises.
+    """Return one record, or None if it is malformed or of a kind that is dropped (see the module's docstring). Never raises.
 
     ``names_devices``: ``line`` is the whole record with the lines that continue it, as /dev/kmsg returns it. ``cut``: one of
-    the last records ended where the name of a cgroup follows.
+    the last FOLLOWED records ended where a cgroup's name is appended.
     """
     prefix, mark, rest = line.partition(b";")
     fields = prefix.split(b",")
@@ -72,7 +71,7 @@ def parse(line: bytes, boot_id: str = "", *, names_devices: bool = False, cut: b
 
 
 def _device(more: bytes) -> str:
-    """Return the device in the lines that continue a record, or "" for none."""
+    """Return the value of DEVICE= in the lines that continue a record, or "" if there is none."""
     _, found, value = (b"\n" + more).partition(b"\n DEVICE=")
     return value.partition(b"\n")[0].decode("ascii", "replace") if found else ""
 
@@ -80,10 +79,10 @@ def _device(more: bytes) -> str:
 class Follower:
     """Follows one source of kernel records.
 
-    ``fileno()`` is ready for reading when ``read()`` has something. It is -1 when there is nothing to wait for; then read now
-    and then. ``cursor``: the last sequence number that was read from a character device. The next Follower *of the same boot*
-    gets it, so that no record counts twice. ``overruns``: records that the ring buffer lost. ``state``: None, or why the
-    source cannot be read; every ``read()`` tries again, at most once a second.
+    ``fileno()`` is readable when ``read()`` has records. If it is -1, call ``read()`` from time to time. ``cursor``: the last
+    sequence number that was read from a character device. The next Follower *of the same boot* gets it, so that no record
+    counts twice. ``overruns``: how many records were overwritten before they were read. ``state``: None, or why the source
+    cannot be read. While it cannot be read, ``read()`` tries to open it again, at most once a second.
     """
 
     def __init__(self, path: str = "/dev/kmsg", boot_id: str = "", cursor: int | None = None) -> None:
@@ -131,7 +130,7 @@ class Follower:
             mode = os.stat(self.path).st_mode
             if not (stat.S_ISCHR(mode) or stat.S_ISFIFO(mode) or stat.S_ISREG(mode)):
                 raise OSError(errno.EINVAL, "neither a character device nor a FIFO nor a file")
-            # A FIFO that is open for writing too always has a writer, so no end of file comes when a writer goes.
+            # The FIFO is opened for writing too, so that it always has a writer: reads see no end of file when others close it.
             flags = os.O_RDWR if stat.S_ISFIFO(mode) else os.O_RDONLY
             fd = os.open(self.path, flags | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
         except OSError as e:
@@ -153,7 +152,7 @@ class Follower:
 
     def _read_device(self) -> list[KernelRecord]:
         found: list[KernelRecord] = []
-        for _ in range(10 * BATCH_RECORDS):  # records of other facilities cost a read too
+        for _ in range(10 * BATCH_RECORDS):  # a record of another facility takes a read too
             if len(found) >= BATCH_RECORDS:
                 break
             try:
@@ -187,7 +186,7 @@ class Follower:
         self._add(record, sequence, found)
 
     def _add(self, record: KernelRecord | None, sequence: int | None, found: list[KernelRecord]) -> None:
-        """Add a record, and then what it says of a task that hangs."""
+        """Add a record, and after it the record that ``HungTrace`` makes from it, if there is one."""
         if record is not None and not is_ours(record):
             found.append(record)
         said = self._trace.take(sequence, record) if sequence is not None else None
@@ -221,7 +220,7 @@ class Follower:
         return found
 
     def _check_replaced(self) -> None:
-        """Read on from a new FIFO when somebody has removed the old one or has made a new one in its place."""
+        """Open the path again if somebody has replaced the FIFO or file. If it was removed, the source cannot be read."""
         now = time.monotonic()
         if now < self._next_try:
             return
@@ -238,7 +237,7 @@ class Follower:
 
 
 def _sequence(data: bytes) -> int | None:
-    """Return the sequence number of a record of any facility, or None."""
+    """Return the sequence number of a record of any facility, or None if the record is malformed."""
     fields = data.partition(b";")[0].split(b",", 3)
     if len(fields) < 3 or b";" not in data:
         return None

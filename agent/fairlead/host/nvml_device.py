@@ -1,7 +1,7 @@
-"""Reads one GPU inside the NVML worker: it says what is read how often, and how an answer becomes nvml.json.
+"""Reads one GPU inside the NVML worker. It decides how often each value is read, and converts the answers to nvml.json form.
 
-It runs inside the worker process only. ``beat`` announces every call before it is made. A call that answers NOT_SUPPORTED or
-FUNCTION_NOT_FOUND twice in a row is not made again for ten minutes.
+This code runs in the worker process only. Before each call, ``beat`` writes the call's name to the page that the worker shares
+with its parent. A call that returns NOT_SUPPORTED or FUNCTION_NOT_FOUND twice in a row is not made again for ten minutes.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from fairlead.host.nvml_fields import FAST_FIELDS, FIELDS, NEAR_FIELDS, Batch
 from fairlead.host.nvml_links import FATAL, FUNCTION_NOT_FOUND, LINK_FIELDS, NOT_SUPPORTED, Beat, Json, Links
 from fairlead.host.nvml_mig import Mig
 
-_ANSWERS = (14, 16)  # CORRUPTED_INFOROM, RESET_REQUIRED: not worth asking again
+_ANSWERS = (14, 16)  # CORRUPTED_INFOROM, RESET_REQUIRED: these are answers, so the call is not repeated soon
 SLOW_SECONDS = 60.0
 RARE_SECONDS = 3600.0
 _FORGET = (NOT_SUPPORTED, FUNCTION_NOT_FOUND)
 _VALUE_NOT_AVAILABLE = 2**64 - 1
-_LINKS = 2  # the number of the links' batch
+_LINKS = 2  # the index of the batch of the NVLinks in ``_batches``
 
 
 class Device:
-    """Holds a GPU with its handle. ``values`` is its entry of nvml.json. ``identity`` stays when the GPU is lost.
+    """Holds a GPU with its handle. ``values`` is its entry of nvml.json. ``identity`` has the values that remain when the GPU is
+    lost.
 
-    A dict that was returned as ``values`` is never changed. When something is new, ``values`` becomes another dict that shares
-    all parts that have not changed.
+    The dict ``values`` is never changed. When a part has changed, ``values`` becomes a new dict that shares the unchanged parts.
     """
 
     def __init__(self, lib: Any, structs: Any, handle: Any, identity: Json, beat: Beat) -> None:
@@ -55,7 +55,7 @@ class Device:
         self._slow = nvml_load.slow_calls(slow_calls(self._calls(), structs))
         self._rare = rare_calls(self._calls())
         self._links = Links(lib, structs, self.pci, beat)
-        self._events = nvml_load.ClockEvents(lib, self.pci, beat)
+        self._events = nvml_load.ClockEventReader(lib, self.pci, beat)
         self._batch_due = 0.0
         self._near_due = True
         self._batches: list[Batch] = []
@@ -73,8 +73,8 @@ class Device:
             self.values = {**self.values, "index": index}
 
     def sweep(self, now: float, *, closely: bool) -> int:
-        """Refresh ``values``: what is judged in every sweep, what is due of the rest, and with ``closely`` all that thorough
-        sweeps and metrics show. Return 0, or the code that ended this GPU's sweep."""
+        """Read the values that are judged in every sweep, and the other values that are due. With ``closely``, also read all
+        values that thorough sweeps and metrics need. Return 0, or the return code that ended the sweep of this GPU."""
         if self.failed:
             self.failed = False
             self.values = dict(self.identity)
@@ -96,7 +96,7 @@ class Device:
             self.fail(code)
             return code
         self._slow_due = now + SLOW_SECONDS if slow else self._slow_due
-        if rare:  # flash that could not be read is read again with the slow values
+        if rare:  # if the flash could not be read, it is read again with the slow values
             mute = any(call.code and call.code not in (*_FORGET, *_ANSWERS) for call in self._rare.all)
             self._rare_due = now + (SLOW_SECONDS if mute else RARE_SECONDS)
         self._near_due = False
@@ -110,7 +110,7 @@ class Device:
         self._slow_due = 0.0
 
     def fail(self, code: int) -> None:
-        """Set every value but the identity to this error. All is read again when the GPU comes back."""
+        """Set every value except the identity to this error. All values are read again when the GPU is back."""
         self.failed = self._near_due = True
         self._slow_due = self._rare_due = self._batch_due = 0.0
         self._links.forget()
@@ -178,7 +178,7 @@ class Device:
         return code
 
     def _last(self, part: str, key: str | None) -> Any:
-        """Return the last value here: NOT_SUPPORTED counts once it was answered twice."""
+        """Return the last value of this key. A field counts as not supported only if two answers in a row say so."""
         value = self.values.get(part)
         return value if key is None or value is None else value.get(key, value)
 
@@ -198,7 +198,7 @@ class Device:
         for _ in range(3):
             count = ctypes.c_uint(len(self._processes))
             code = fn(self.handle, ctypes.byref(count), self._processes)
-            if code != 7:  # INSUFFICIENT_SIZE; count then says how many there are
+            if code != 7:  # INSUFFICIENT_SIZE: ``count`` is now the number of processes
                 break
             self._processes = (self._structs.c_nvmlProcessInfo_v2_t * (count.value * 2 + 5))()
         if code:

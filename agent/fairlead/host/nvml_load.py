@@ -1,8 +1,9 @@
 """Reads a GPU's clocks, temperatures and fabric for the NVML worker, beside the calls of ``nvml_calls``.
 
-The clock event counters are in nanoseconds (nvml.h). The field ids 74 to 79 never changed. Those of the slowdowns came with
-r575 as 252 and 253. Since r590 they are 270 and 271, and 251 to 268 mean power smoothing. (This was compared in the binding's
-releases 12.575 to 13.615, and in k8s-test-infra's pkg/gpu/mocknvml for r580.) So the ids are chosen by the driver's branch.
+The clock event counters are in nanoseconds (nvml.h). The field ids 74 to 79 never changed. The ids of the
+slowdown counters came with r575 as 252 and 253. Since r590 they are 270 and 271, and 251 to 268 mean power smoothing. (Sources:
+releases 12.575 to 13.615 of the NVML binding, and k8s-test-infra's pkg/gpu/mocknvml for r580.) So the ids are chosen by the
+driver's branch.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ _MEM_MAX = 2  # NVML_TEMPERATURE_THRESHOLD_MEM_MAX
 
 
 def event_fields(branch: int) -> dict[int, str]:
-    """Return by field id the names of the counters that a driver of this branch has."""
+    """Return the names of the counters that a driver of this branch has, by field id."""
     first = 270 if branch >= 590 else 252 if branch >= 575 else None
     return _EVENTS if first is None else {**_EVENTS, **{first + i: name for i, name in enumerate(_SLOWDOWNS)}}
 
 
 def branch_of(version: object) -> int:
-    """Return 570 for "570.172.08", and 0 for what is no version."""
+    """Return the branch of a driver version (570 for "570.172.08"), or 0 for a value that is no version."""
     head = version.partition(".")[0] if isinstance(version, str) else ""
     return int(head) if head.isascii() and head.isdigit() else 0
 
@@ -49,8 +50,8 @@ def slow_calls(calls: Calls) -> Calls:
 
 
 def _fabric(calls: Calls, structs: Any) -> None:
-    """Add the call for the fabric's state. nvmlDeviceGetGpuFabricInfoV (r550 and later) reports the health too; r535 has only
-    the older call."""
+    """Add the call for the fabric's state. nvmlDeviceGetGpuFabricInfoV (r550 and later) reports the health too. r535 has
+    only the older call."""
     kind, name = structs.c_nvmlGpuFabricInfo_t, "nvmlDeviceGetGpuFabricInfo"
     if calls.has("nvmlDeviceGetGpuFabricInfoV"):
         kind, name = structs.c_nvmlGpuFabricInfo_v2_t, "nvmlDeviceGetGpuFabricInfoV"
@@ -64,7 +65,7 @@ def _fabric_entry(info: Any) -> Json:
     return {**entry, "health_mask": info.healthMask} if hasattr(info, "healthMask") else entry
 
 
-class ClockEvents:
+class ClockEventReader:
     """Reads the clock event counters of one GPU into ``values[PART]``. They are judged over minutes."""
 
     def __init__(self, lib: Any, pci: bytes, beat: Beat) -> None:
@@ -76,12 +77,11 @@ class ClockEvents:
         self._probe_due = 0.0
 
     def forget(self) -> None:
-        """Ask for everything again."""
+        """Find out again, in the next ``read``, which counters the driver has."""
         self._probe_due = 0.0
 
     def read(self, handle: Any, values: Json, news: Json, now: float) -> int:
-        """Read the counters, and put what ``values`` do not have yet into ``news``. Return 0, or the code that says that it is
-        no use to ask this GPU more."""
+        """Read the counters, and put the part with the new values into ``news``. Return 0, or a return code in ``FATAL``."""
         if now >= self._probe_due:
             self._names = event_fields(branch_of(self._version()))
             self._batch = Batch(self._lib, handle, [(field, 0) for field in self._names])

@@ -1,9 +1,10 @@
-"""Lists the variables that fairlead never sets for users, and those that only a site can decide on. ``variable_table.py``
-lists what it sets."""
+"""Lists the variables that fairlead never sets for users, and the variables on which only a site can decide.
+``variable_table.py`` lists the variables that fairlead sets."""
 
 from __future__ import annotations
 
-# Each name has its reason. A test checks the table against this list, and ``render`` checks a site's own variables against it.
+# Each value is the reason why fairlead never sets the variable. A test checks the table against this list, and ``render`` checks
+# a site's own variables against it.
 NEVER: dict[str, str] = {
     "NCCL_ALGO": "NCCL chooses by size; forcing ring costs a quarter of NVSwitch bandwidth",
     "NCCL_PROTO": "forced LL128 has corrupted data (nccl#2001)",
@@ -17,7 +18,7 @@ NEVER: dict[str, str] = {
     "NCCL_SHM_DISABLE": "hides a broken node instead of repairing it",
     "NCCL_IB_DISABLE": "falls back to TCP silently",
     "NCCL_IB_GID_INDEX": "NCCL chooses it by itself since 2.21",
-    "NCCL_CUMEM_ENABLE": "a debugging variable by NVIDIA's own classes",
+    "NCCL_CUMEM_ENABLE": "NVIDIA classifies it as a debugging variable",
     "NCCL_CHECKS_DISABLE": "removed from NCCL in 2.2.12",
     "CUDA_VISIBLE_DEVICES": "Slurm owns it",
     "CUDA_LAUNCH_BLOCKING": "serialises every kernel launch",
@@ -37,7 +38,7 @@ NEVER: dict[str, str] = {
     "SLURM_CPU_BIND": "the task prolog binds each task; in the environment it would reach every later step",
 }
 
-# Only a site or a user can say whether these are right. jobenv.extra, a preset or a fabric profile sets them.
+# Only a site or a user can decide whether these variables are right. jobenv.extra, a preset or a fabric profile sets them.
 SITE: dict[str, str] = {
     "NCCL_NET": "set by fabric profiles for several nodes: a wrong name ends the job, which is what it is for",
     "NCCL_IB_TIMEOUT": "set by fabric profiles from 128 nodes on",

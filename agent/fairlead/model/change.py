@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
+from typing import Literal
 
 from msgspec import Struct
 
 #: Debian Policy, 5.6.1 and 5.6.12. fairlead accepts a little more, but no slash, and no dot in front.
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+~:_-]*")
+_RPM_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+~^:_-]*")
+_EVR = re.compile(r"[0-9]+:[^:-]+-[^:-]+")
 
 
 class Disruption(StrEnum):
-    """Names what a change does to jobs: nothing; it needs a node where no job runs; it needs a drained node; it needs a
-    reboot."""
+    """Names what a change needs because of running jobs. none: nothing. idle: a node where no job runs. drain: a drained node
+    where no job runs. reboot: a reboot."""
 
     NONE = "none"
     IDLE = "idle"
@@ -21,15 +24,15 @@ class Disruption(StrEnum):
     REBOOT = "reboot"
 
     def allowed(self, *, busy: bool, drained: bool) -> bool:
-        """Say whether a run may make such a change now. An apply run never reboots the node."""
+        """Return whether an apply run may make such a change now. An apply run never reboots the node."""
         if self is Disruption.IDLE:
             return not busy
         return self is Disruption.NONE or (self is Disruption.DRAIN and drained and not busy)
 
 
 class Layer(StrEnum):
-    """Names where a value holds. persisted: in a file for the next boot. effective: in the running kernel or the hardware.
-    pending: only after a reboot."""
+    """Names what a change sets. persisted: a file for the next boot. effective: the running kernel or the hardware.
+    pending_reboot: a value that the node has only after a reboot."""
 
     PERSISTED = "persisted"
     EFFECTIVE = "effective"
@@ -53,7 +56,7 @@ class File(Change, frozen=True, kw_only=True):
 
 
 class KernelValue(Change, frozen=True, kw_only=True):
-    """Describes a value under /proc/sys or /sys. It is written, and then read back."""
+    """Describes a value under /proc/sys or /sys. The value is written, and then read back."""
 
     path: str
     value: str
@@ -61,7 +64,8 @@ class KernelValue(Change, frozen=True, kw_only=True):
 
 
 class PciBits(Change, frozen=True, kw_only=True):
-    """Describes bits of a 16 bit word in a device's config space: (word & ~mask) | value. It is written, and then read back."""
+    """Describes bits of a 16 bit word in a device's config space: (word & ~mask) | value. The word is written, and then read
+    back."""
 
     address: str
     offset: int
@@ -72,8 +76,8 @@ class PciBits(Change, frozen=True, kw_only=True):
 
 
 class Unit(Change, frozen=True, kw_only=True):
-    """Describes what to do with a systemd unit: reload the unit files, enable, start or restart it. None leaves a state as it
-    is."""
+    """Describes what to do with a systemd unit: reload the unit files, enable, start or restart the unit. ``enabled`` or
+    ``active`` None leaves that state as it is."""
 
     name: str
     enabled: bool | None = None
@@ -99,17 +103,19 @@ class BootLoader(Change, frozen=True, kw_only=True):
 
 
 class Reboot(Change, frozen=True, kw_only=True):
-    """Says that nothing more is to be written: what is persisted takes effect with a reboot, which an apply run does not make."""
+    """Describes that only a reboot is missing: the value is persisted and takes effect at the next boot. An apply run does not
+    reboot the node."""
 
     what: str  # "iommu=pt"
 
 
 class Nvml(Change, frozen=True, kw_only=True):
-    """Describes a setting of one GPU by NVML. The NVML worker makes it, with a deadline.
+    """Describes a change of one GPU through NVML. The NVML worker makes the change within a deadline.
 
-    what and value: persistence, ecc_mode (0, 1); compute_mode (NVML_COMPUTEMODE_*); power_limit_milliwatts; locked_clocks,
-    locked_memory_clocks ("1200-1500", in MHz; "off"); application_clocks (memory and graphics clock, "2619,1980"; "off": the
-    default); mig ("3g.40gb,2g.20gb": on, with exactly these GPU instances; "off"). ``before`` is what undo sets.
+    ``what`` is one of these names, with these forms of ``value``. persistence, ecc_mode: 0 or 1. compute_mode:
+    NVML_COMPUTEMODE_*. power_limit_milliwatts: a number. locked_clocks, locked_memory_clocks: "1200-1500" in MHz, or "off".
+    application_clocks: memory and graphics clock in MHz, "2619,1980", or "off" for the default. mig: "3g.40gb,2g.20gb" for MIG
+    with exactly these GPU instances, or "off". ``before``: the value that undo sets.
     """
 
     pci: str
@@ -119,12 +125,13 @@ class Nvml(Change, frozen=True, kw_only=True):
 
 
 class Package(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Describes one package file of a set: its name for apt and dpkg, and the hash of its content.
+    """Describes one package file of a set: its name for the package manager, and the hash of its content.
 
-    ``url``: where the file was found. ``installed_kib``: the room that it takes unpacked (Installed-Size, deb-control(5)).
-    ``kept``: the package belongs to the driver, so exactly this version is wanted. Other packages are only needed, and a newer
-    version that is installed will do. The name, the version and the architecture become part of a path, so this raises
-    ValueError for what dpkg does not accept.
+    ``format``: deb or rpm. ``version``: for rpm it is EPOCH:VERSION-RELEASE, also if the epoch is 0. ``url``: where the file was
+    found. ``installed_kib``: the disk space of the unpacked package (Installed-Size, deb-control(5)). ``kept``: True if the
+    package belongs to the driver, so that exactly this version is wanted. Other packages are dependencies, for which a newer
+    installed version is accepted. The name, the version and the architecture become part of a path, so this raises ValueError
+    for a word that dpkg or rpm does not accept.
     """
 
     name: str
@@ -135,25 +142,34 @@ class Package(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     url: str = ""
     installed_kib: int = 0
     kept: bool = True
+    format: Literal["deb", "rpm"] = "deb"
 
     def __post_init__(self) -> None:
+        part = _PART if self.format == "deb" else _RPM_PART
         for word in (self.name, self.version, self.architecture):
-            if not _PART.fullmatch(word):
+            if not part.fullmatch(word):
                 raise ValueError(f"{word[:60]!r} is no name, version or architecture of a package")
+        if self.format == "rpm" and not _EVR.fullmatch(self.version):
+            raise ValueError(f"{self.version[:60]!r} is not EPOCH:VERSION-RELEASE")
 
     @property
     def file(self) -> str:
-        """Return the name of its file as apt's own cache has it (an epoch's colon is %3a)."""
-        return f"{self.name}_{self.version.replace(':', '%3a')}_{self.architecture}.deb"
+        """Return the name of the package's file in the node's cache, in which the colon of an epoch is %3a. The file names of
+        NVIDIA's RPMs have no epoch, so packages that differ only in the epoch would have the same file name."""
+        version = self.version.replace(":", "%3a")
+        if self.format == "rpm":
+            return f"{self.name}-{version}.{self.architecture}.rpm"
+        return f"{self.name}_{version}_{self.architecture}.deb"
 
 
 class Packages(Change, frozen=True, kw_only=True):
-    """Describes packages that change together, in one transaction of apt: all of ``install`` (exact files, by their hashes)
-    and none of ``remove``, or nothing.
+    """Describes packages that change together in one transaction of apt or dnf. All packages of ``install`` are installed
+    (exact files, by their hashes) and all packages of ``remove`` are removed, or nothing changes.
 
-    ``allowed``: the whole set; nothing else may change. ``hold``: packages that apt-mark(8) keeps at their version.
-    ``mirror``: where a file is fetched from that is not in the node's cache. ``before``: name and version now. ``keep``:
-    beginnings of the names (NAME_VERSION_) of the former set's files in the cache, which are needed to go back.
+    ``allowed``: the whole set of packages that may change. ``hold``: packages that apt-mark(8) keeps at their version. For dnf
+    it is empty, because a file keeps them (``dnf_hold``). ``mirror``: where files are fetched from that are not in the node's
+    cache. ``before``: the names and versions that are installed now. ``keep``: the beginnings (NAME_VERSION_, NAME-VERSION.) of
+    file names in the cache that stay there. These are the files of the former set, which undo needs.
     """
 
     install: tuple[Package, ...]
@@ -166,8 +182,8 @@ class Packages(Change, frozen=True, kw_only=True):
 
 
 class ModuleReload(Change, frozen=True, kw_only=True):
-    """Says that the NVIDIA kernel modules are taken out and put in again, so that version ``version`` is loaded. fairlead lets
-    go of NVML for that. Where another program holds a GPU, nothing is done, and the change takes effect with a reboot."""
+    """Describes that the NVIDIA kernel modules are unloaded and loaded again, so that version ``version`` is loaded. fairlead
+    releases NVML for that. If another program uses a GPU, nothing is done, and the change takes effect with a reboot."""
 
     version: str
 

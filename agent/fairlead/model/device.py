@@ -1,4 +1,4 @@
-"""Names a GPU over time, and lists which of its facts could be read. History is kept under these names."""
+"""Gives a GPU the names under which its history is saved, and lists which facts of a GPU could be read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import lru_cache
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from fairlead.model.check import Past
+from fairlead.model.check_definition import Past
 from fairlead.model.facts import Gpu, Missing, Node, Why, unreadable
 
 LISTS = frozenset({"nvlinks"})  # facts that are lists in which the position means something (not processes, which come and go)
@@ -20,41 +20,42 @@ _NOT_THERE = unreadable("not there any more")
 
 
 def listed_gpus(node: Node) -> tuple[Gpu, ...]:
-    """Return all GPUs that the driver lists, lost ones too. Return none where the driver does not answer;
-    ``model.unread.unlisted`` reports that."""
+    """Return all GPUs that the driver lists, lost GPUs too. If the driver does not answer, return none.
+    ``model.unread.unlisted`` reports that case."""
     return () if isinstance(node.gpus, Missing) else node.gpus
 
 
 def readable_gpus(node: Node) -> tuple[Gpu, ...]:
-    """Return the GPUs that can be judged: those that the driver lists and has not lost. `gpu_count` reports the others."""
+    """Return the GPUs that can be judged: the GPUs that the driver lists and has not lost. `gpu_count` reports all others."""
     return tuple(gpu for gpu in listed_gpus(node) if not gpu.lost)
 
 
 def device_of(gpu: Gpu) -> str:
-    """Return the name under which samples and strikes are kept: the serial number where it is known, else the PCI address."""
+    """Return the name under which samples and strikes are saved: the serial number if it is known, else the PCI address."""
     return gpu.pci if isinstance(gpu.serial, Missing) else gpu.serial
 
 
 def names_of(gpu: Gpu) -> tuple[str, ...]:
-    """Return both names, so that a GPU that cannot say its serial any more is still found under its address."""
+    """Return both names of a GPU, which are its serial and its PCI address. A GPU whose serial cannot be read any more is still
+    found under its address."""
     return (gpu.pci,) if isinstance(gpu.serial, Missing) else (gpu.serial, gpu.pci)
 
 
 def gpu_cards_of(node: Node) -> dict[str, str]:
-    """Return the GPU card by PCI address: its serial, else its UUID, of the GPUs that say either."""
+    """Return the name of the GPU card at each PCI address: its serial, else its UUID. GPUs with neither are left out."""
     known = {} if isinstance(node.gpus, Missing) else {g.pci: (g.serial, g.uuid) for g in node.gpus if g.pci and not g.lost}
     named = {pci: next((n for n in names if isinstance(n, str)), "") for pci, names in known.items()}
     return {pci: name for pci, name in named.items() if name}
 
 
 def gpu_labels_of(node: Node) -> dict[str, tuple[str, str]]:
-    """Return NVML's index and the UUID by PCI address, of the GPUs that say both."""
+    """Return NVML's index and the UUID by PCI address, for the GPUs whose UUID can be read."""
     return {g.pci: (str(g.index), g.uuid) for g in readable_gpus(node) if g.pci and isinstance(g.uuid, str)}
 
 
 def gpu_addresses(node: Node, past: Past) -> frozenset[str] | None:
-    """Return the addresses where this machine has a GPU or had one: in the driver's list, as an NVIDIA function on the PCI
-    bus, or as a card that was seen before, in this boot or another. None where that cannot be known."""
+    """Return the PCI addresses at which this machine has a GPU or had one, or None if that cannot be known. They are those of the
+    driver's list, of NVIDIA functions on the PCI bus, and of cards that were seen earlier, in this boot or another."""
     if isinstance(node.gpus, Missing) or not node.pci or any(not gpu.pci for gpu in node.gpus):
         return None
     return frozenset((*(g.pci for g in node.gpus), *(d.address for d in node.pci if d.vendor == _NVIDIA), *past.gpu_cards))
@@ -93,8 +94,8 @@ def _fields_of(items: tuple[Struct, ...], prefix: str) -> tuple[str, ...]:
 
 
 def field(gpu: Gpu, name: str) -> object:
-    """Return a fact by its dotted name. Return the Missing of an outer fact that hides it, or a Missing when there is no such
-    fact."""
+    """Return a fact by its dotted name. If an outer fact is Missing, return that Missing. If there is no such fact, return a
+    Missing that says so."""
     value: object = gpu
     for part in name.split("."):
         if isinstance(value, Missing):
@@ -109,19 +110,19 @@ def field(gpu: Gpu, name: str) -> object:
 
 
 def was_readable(gpu: Gpu, name: str, past: Past) -> bool:
-    """Say whether a fact of this very GPU could be read earlier. A card that is new in its slot has no past of its own."""
+    """Return whether this fact of the same GPU card could be read earlier. For a card that is new in its slot, return False."""
     return any(f"{device}/{name}" in past.readable for device in _with_a_past(gpu, past))
 
 
 def _with_a_past(gpu: Gpu, past: Past) -> tuple[str, ...]:
-    """Return the names under which this very card may have been read earlier."""
+    """Return the names under which facts of the same card may have been read earlier."""
     new_here = isinstance(gpu.serial, str) and f"{gpu.serial}/pci" not in past.readable and f"{gpu.pci}/serial" in past.readable
     return () if new_here else names_of(gpu)
 
 
 def newly_unreadable(gpu: Gpu, past: Past) -> dict[str, Missing]:
-    """Return by its dotted name every fact of a GPU that could be read earlier and cannot be read now. What the profile
-    excuses is left out, and so is what lies above or below a fact that is listed."""
+    """Return every fact of a GPU that could be read earlier and cannot be read now, by its dotted name. Facts that the profile
+    declares as unsupported are left out. If a whole group of facts cannot be read, only the group is listed."""
     if not past.readable:
         return {}
     silent = tuple(_unreadable(gpu, ""))
@@ -129,7 +130,7 @@ def newly_unreadable(gpu: Gpu, past: Past) -> dict[str, Missing]:
     return {name: why for name, why in silent if name in lost} if lost else {}
 
 
-@lru_cache(maxsize=32)  # what a GPU has never said it does not say at the next sweep either
+@lru_cache(maxsize=32)  # the facts that a GPU does not have are the same at every sweep
 def _read_once(names: tuple[str, ...], devices: tuple[str, ...], readable: frozenset[str]) -> frozenset[str]:
     return frozenset(name for name in names for device in devices if f"{device}/{name}" in readable)
 
@@ -150,9 +151,9 @@ def _unreadable(value: Struct, prefix: str) -> Iterator[tuple[str, Missing]]:
 @lru_cache(maxsize=64)
 def _unreadable_of(items: tuple[Struct, ...], prefix: str) -> tuple[tuple[str, Missing], ...]:
     found = [silent for index, item in enumerate(items) for silent in _unreadable(item, f"{prefix}{index}.")]
-    return *found, (f"{prefix}{len(items)}", _NOT_THERE)  # the first position past the end: an item may have been there
+    return *found, (f"{prefix}{len(items)}", _NOT_THERE)  # the position after the last item: earlier there may have been an item
 
 
 def not_under_mig(gpu: Gpu, name: str, why: Missing) -> bool:
-    """Say whether NVML has no answer because MIG is on, where that is right (``NOT_UNDER_MIG``)."""
+    """Return whether NVML rightly has no value for this fact, because MIG is on (``NOT_UNDER_MIG``)."""
     return gpu.mig_current is True and name in NOT_UNDER_MIG and "NOT_SUPPORTED (3)" in why.detail

@@ -1,10 +1,11 @@
-"""Says what a GPU was seen doing within a window, from the sums in its facts (``LoadSeen``) and their samples."""
+"""Computes how a GPU was loaded in a time window, from the sums in the GPU's facts (``LoadSeen``) and the samples of these
+sums."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fairlead.model.check import Past
+from fairlead.model.check_definition import Past
 from fairlead.model.device import device_of
 from fairlead.model.facts import Gpu, Missing
 from fairlead.model.finding import Finding
@@ -18,14 +19,14 @@ _INDEX = {name: index for index, (_, name) in enumerate(REASONS)}
 
 
 def reason_seconds(seen: LoadSeen, reason: str) -> float:
-    """Return the loaded seconds with this reason of ``REASONS``."""
+    """Return for how many seconds the GPU was loaded and this reason of ``REASONS`` was set."""
     return seen.reasons_seconds[_INDEX[reason]]
 
 
 def is_busy(gpu: Gpu, percent: int = LOAD_PERCENT) -> bool:
-    """Say whether a GPU is loaded now. Only then are its sums worth remembering.
+    """Return whether a GPU is loaded now. Its sums need to be remembered only in that case.
 
-    In MIG mode NVML gives no utilisation of the whole GPU. There it is loaded while its clocks are not idle (nvml.h,
+    In MIG mode NVML gives no utilisation of the whole GPU. The GPU then counts as loaded while its clocks are not idle (nvml.h,
     nvmlClocksEventReasonGpuIdle: "Nothing is running on the GPU and the clocks are dropping to Idle state").
     """
     if isinstance(gpu.utilization_percent, int):
@@ -44,7 +45,8 @@ class Window:
         self._least = least_seconds
 
     def grown(self, name: str, value: float | Missing) -> float | None:
-        """Return by how much this sum has grown; None where no sample is old enough, or there is no value."""
+        """Return by how much the sum ``name`` has grown to ``value`` in the window. Return None if no sample is old enough or the
+        value is missing."""
         if isinstance(value, Missing):
             return None
         known = self._series.get((self._device, name), ())
@@ -53,7 +55,7 @@ class Window:
 
 
 def sums(gpu: Gpu, names: tuple[str, ...]) -> Iterator[tuple[str, str, float]]:
-    """Return as samples those of ``BUSY`` and ``load.REASON`` that are asked for."""
+    """Yield the sums of these names as samples. Each name is ``BUSY`` or ``load.REASON``."""
     seen, device = gpu.load.seen, device_of(gpu)
     for name in names:
         value = seen.busy_seconds if name == BUSY else reason_seconds(seen, name.removeprefix("load."))
@@ -61,8 +63,8 @@ def sums(gpu: Gpu, names: tuple[str, ...]) -> Iterator[tuple[str, str, float]]:
 
 
 def blind(gpu: Gpu) -> Iterator[Finding]:
-    """Return UNKNOWN where utilisation or the reasons cannot be read. In MIG mode the driver gives no utilisation of the whole
-    GPU."""
+    """Yield an UNKNOWN finding if the clock event reasons or the utilisation cannot be read. In MIG mode the utilisation is not
+    needed, because the driver gives none for the whole GPU."""
     mig = gpu.mig_current is True
     values = [gpu.throttle_reasons] if mig else [gpu.throttle_reasons, gpu.utilization_percent]
     missing = next((v for v in values if isinstance(v, Missing) and v.why.value == "unreadable"), None)

@@ -1,5 +1,5 @@
-"""Computes how a counter grows over a window, from samples. A reset (the driver was loaded again) and missing minutes are no
-growth."""
+"""Computes from samples how a counter grows over a time window. A reset of the counter (the driver was loaded again) and missing
+minutes do not count as growth."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
-from fairlead.model.check import Past, Sample
+from fairlead.model.check_definition import Past, Sample
 
 
 class Growth(Struct, frozen=True):
-    """Says that a counter grew by ``amount`` in ``seconds``. ``per_hour`` and ``per_minute`` are means over that time."""
+    """Holds how far a counter grew: by ``amount`` in ``seconds``. ``per_hour`` and ``per_minute`` are means over that time."""
 
     amount: float
     seconds: float
@@ -29,8 +29,8 @@ _last: tuple[Sequence[Sample] | None, Mapping[tuple[str, str], tuple[Sample, ...
 
 
 def series(past: Past) -> Mapping[tuple[str, str], tuple[Sample, ...]]:
-    """Return the samples by (device, name), the oldest first. Samples are many and stay the same for a minute, so the last
-    answer is kept."""
+    """Return the samples by (device, name), the oldest first. The last result is cached, because there are many samples and they
+    stay the same for a minute."""
     global _last  # noqa: PLW0603
     samples, made = _last
     if samples is not past.samples:
@@ -43,19 +43,22 @@ def series(past: Past) -> Mapping[tuple[str, str], tuple[Sample, ...]]:
 
 
 def settled_seconds(now: float, window_seconds: float, grace_seconds: int | None, usual: int) -> float:
-    """Return the window without the part that lies in the boot grace of a check (the declared one, else its ``usual`` one).
-    Links train after a boot, and what they count meanwhile is no fault when the grace is over either (gpud issue 1247). 0 or
-    less: nothing is left of the window."""
+    """Return the length of the window without the part that lies in the boot grace of a check.
+
+    ``grace_seconds``: the declared boot grace, or None if the check's ``usual`` boot grace applies. Links train after a boot.
+    Errors that they count meanwhile are no fault, also after the boot grace (gpud issue 1247). The result is 0 or less if the
+    whole window lies in the boot grace.
+    """
     return min(window_seconds, now - (usual if grace_seconds is None else grace_seconds))
 
 
 def growth(known: Sequence[Sample], value: float, now: float, *, window_seconds: float, least_seconds: float) -> Growth | None:
-    """Return by how much a counter grew in the window that ends ``now`` with ``value``; None where the samples do not reach
+    """Return by how much a counter grew in the window that ends ``now`` with ``value``. Return None if the samples do not reach
     back ``least_seconds``.
 
-    ``known``: samples of one counter, the oldest first. A run of equal samples may be represented by its first and last. A
-    counter that is lower than before has begun again at zero: what it has counted since then is growth, and what it counted
-    before is not known.
+    ``known``: samples of one counter, the oldest first. A run of equal samples may be represented by its first and last. If a
+    counter is lower than before, it has begun again at zero. Its new value then counts as growth. How far it grew before it
+    began again is not known.
     """
     start = now - window_seconds
     points: list[tuple[float, float]] = []

@@ -1,35 +1,35 @@
-"""Says that a check cannot see what it judges. The answer is then UNKNOWN, and a check never just returns nothing."""
+"""Makes UNKNOWN findings for a check that cannot read what it judges. Without any finding, the node would look healthy."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fairlead.model.check import KernelRecord, Past
+from fairlead.model.check_definition import KernelRecord, Past
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Finding, Level
 from fairlead.model.host_facts import Host
 
 
 def unread(what: str, why: Missing, device: str = "") -> Finding:
-    """Return UNKNOWN: ``what`` cannot be read."""
+    """Return an UNKNOWN finding: ``what`` cannot be read."""
     evidence = (why.detail,) if why.detail else ()
     return Finding(level=Level.UNKNOWN, device=device, summary=f"{what} cannot be read", evidence=evidence)
 
 
 def unlisted(node: Node) -> Iterator[Finding]:
-    """Return UNKNOWN for a check that judges GPUs when the driver did not say which there are. Without it, no finding would
-    look like health."""
+    """Yield an UNKNOWN finding for a check of GPUs if the driver did not list the GPUs. Without this finding, the GPUs would look
+    healthy."""
     if isinstance(node.gpus, Missing):
         yield Finding(level=Level.UNKNOWN, summary="cannot judge: NVML lists no GPUs")
 
 
 def host_of(node: Node) -> Iterator[Host | Finding]:
-    """Return the host's facts, or the finding that says why there are none: exactly one of them."""
+    """Yield exactly one value: the host's facts, or a finding that says why there are none."""
     yield unread("the host", node.host) if isinstance(node.host, Missing) else node.host
 
 
 def unread_log(past: Past) -> Iterator[Finding]:
-    """Return the findings of a check that kernel records start, when the kernel log cannot be read."""
+    """Yield an UNKNOWN finding for a check that kernel records start, if the kernel log cannot be read."""
     if past.log is not None:
         yield unread("the kernel log", past.log)
 
@@ -41,18 +41,20 @@ def record_id(record: KernelRecord, node: Node) -> str:
 
 
 def known_device(name: str, node: Node, past: Past) -> bool:
-    """Say whether this node has a block device or memory controller of that name, or had one in this boot: a device that
-    failed may be gone. Where that cannot be known, the record is believed."""
+    """Return whether this node has a block device or memory controller with this name, or had such a device in this boot.
+
+    A device that failed may be gone. If the devices are not known, return True, so that a record with this name counts.
+    """
     host = node.host
     if isinstance(host, Missing) or isinstance(host.devices, Missing) or isinstance(host.mounts, Missing):
         return True
-    # a user chooses the source of such a mount
+    # a user may choose the source of a FUSE mount or of a mount of ``images``
     mounts = (m for m in host.mounts if m.device not in host.images and not m.kind.startswith("fuse"))
     return name in host.devices or name in past.devices or name in (m.source.rpartition("/")[2] for m in mounts)
 
 
 def is_image(name: str, node: Node) -> bool:
-    """Say whether a block device is built only on devices that a user may have provided (``Host.images``)."""
+    """Return whether a block device is built only on devices that a user may have provided (``Host.images``)."""
     return not isinstance(node.host, Missing) and name in node.host.images
 
 

@@ -10,20 +10,21 @@ import sys
 from typing import Any
 
 from .managed_files import read
+from .selinux_labels import restore
 from .stop import Stop
 
 
 def noexec(path: str) -> bool:
-    """Say whether ``path``, or the nearest folder above it that exists, is mounted noexec. No library can be loaded from there
-    (mmap(2), EPERM)."""
+    """Return whether ``path``, or the nearest folder above it that exists, is mounted noexec. No library can be loaded from
+    such a mount (mmap(2), EPERM)."""
     while not os.path.exists(path):
         path = os.path.dirname(path)
     return bool(os.statvfs(path).f_flag & os.ST_NOEXEC)
 
 
 def verify(request: dict[str, Any], payload: dict[str, Any]) -> None:
-    """Compare what was sent with the request: the wheels that it lists, one of each package, and files with the content that
-    it names. Raises Stop before anything is changed."""
+    """Compare the payload with the request. The payload must have only wheels that the request lists, one of each package, and
+    files with the hashes that the request lists. Raises Stop before anything is changed."""
     locked = {entry["name"]: entry for entry in request.get("wheels", ())}
     packages = []
     for wheel in payload["wheels"]:
@@ -43,8 +44,8 @@ def verify(request: dict[str, Any], payload: dict[str, Any]) -> None:
 
 
 class Release:
-    """Describes one version of fairlead in its own virtual environment. ``path`` names that folder, which exists only once it
-    is complete. wheels: those that ``verify`` has let pass."""
+    """Describes one version of fairlead in its own virtual environment. ``path``: the folder of this environment, which exists
+    only if it is complete. wheels: the wheels that ``verify`` has checked."""
 
     def __init__(self, opt: str, name: str, wheels: list[dict[str, Any]]) -> None:
         self.opt = opt
@@ -58,25 +59,25 @@ class Release:
         return os.path.join(self.path, "bin", "fairlead")
 
     def installed(self) -> bool:
-        """Say whether the release is complete, and made for this Python."""
+        """Return whether the release is complete, and was made for this version of Python."""
         return read(os.path.join(self.path, ".installed")) == self.python.encode()
 
     def runnable(self) -> None:
-        """Raise Stop where nothing that is installed could run."""
+        """Raise Stop if a release could not run after its installation, because ``opt`` is mounted noexec."""
         if noexec(self.opt):
             raise Stop(f"{self.opt}: mounted noexec, and fairlead runs from there", "mount it without noexec")
 
     def scratch(self) -> str:
-        """Return a folder in which the release can be unpacked for a short time, and run. Many sites mount /tmp noexec."""
+        """Return a folder in which the release can be unpacked and run for a short time. Many sites mount /tmp noexec."""
         import tempfile
 
         candidates = (tempfile.gettempdir(), "/var/tmp", os.path.dirname(self.opt))
         return next((c for c in candidates if os.access(c, os.W_OK) and not noexec(c)), candidates[0])
 
     def unpack(self, folder: str) -> str:
-        """Make a virtual environment with the wheels in ``folder``; return its site-packages. Nodes have neither pip nor the
-        network, so this is done here."""
-        import zipfile  # imported late: a visit to a node that lacks nothing does not need it
+        """Make a virtual environment with the wheels in ``folder``, and return the path of its site-packages. This code does
+        the work of pip, because nodes have neither pip nor the network."""
+        import zipfile  # imported late, because a node that lacks nothing does not need it
 
         site = os.path.join(folder, "lib", "python" + self.python, "site-packages")
         os.makedirs(site, mode=0o755)
@@ -100,8 +101,8 @@ class Release:
         return site
 
     def install(self) -> None:
-        """Unpack and compile the release in a folder beside its own, and then rename that folder. Raises OSError with the name
-        of a file."""
+        """Unpack and compile the release in a temporary folder, and then rename that folder to ``path``. Raises OSError with the
+        name of a file."""
         import compileall
 
         building = os.path.join(self.opt, "." + os.path.basename(self.path) + ".new")
@@ -116,8 +117,9 @@ class Release:
             shutil.rmtree(building, ignore_errors=True)
             raise OSError(e.errno, e.strerror, e.filename or building) from None
         os.sync()
-        shutil.rmtree(self.path, ignore_errors=True)  # it is incomplete, or was made for another Python
+        shutil.rmtree(self.path, ignore_errors=True)  # an incomplete release, or one for another Python
         os.rename(building, self.path)
+        restore(self.path)
 
     def prune(self, previous: str) -> None:
         """Remove all releases except this one and ``previous``."""

@@ -1,4 +1,4 @@
-"""Reads, compares and replaces the files and links that fairlead keeps on a node."""
+"""Reads, compares and replaces the files and links that fairlead manages on a node."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import hashlib
 import os
 from typing import Any
 
+from .selinux_labels import restore
+
 
 def read(path: str) -> bytes | None:
-    """Return the content of a file; None where there is none. Raises OSError."""
+    """Return the content of a file, or None if there is no such file. Raises OSError."""
     try:
         with open(path, "rb") as f:
             return f.read()
@@ -18,9 +20,11 @@ def read(path: str) -> bytes | None:
 
 
 def write(path: str, content: bytes, mode: int) -> None:
-    """Replace a file by rename: the whole file or nothing is written, and it is on the disk. This does what
-    fairlead.host.change.write_file does, which may not be on the node. Raises OSError with the name of the file, which the
-    error of a full disk lacks."""
+    """Replace a file as a whole by rename(2). The new file is on the disk when this function returns.
+
+    This is a copy of fairlead.host.change.write_file, because that module may not be on the node. Raises OSError, always with a
+    file name (the kernel's error for a full disk has none).
+    """
     folder, name = os.path.split(path)
     temporary = os.path.join(folder, "." + name + ".fairlead-new")
     try:
@@ -34,6 +38,7 @@ def write(path: str, content: bytes, mode: int) -> None:
             os.fchmod(f.fileno(), mode)
             os.fsync(f.fileno())
         os.rename(temporary, path)
+        restore(path)
     except OSError as e:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
@@ -51,7 +56,7 @@ def link(path: str, target: str) -> None:
 
 
 def link_target(path: str) -> str | None:
-    """Return the target of a symbolic link; None for what is no link."""
+    """Return the target of a symbolic link, or None if ``path`` is no link."""
     try:
         return os.readlink(path)
     except OSError:
@@ -59,7 +64,7 @@ def link_target(path: str) -> str | None:
 
 
 def differs(entry: dict[str, Any]) -> str:
-    """Say in which way a file is not as its entry of the request: "missing", "content", "mode or owner"; "" where it does not
+    """Return how a file differs from its entry in the request: "missing", "content" or "mode or owner", or "" if it does not
     differ."""
     try:
         status = os.lstat(entry["path"])

@@ -1,8 +1,10 @@
 """Visits a node once: compares the node with the request, changes what differs, and applies the document.
 
-The program may be killed at any point. Therefore the order is: the release (unpacked beside, then renamed), files, the
-document, the links ``current`` and ``fairlead``, units, `fairlead apply`, the agent. Nothing refers to a release that is not
-complete.
+A node that has fairlead's package gets its document and its settings, and neither a release nor files (installed_package.py).
+
+The program may be killed at any point. Therefore the order is: the release (unpacked in another folder, then renamed), files,
+the document, the links ``current`` and ``fairlead``, units, `fairlead apply`, the agent. So nothing ever refers to an incomplete
+release.
 """
 
 from __future__ import annotations
@@ -11,10 +13,10 @@ import contextlib
 import glob
 import hashlib
 import os
-import shutil
 from typing import Any
 
 from . import apply_command
+from .installed_package import packaged, remove, replaced
 from .installed_release import Release
 from .managed_files import differs, link, link_target, read, write
 from .package_cache import PACKAGES, lacking, take_in
@@ -25,7 +27,8 @@ SLURM_CONF = ("/etc/slurm/*.conf", "/run/slurm/conf/*.conf")  # also the files t
 
 
 class NodeVisit:
-    """Holds what the request wants and what was changed. A check (``request["check"]``) records every change and makes none."""
+    """Holds what the request wants and what was changed. A check (``request["check"]``) records every change and makes none.
+    Raises Stop if the node's package does not fit the request."""
 
     def __init__(self, request: dict[str, Any], payload: dict[str, Any] | None) -> None:
         self.request = request
@@ -33,9 +36,14 @@ class NodeVisit:
         self.check = request["check"]
         self.changes: list[dict[str, str]] = []
         self.opt: str = request["opt"]
-        self.release = Release(self.opt, request["release"], payload["wheels"] if payload else [])
-        # This file is there from the first change that needs a restart to that restart. If a run ends in between, the next one
-        # restarts.
+        self.packaged = packaged(request)
+        self.release = self.packaged or Release(self.opt, request["release"], payload["wheels"] if payload else [])
+        #: The files and links that this program writes. Those of a package are the package manager's.
+        self.files: list[dict[str, Any]] = [] if self.packaged else request["files"]
+        own = [[f"{self.opt}/current", os.path.relpath(self.packaged.path, self.opt)]] if self.packaged else []
+        self.links: list[list[str]] = own or request["links"]
+        # This file exists from the first change that needs a restart of the agent until that restart. If a run ends in between,
+        # the next run restarts the agent.
         self.unfinished = os.path.join(self.opt, ".unfinished")
 
     def add_change(self, what: str, why: str, before: bytes | None = None, after: bytes | None = None) -> None:
@@ -56,17 +64,17 @@ class NodeVisit:
         wanted = []
         if not self.release.installed():
             wanted.append("wheels")
-        if any(differs(entry) for entry in self.request["files"]):
+        if any(differs(entry) for entry in self.files):
             wanted.append("files")
         if not self.check and lacking(self.request):
             wanted.append("packages")
         return wanted
 
     def write_files(self) -> bool:
-        """Write the files that differ. Return whether one of them was a unit."""
+        """Write the files that differ. Return whether one of them was a systemd unit."""
         contents = self.payload["files"] if self.payload else {}
         units = False
-        for entry in self.request["files"]:
+        for entry in self.files:
             why = differs(entry)
             if not why:
                 continue
@@ -81,7 +89,7 @@ class NodeVisit:
         return units
 
     def write_documents(self) -> bool:
-        """Write the documents that differ. Return whether the content of one has changed."""
+        """Write the documents that differ. Return whether the content of any document has changed."""
         changed = False
         for entry in self.request["documents"]:
             content = entry["content"].encode("utf-8")
@@ -95,9 +103,9 @@ class NodeVisit:
         return changed
 
     def make_links(self) -> bool:
-        """Make the links that differ. Return whether there was one. Raises Stop where something else has the name of a link."""
+        """Make the links that differ. Return whether any differed. Raises Stop if a file or folder has the name of a link."""
         changed = False
-        for path, target in self.request["links"]:
+        for path, target in self.links:
             before = link_target(path)
             if before == target:
                 continue
@@ -109,6 +117,24 @@ class NodeVisit:
                 self.mark_unfinished()
                 link(path, target)
         return changed
+
+    def remove_replaced(self) -> bool:
+        """Remove what the package replaces. Return whether a systemd unit was among it. Such a unit that was enabled is enabled
+        again, because the link that enabled it led to the removed file."""
+        paths = replaced(self.request, self.packaged) if self.packaged else []
+        units = [os.path.basename(path) for path in paths if "/systemd/" in path]
+        names = [u["name"] for u in self.request["units"] if u["name"] in units]
+        enabled = [name for name, state in unit_states(names).items() if state.enabled] if names else []
+        for path in paths:
+            self.add_change(path, "remove: the package fairlead has its own")
+            if not self.check:
+                self.mark_unfinished()
+                remove(path)
+        if units and not self.check:
+            systemctl_or_stop("daemon-reload")
+            for name in enabled:
+                systemctl_or_stop("reenable", name)
+        return bool(units)
 
     def enable_units(self, reload: bool, restart: bool) -> list[tuple[str, str]]:
         """Enable the units. Return what has to be done at the end, as pairs ("start" or "restart", name of the unit)."""
@@ -143,7 +169,7 @@ class NodeVisit:
         return late
 
     def present(self) -> dict[str, Any] | None:
-        """Make the node what the request says. Return the report of `fairlead apply`."""
+        """Bring the node into the state that the request describes. Return the report of `fairlead apply`."""
         fresh = not self.release.installed()
         unfinished = os.path.lexists(self.unfinished)
         previous = link_target(os.path.join(self.opt, "current"))
@@ -156,6 +182,7 @@ class NodeVisit:
         units = self.write_files()
         document = self.write_documents()
         links = self.make_links()
+        units = self.remove_replaced() or units
         count = 0 if self.check else take_in(self.request)
         if count:
             self.add_change(PACKAGES, f"{count} package files")
@@ -173,9 +200,9 @@ class NodeVisit:
         return applied
 
     def absent(self) -> dict[str, Any] | None:
-        """Remove all that fairlead has installed. Settings stay, unless the request asks for undo; then return the report of
-        `fairlead apply --undo`."""
-        if not self.request["force"]:
+        """Remove all that fairlead has installed. The settings remain, unless the request asks for undo. Return the report of
+        `fairlead apply --undo`, or None if it was not run."""
+        if not self.request["force"] and not self.packaged:  # the hooks of a package stay
             self.refuse_named_hooks()
         names = [u["name"] for u in self.request["units"]] + enabled_scratch_units()
         for name, state in sorted(unit_states(names).items()):
@@ -190,7 +217,7 @@ class NodeVisit:
         return undone
 
     def refuse_named_hooks(self) -> None:
-        """Raise Stop while Slurm's configuration names a hook of fairlead: a job would fail without that file."""
+        """Raise Stop if Slurm's configuration still names a hook of fairlead, because jobs would fail without the hook."""
         hooks = [e["path"] for e in self.request["files"] if "/slurm/" in e["path"]]
         for path in sorted({p for pattern in self.request.get("slurm_conf", SLURM_CONF) for p in glob.glob(pattern)}):
             for line in (read(path) or b"").decode("utf-8", "replace").splitlines():
@@ -202,8 +229,8 @@ class NodeVisit:
                     )
 
     def undo_settings(self) -> dict[str, Any] | None:
-        """Bring settings back to what they were before fairlead. Return the command's report. Raises Stop where a setting
-        could not be brought back."""
+        """Restore the settings as they were before fairlead. Return the report of `fairlead apply --undo`, or None if fairlead is
+        not installed. Raises Stop if a setting could not be restored."""
         program = os.path.join(self.opt, "current", "bin", "fairlead")
         if not os.path.exists(program):
             return None
@@ -218,20 +245,21 @@ class NodeVisit:
         return undone
 
     def remove_files(self) -> None:
-        """Remove files, documents, links, all releases, and the folders in which nothing else is left."""
-        paths = [e["path"] for e in self.request["files"] + self.request["documents"]] + self.request["leftovers"]
+        """Remove files, documents, links, all releases, and the folders that are empty then. A package stays, with its folders,
+        until the package manager removes it."""
+        paths = [e["path"] for e in self.files + self.request["documents"]] + self.request["leftovers"]
         paths += [path for path, target in self.request["links"] if link_target(path) == target]
         if self.request["undo"]:
             paths += self.request["state_paths"]
-        for path in [*paths, self.opt]:
-            if not os.path.lexists(path):
+        paths += replaced(self.request, self.packaged) if self.packaged else [self.opt]
+        keep = tuple(self.request["package"]["folders"]) if self.packaged else ()
+        for path in dict.fromkeys(paths):
+            if not os.path.lexists(path) or (path in keep and set(os.listdir(path)) <= {os.path.basename(k) for k in keep}):
                 continue
             self.add_change(path, "remove")
             if not self.check:
-                if os.path.isdir(path) and not os.path.islink(path):
-                    shutil.rmtree(path)
-                else:
-                    os.unlink(path)
+                remove(path, keep)
         for folder in self.request["folders"] if not self.check else ():
-            with contextlib.suppress(OSError):  # the folder has files of others in it, or it never existed
-                os.rmdir(folder)
+            if folder not in keep:
+                with contextlib.suppress(OSError):  # the folder has files of others in it, or it never existed
+                    os.rmdir(folder)

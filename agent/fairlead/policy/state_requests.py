@@ -1,8 +1,8 @@
-"""Defines what people ask of the policy's state: acknowledge, take that back, close as repaired. Each is data and is applied
-once.
+"""Defines the requests with which people change the policy state: acknowledge evidence, undo this, or report a repair.
 
-`fairlead ack` and `fairlead clear` write a request; only the agent changes the state. A request names exactly what its author
-could see. So it never covers what came after the author's reading and before the agent's.
+`fairlead ack` and `fairlead clear` write a request as data, and only the agent changes the state. The agent applies each request
+once. A request names exactly the evidence or the devices that its author could see. So it never covers evidence that appeared
+after the author's command and before the agent read the request.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from fairlead.errors import DataError
-from fairlead.model.check import KernelRecord, Past
+from fairlead.model.check_definition import KernelRecord, Past
 from fairlead.model.json_text import NOT_JSON
 from fairlead.policy.policy_state import PolicyState, Repair, acknowledge_evidence, identity
 from fairlead.xid import XidLine, read
@@ -24,12 +24,12 @@ from fairlead.xid import XidLine, read
 SCHEMA = 1
 BYTES_MAX = 1 << 20
 REPAIRS_MAX = 100
-DEVICE_REACH = 60  # a kernel record names its device within so many characters
+DEVICE_REACH = 60  # a kernel record names its device within this many characters from its start
 REQUESTS_MAX = 200
-#: `clear` on a device keeps these. `clear` on the whole node empties all else. ``drained_for`` still says what must be
-#: well before a resume.
+#: `clear` does not change these fields of the state. `clear` on the whole node empties all other fields. ``drained_for`` stays,
+#: because the findings in it must have ended before a resume.
 _KEPT = ("boot_id", "ran", "drained_for", "drained", "requests")
-_COUNTER = re.compile(r"(?!recovery=)[a-z_.]+=\d+")  # ``recovery`` is a state of now, not a sum over the past
+_COUNTER = re.compile(r"(?!recovery=)[a-z_.]+=\d+")  # ``recovery`` is no counter
 
 Name = Annotated[str, Meta(min_length=1, max_length=2000)]
 Names = Annotated[tuple[Name, ...], Meta(max_length=2000)]
@@ -37,7 +37,8 @@ Id = Annotated[str, Meta(pattern=r"^[0-9a-z-]{8,64}(?!\n)$")]
 
 
 class _Said(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Holds who asked and why, for the log. id: random, from the author."""
+    """Holds the fields that every request has. who, why: the author and the reason, for the log. id: a random id that the
+    author's command chose."""
 
     id: Id
     schema: int = SCHEMA
@@ -52,14 +53,14 @@ class Ack(_Said, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="ack
 
 
 class Undo(_Said, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="undo", tag_field="kind"):
-    """Takes the acknowledgement of these pieces of evidence back: they count again."""
+    """Undoes the acknowledgement of these pieces of evidence, so that they count again."""
 
     evidence: Names
 
 
 class Clear(_Said, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="clear", tag_field="kind"):
-    """Says that these were repaired. See ``Repair``. A ``sequence`` of -1 means that its author did not know it: then the last
-    record that the agent has read counts."""
+    """Reports the repair of these devices or of the whole node (see ``Repair``). If ``sequence`` is -1, the command could not
+    read the last kernel record. Then the last record that the agent has read counts."""
 
     devices: Names = ()
     everything: bool = False
@@ -72,7 +73,7 @@ Request = Ack | Undo | Clear
 
 
 def decode(data: bytes) -> Request:
-    """Return a request as it was written. Raises DataError with one line for anything else."""
+    """Return the request that the data encodes. Raise DataError with one line of text for any other data."""
     if len(data) > BYTES_MAX:
         raise DataError(f"a request of {len(data)} bytes; the limit is {BYTES_MAX}")
     try:
@@ -91,7 +92,7 @@ def encode(request: Request) -> bytes:
 
 
 def apply(state: PolicyState, request: Request) -> PolicyState:
-    """Return the state after a request; the same state when it contains the request already."""
+    """Return the state after a request. If the state already contains the request, return the same state."""
     if request.id in state.requests:
         return state
     match request:
@@ -116,10 +117,10 @@ def _repair(clear: Clear) -> Repair:
 
 
 def repaired(state: PolicyState, repair: Repair) -> PolicyState:
-    """Return the state after a repair: nothing is remembered of these devices, and clean sweeps are counted from the start.
+    """Return the state after a repair, without anything about the repaired devices. The count of clean sweeps begins at 0.
 
-    Every table of the state that is kept by device, serial or check/device forgets them. The next sweep judges anew what is
-    still wrong. A counter cannot go back, so its value now is the new zero, and only what it counts from now on is growth.
+    Every table of the state with keys by device, serial or check/device loses the entries of these devices. The next sweep judges
+    the devices anew. A counter cannot go back, so its present value is acknowledged, and only further growth counts.
     """
     keys = [k for k in state.tracks if _is_of(k, repair)]
     counters = (identity(f) for k in keys for f in state.tracks[k].found if _COUNTER.fullmatch(f.evidence_id))
@@ -144,13 +145,13 @@ def repaired(state: PolicyState, repair: Repair) -> PolicyState:
 
 
 def _is_of(key: str, repair: Repair) -> bool:
-    """Say whether a key (a device, a serial, or check/device) belongs to what was repaired."""
+    """Return whether a key (a device, a serial, or check/device) belongs to a repaired device."""
     return repair.everything or key in repair.devices or key.partition("/")[2] in repair.devices
 
 
 def known_of(past: Past, state: PolicyState, boot_id: str) -> Past:
-    """Return the past without what people have closed in this boot: what was repaired, and kernel records that were lost and
-    are acknowledged. Returns the same object where there is nothing to leave out."""
+    """Return the past without the data that people have settled in this boot. These are records and samples from before a repair,
+    and the count of lost kernel records if this loss was acknowledged. If nothing is left out, return the same object."""
     if past.overrun and _known_lost(past, state, boot_id):
         past = replace(past, overrun=0)
     return since_repair(past, state.repairs, boot_id)
@@ -165,7 +166,8 @@ def _known_lost(past: Past, state: PolicyState, boot_id: str) -> bool:
 
 
 def since_repair(past: Past, repairs: Collection[Repair], boot_id: str) -> Past:
-    """Return the past without what a repair of this boot has closed; the same object where there is nothing to leave out."""
+    """Return the past without records and samples from before a repair in this boot. If nothing is left out, return the same
+    object."""
     here = [r for r in repairs if r.boot_id == boot_id]
     if not here:
         return past
@@ -179,8 +181,8 @@ def since_repair(past: Past, repairs: Collection[Repair], boot_id: str) -> Past:
 
 
 def _closed(record: KernelRecord, line: XidLine | None, repairs: Iterable[Repair]) -> bool:
-    """Say whether a record was closed by a repair. ``line``: what the record says, or ends; of a message in several records
-    the last one counts. Other records (of PCIe) name their device at the start."""
+    """Return whether a repair covers a kernel record. ``line`` is the Xid that the record reports, or None. If a message has
+    several records, ``line`` belongs to its last record. Records without a ``line`` (of PCIe) name their device at the start."""
     due = [r for r in repairs if record.sequence <= r.sequence]
     if line is None:
         return any(r.everything or any(f" {d}: " in record.text[:DEVICE_REACH] for d in r.devices) for r in due)

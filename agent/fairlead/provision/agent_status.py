@@ -1,7 +1,8 @@
-"""Reads the agent's status (its status_json.py) on another host: known keys with known types, bounded, every text printable.
+"""Reads the status of a node's agent (written by status_json.py) on another host, and validates it.
 
 A node's root may be hostile. Therefore `fleet`, `maintain` and `why` read a node's status through this module alone. Unknown
-keys are left out. Where a known value has a type or a size that it cannot have, the whole status is refused.
+keys are left out, and every text is made printable. If a known value has a wrong type or an impossible size, the whole status
+is refused.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from fairlead.model.plain_text import one_line
 from fairlead.provision.node_answer import SAID, TEXT_MAX
 
 MANY = 5000
-Unix = Annotated[float, Meta(ge=0, le=1e11)]  # some are seconds since the boot
+Unix = Annotated[float, Meta(ge=0, le=1e11)]  # Unix seconds; a few fields have seconds since the boot
 Count = Annotated[int, Meta(ge=0, lt=1 << 53)]
 Texts = Annotated[list[str], Meta(max_length=MANY)]
 Times = Annotated[list[Unix], Meta(max_length=MANY)]
@@ -136,7 +137,7 @@ Status = TypedDict(
 
 
 class _Agent(TypedDict, total=False):
-    """Describes what `fairlead why --json` has under "agent"."""
+    """Describes the value of "agent" in the output of `fairlead why --json`."""
 
     state: Required[Literal["ok", "warn", "drain", "unknown"]]
     text: str
@@ -164,35 +165,39 @@ class _Entry(TypedDict, total=False):
 
 
 class WhyAnswer(TypedDict, total=False):
-    """Describes what `fairlead why --json` says on the node itself."""
+    """Describes the output of `fairlead why --json` on the node itself."""
 
     agent: Required[_Agent]
     audit: Annotated[list[_Entry], Meta(max_length=1_000_000)]
 
 
 T = TypeVar("T")
+# Both are made here, when one thread imports this module. If several threads decode a type for the first time at the same time,
+# msgspec 0.22 crashes the whole program, and `fairlead maintain` reads nodes in threads.
+_STATUS = msgspec.json.Decoder(Status)
+_WHY = msgspec.json.Decoder(WhyAnswer)
 
 
 def status_of(content: bytes) -> Status:
-    """Return what a status.json says; nothing where it is empty. Raises DataError."""
-    return _read(content, Status) if content.strip() else {}
+    """Return the content of a status.json, or {} if it is empty. Raises DataError."""
+    return _read(content, _STATUS) if content.strip() else {}
 
 
 def account_of(content: bytes) -> WhyAnswer:
-    """Return what an answer of `fairlead why --json` says. Raises DataError."""
-    return _read(content, WhyAnswer)
+    """Return the parsed output of `fairlead why --json`. Raises DataError."""
+    return _read(content, _WHY)
 
 
-def _read(content: bytes, kind: type[T]) -> T:
+def _read(content: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     try:
-        found: T = _printable(msgspec.json.decode(content, type=kind))
+        found: T = _printable(decoder.decode(content))
     except NOT_JSON as e:
         raise DataError(f"{SAID}: {one_line(str(e), 200)}") from None
     return found
 
 
 def _printable(value: Any) -> Any:
-    """Return the value with every text on one line, the keys of tables as well."""
+    """Return the value with every text on one line, also the keys of tables."""
     if isinstance(value, str):
         return one_line(value, TEXT_MAX)
     if isinstance(value, list):

@@ -1,8 +1,9 @@
-"""Resolves what a site declares about its driver into fairlead.lock: exact packages, by apt itself, on the admin host.
+"""Resolves the driver that a site declares into exact packages, for fairlead.lock. apt on the admin host chooses the packages.
 
-apt runs with its own lists in a cache folder, against the package database of a node (``status``). The set has every package
-that the declared ones need, except what that node has already. Nothing on the admin host is installed or changed. Source:
-apt-get(8) (--print-uris), apt_preferences(5) (a pin above 1000 installs a version even if it is older), deb-control(5).
+apt runs with separate package lists in a cache folder, and with the package database of a node (``status``). The resolved set
+has every package that the declared packages need and that this node does not have yet. Nothing on the admin host is installed
+or changed. Source: apt-get(8) (--print-uris), apt_preferences(5) (a pin above 1000 installs a version even if it is older),
+deb-control(5).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Protocol
 from urllib.parse import unquote
 
 import msgspec
@@ -27,8 +29,8 @@ from fairlead.settings.driver import DriverWant
 
 APT_SECONDS = 300
 STATUS_MAX = 256 << 20
-#: Packages that are needed and only recommended. NVIDIA's build first checks that the compiler makes programs (conftest.sh,
-#: cc_sanity_check), and dkms only recommends the C library's headers.
+#: For a package, another one that it needs but only recommends. NVIDIA's build checks that the compiler can make programs
+#: (conftest.sh, cc_sanity_check), which needs the C library's headers. dkms only recommends these headers.
 ALSO = {"dkms": "libc6-dev"}
 _URI = re.compile(r"^'([^']+)' (\S+) (\d+) (?:SHA256:([0-9a-f]{64}))?", re.MULTILINE)
 _OURS = re.compile(
@@ -38,12 +40,34 @@ _OURS = re.compile(
 
 
 class PackageSources(Struct, frozen=True, kw_only=True):
-    """Says where packages come from. repositories: lines of sources.list(5). debs: a folder of package files. With neither,
-    the admin host's own sources are used. status: a node's /var/lib/dpkg/status."""
+    """Says where packages come from. repositories: lines of sources.list(5), or addresses of dnf repositories. debs and rpms: a
+    folder of package files. With none of these, the admin host's own apt sources are used. status: a node's package database."""
 
     repositories: tuple[str, ...] = ()
     debs: str = ""
+    rpms: str = ""
     status: str = "/var/lib/dpkg/status"
+
+
+class Archive(Protocol):
+    """Finds the packages of a declared driver: ``AptArchive`` here, or ``RpmArchive`` (rpm_archive.py)."""
+
+    def resolve(self, want: DriverWant, file: str, key: str) -> LockedSet: ...
+
+
+def choose_version(want: DriverWant, every: Iterable[str], file: str, key: str) -> str:
+    """Return the driver's exact version: as declared, or the newest of its branch. every: the versions of all packages that
+    `install` names. Raises ConfigError."""
+    known = sorted({driver_version(version) for version in every} - {""}, key=numbers, reverse=True)
+    hint = f"there are {', '.join(known[:5])}" if known else "no package in `install` is a driver"
+    if want.version:
+        if want.version not in known:
+            raise ConfigError(file, f"{key}.version", f"{want.version} is in none of the repositories", hint=hint)
+        return want.version
+    of_branch = [v for v in known if v.partition(".")[0] == want.branch]
+    if not of_branch:
+        raise ConfigError(file, f"{key}.branch", f"no version of branch {want.branch} in the repositories", hint=hint)
+    return of_branch[0]
 
 
 def cache_folder() -> Path:
@@ -52,11 +76,12 @@ def cache_folder() -> Path:
 
 
 class AptArchive:
-    """Runs apt with its own lists: says which packages there are, and which ones a set of names needs."""
+    """Runs apt with separate package lists. It finds the packages that exist, and those that a set of names needs."""
 
     def __init__(self, sources: PackageSources, folder: Path | None = None) -> None:
         if shutil.which("apt-get") is None:
-            raise ProvisionError("apt-get is not installed here", hint="run `fairlead lock` on a Debian or Ubuntu host")
+            hint = "run it on a Debian or Ubuntu host; for EL nodes name dnf repositories with --repository"
+            raise ProvisionError("apt-get is not installed here", hint=hint)
         if not os.access(sources.status, os.R_OK):
             raise InputMissing(f"{sources.status}: no such package database", hint="a copy of a node's /var/lib/dpkg/status")
         if not os.path.isfile(sources.status) or os.path.getsize(sources.status) > STATUS_MAX:
@@ -74,7 +99,7 @@ class AptArchive:
             "Dir::State::status": f / "status",
             "Dir::Cache": f,
             "Dir::Cache::archives": f / "archives",
-            "Dir::Cache::pkgcache": "pkgcache.bin",  # container images switch it off (docker-clean)
+            "Dir::Cache::pkgcache": "pkgcache.bin",  # container images switch this cache off (docker-clean)
             "Dir::Cache::srcpkgcache": "srcpkgcache.bin",
             "Dir::Etc::preferences": f / "preferences",
             "Dir::Etc::preferencesparts": "/dev/null",
@@ -107,7 +132,7 @@ class AptArchive:
         self._read = True
 
     def _index(self, debs: Path) -> Path:
-        """Make a folder with an index of the package files, as dpkg-scanpackages(1) would write it; return it. Raises
+        """Make a folder with an index of the package files, in the form of dpkg-scanpackages(1). Return the folder. Raises
         InputMissing, DataError."""
         files = sorted(debs.glob("*.deb"))
         if not files:
@@ -128,7 +153,8 @@ class AptArchive:
         return flat
 
     def _strip(self, names: Iterable[str]) -> None:
-        """Write the node's database without the driver that is installed there, so that apt finds all packages of the new set."""
+        """Write a copy of the node's package database without its driver and without ``names``, so that apt finds all packages
+        of the new set."""
         data = Path(self._sources.status).read_text(encoding="utf-8", errors="replace")
         drop = frozenset(names)
         kept = [s for s in data.split("\n\n") if s.strip() and not _is_driver(s, drop)]
@@ -150,7 +176,7 @@ class AptArchive:
             raise ProvisionError(f"{command[0]}: no end within {APT_SECONDS} s", hint="is the mirror slow? try again") from None
 
     def versions(self, *names: str) -> dict[str, list[str]]:
-        """Return the versions of each package that exist, newest first. apt is called once for all names, because each call
+        """Return the available versions of each package, the newest first. apt is called once for all names, because each call
         takes most of a second."""
         self.read()
         if asked := [n for n in names if n not in self._versions]:
@@ -163,20 +189,11 @@ class AptArchive:
     def driver_of(self, want: DriverWant, file: str, key: str) -> str:
         """Return the driver's exact version: as declared, or the newest of its branch. Raises ConfigError."""
         every = (version for versions in self.versions(*want.install).values() for version in versions)
-        known = sorted({driver_version(version) for version in every} - {""}, key=numbers, reverse=True)
-        if want.version:
-            if want.version not in known:
-                hint = f"there are {', '.join(known[:5])}" if known else "no package in `install` is a driver"
-                raise ConfigError(file, f"{key}.version", f"{want.version} is in none of the repositories", hint=hint)
-            return want.version
-        of_branch = [v for v in known if v.partition(".")[0] == want.branch]
-        if not of_branch:
-            hint = f"there are {', '.join(known[:5])}" if known else "no package in `install` is a driver"
-            raise ConfigError(file, f"{key}.branch", f"no version of branch {want.branch} in the repositories", hint=hint)
-        return of_branch[0]
+        return choose_version(want, every, file, key)
 
     def resolve(self, want: DriverWant, file: str, key: str) -> LockedSet:
-        """Return the whole set. Raises ConfigError where it cannot be satisfied, with what is missing, and DataError."""
+        """Return all packages of the declared driver. Raises ConfigError, which says what is missing, if apt cannot satisfy
+        them. Raises DataError if the package lists are malformed."""
         if not want.install:
             raise ConfigError(file, f"{key}.install", "no packages are named", hint="docs/how-to/driver.md lists the usual ones")
         version = self.driver_of(want, file, key)
@@ -199,7 +216,7 @@ class AptArchive:
         found = [(unquote(uri), name, int(size), digest) for uri, name, size, digest in _URI.findall(done.stdout)]
         try:
             packages = self._described(found, want, version)
-        except ValueError as e:  # a name could become the path of another file
+        except ValueError as e:  # a malformed name is refused, because it could become the path of another file
             raise DataError(f"the package lists, or {self._sources.status}: {e}", hint="check both, and try again") from None
         return LockedSet(
             version=version,

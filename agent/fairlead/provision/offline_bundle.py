@@ -1,17 +1,17 @@
 """Makes the folder of `fairlead bundle`: everything that a site without internet needs. offline_bundle_check.py checks it.
 
-README.md           what this is, and what to type
-SHA256SUMS          the sum of every other file (sha256sum -c checks it); a site may sign it (SHA256SUMS.sig)
+README.md           what the bundle is for, and the commands that use it
+SHA256SUMS          the sha256 of every other file, for sha256sum -c; a site may sign it (SHA256SUMS.sig)
 fairlead-*.whl      fairlead itself, with its playbooks, templates and hooks inside
 node.txt            what fairlead needs on the nodes, with hashes, for `pip --require-hashes`
-wheelhouse/         the files of node.txt, for each Python asked for
+wheelhouse/         the wheels of node.txt, for each requested Python
 admin.txt           what fairlead needs on an admin host, with hashes: ansible-core and the rest, all as wheels
-admin/              the files of admin.txt, for an admin host like this one (the same Python)
-playbooks/          the roles, for a site.yml of one's own
-fairlead.lock       the driver's packages
-packages/           the files of these packages
+admin/              the wheels of admin.txt, for an admin host with the same Python as this host
+playbooks/          the roles, for a site that has its own site.yml
+fairlead.lock       the lock of the driver's packages
+packages/           the package files in this lock
 
-The same inputs give the same bytes: no file in it has a date of its own.
+The same inputs give the same bytes, because all files have the same fixed date.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ SUMS, README = "SHA256SUMS", "README.md"
 PIP_SECONDS = 600
 _EPOCH = 315532800  # 1980-01-01, as in the wheels
 
-#: Finds in a README the Pythons and the machine that its wheelhouse/ is for.
+#: Matches the text in a bundle's README that names the Python versions and the machine type of the wheels in wheelhouse/.
 WHEELS_FOR = re.compile(r"wheels for ((?:Python [0-9.]+(?:, )?)+) on ([a-z0-9_]+) are in `wheelhouse/`")
 README_TEXT = """\
 # fairlead {version}: everything for a site without internet
 
-    find . ! -type f ! -type d -o -name '*[!A-Za-z0-9._+%~-]*' ! -name . # prints nothing: no odd names, no links
+    find . ! -type f ! -type d -o -name '*[!A-Za-z0-9._+%~^-]*' ! -name . # prints nothing: no odd names, no links
     sha256sum -c --quiet SHA256SUMS                                    # is it whole?
     python3 -I -m venv /opt/fairlead-admin
 {install}    /opt/fairlead-admin/bin/pip install --no-index --no-deps {wheel}
@@ -61,7 +61,7 @@ INSTALL = """\
 
 
 class BundleEntry(Struct, frozen=True, kw_only=True):
-    """Describes a file of the bundle. size_bytes: 0 where it is not known before the file is fetched."""
+    """Describes a file of the bundle. size_bytes: 0 if the size is not known before the file is fetched."""
 
     path: str
     size_bytes: int
@@ -69,7 +69,7 @@ class BundleEntry(Struct, frozen=True, kw_only=True):
 
 
 def entries(pythons: Sequence[str], lock: Lock | None, *, admin: bool) -> list[BundleEntry]:
-    """Return what a bundle would have in it."""
+    """Return the files that a bundle would have."""
     own = wheels.own_wheel()
     found = [BundleEntry(path=own.name, size_bytes=len(own.content), source="this installation")]
     for python in pythons:
@@ -97,14 +97,14 @@ def make(
     packages: str = "",
     say: Callable[[str], None] = lambda text: None,
 ) -> list[str]:
-    """Write the bundle; return the paths of its files. A folder that exists already must be a bundle, and is made into this
-    one. Package files that are right there are not fetched again, also after a run that ended early (``SUMS`` is written
-    last). Raises UsageError, ProvisionError, DataError."""
+    """Write the bundle to ``output``, and return the paths of its files. If ``output`` exists already, it must be a bundle, and
+    its files are replaced. Package files that are already in it with the right hash are not fetched again, even if the run that
+    fetched them ended early. ``SUMS`` is written last. Raises UsageError, ProvisionError, DataError."""
     if output.exists() and (not output.is_dir() or (any(output.iterdir()) and not (output / README).is_file())):
         raise UsageError(f"{output}: exists already, and is no bundle", hint="name a new folder")
     output.mkdir(parents=True, exist_ok=True)
     own = wheels.own_wheel()
-    # written first, so that a run that ends early can go on
+    # README.md is written first, because it marks the folder as a bundle: after an early end, the next run can then go on
     (output / README).write_text(_readme(own.name, pythons, machine, lock, admin=admin))
     for old in output.iterdir():
         if old.name in (README, "packages"):
@@ -163,7 +163,8 @@ def _here() -> str:
 
 
 def _seal(output: Path) -> list[str]:
-    """Set modes and times, and write the sums, so that they depend on nothing but the contents. Return the paths of the files."""
+    """Write the sums, and give all files fixed times and modes, so that equal contents give equal bundles. Return the paths of
+    the files."""
     files = sorted(p.relative_to(output).as_posix() for p in output.rglob("*") if p.is_file() and p.name != SUMS)
     lines = []
     for name in files:

@@ -1,8 +1,8 @@
-"""Checks a bundle for `fairlead provision --bundle`: it is used only as `fairlead bundle` made it (offline_bundle.py).
+"""Checks a bundle for `fairlead provision --bundle`. The bundle must be as `fairlead bundle` made it (offline_bundle.py).
 
-Its sums guard against damage. A person who changes a file on purpose can write new sums. Therefore the files that come from
-fairlead must be those that the running fairlead would put there, and wheels must be in its locks. Each node checks package
-files against the hashes in its document.
+The sums in the bundle detect damage, but a person who changes a file on purpose can write new sums. Therefore each file that
+comes from fairlead must be equal to the file of the running fairlead, and each wheel must be in its locks. Each node checks the
+package files against the hashes in its document.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from fairlead.provision import wheel_lock, wheels
 from fairlead.provision.offline_bundle import README, SUMS, WHEELS_FOR
 from fairlead.provision.wheel_tags import choose, normal
 
-SIGNATURE = SUMS + ".sig"  # the site that made the bundle may write one
+SIGNATURE = SUMS + ".sig"  # the site that made the bundle may have signed the sums
 LARGEST_SUMS = 1 << 20  # bytes: about 8,000 files
 LARGEST_WHEEL = 64 << 20  # bytes, packed and unpacked
-_NEWEST = ("glibc", "2.99")  # a wheelhouse has wheels for a C library as new as they need
+_NEWEST = ("glibc", "2.99")  # newer than any C library, so that no wheel is left out because of it
 #: The files of a bundle (offline_bundle.py). What is in playbooks/ and packages/ is compared with lists.
 _KNOWN = re.compile(
     rf"{re.escape(README)}|{re.escape(SIGNATURE)}|fairlead-[^/]+\.whl|node\.txt|admin\.txt|{re.escape(LOCK)}"
-    r"|(wheelhouse|admin)/[^/]+\.whl|packages/[^/]+\.deb|playbooks/.+"
+    r"|(wheelhouse|admin)/[^/]+\.whl|packages/[^/]+\.(deb|rpm)|playbooks/.+"
 )
 
 
 def open_bundle(folder: str) -> tuple[str, str]:
-    """Check a bundle; return its (wheelhouse, packages). It must have the files that its sums list, and no others. Its wheel
-    of fairlead must be the one that runs, and the wheels for nodes those of that fairlead's lock. Raises InputMissing,
-    DataError."""
+    """Check a bundle, and return the paths of its wheelhouse/ and its packages/. The bundle must have the files that its sums
+    list, and no others. Its wheel of fairlead must be equal to the fairlead that runs here. Its wheels for nodes must be in the
+    lock of this fairlead. Raises InputMissing, DataError."""
     base = Path(folder)
     listed = _sums(base)
     there, folders = _files(base)
@@ -66,8 +66,8 @@ def open_bundle(folder: str) -> tuple[str, str]:
 
 
 def _sums(base: Path) -> dict[str, str]:
-    """Return the sha256 by path, as the sums say. Each path is below the bundle, and is listed once. Raises InputMissing,
-    DataError."""
+    """Return the sha256 of each path in the bundle's sums. Each path must be below the bundle and be listed once. Raises
+    InputMissing, DataError."""
     path = base / SUMS
     try:
         regular = stat.S_ISREG(path.lstat().st_mode)
@@ -76,9 +76,9 @@ def _sums(base: Path) -> dict[str, str]:
     except OSError as e:
         raise InputMissing(f"{path}: {e.strerror}", hint="make one with `fairlead bundle`") from None
     listed: dict[str, str] = {}
-    for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):  # sha256sum(1) knows no other ends of lines
+    for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):  # sha256sum(1) ends a line only at LF
         digest, _, name = line.partition("  ")
-        plain = re.fullmatch(r"[A-Za-z0-9_.+~:/-]+", name) and not {"", ".", ".."} & set(name.split("/"))
+        plain = re.fullmatch(r"[A-Za-z0-9_.+~^%:/-]+", name) and not {"", ".", ".."} & set(name.split("/"))
         if not re.fullmatch("[0-9a-f]{64}", digest) or not plain or name in listed:
             raise DataError(f"{path}: line {number} is no sum of a file of a bundle", hint="make the bundle again")
         listed[name] = digest
@@ -102,14 +102,15 @@ def _files(base: Path) -> tuple[set[str], set[str]]:
 
 
 def _refuse_empty(base: Path, folders: Iterable[str], listed: Mapping[str, str]) -> None:
-    """Raise DataError for a folder without a listed file in it, whose name alone can be anything. packages/ may be empty."""
+    """Raise DataError for a folder that has no listed file in it, because the sums do not cover its name. packages/ may be
+    empty."""
     used = {str(parent) for name in listed for parent in PurePosixPath(name).parents} | {"packages"}
     for name in sorted(set(folders) - used):
         raise DataError(f"{base}/{one_line(name)}: a folder that no bundle has", hint="take it out, or copy the bundle again")
 
 
 def _refuse_unknown(base: Path, listed: Mapping[str, str]) -> None:
-    """Raise DataError for a file that no bundle has, because sums that were made anew can list anything."""
+    """Raise DataError for a listed file that no bundle has, because a person can write sums that list any file."""
     for name in listed:
         if not _KNOWN.fullmatch(name):
             raise DataError(f"{base / name}: no file of a bundle", hint="take it out, or make the bundle again")
@@ -118,7 +119,7 @@ def _refuse_unknown(base: Path, listed: Mapping[str, str]) -> None:
 
 
 def _refuse_incomplete(base: Path, listed: Mapping[str, str]) -> None:
-    """Raise InputMissing unless all files are there that a bundle must have."""
+    """Raise InputMissing unless the bundle has all files that a bundle must have."""
     missing = [name for name in (README, "node.txt") if name not in listed]
     distributions = {normal(name.split("/")[1].split("-")[0]) for name in listed if name.startswith("wheelhouse/")}
     missing += [f"wheelhouse/{name}-*.whl" for name in wheel_lock.load().versions() if normal(name) not in distributions]
@@ -132,13 +133,14 @@ def _refuse_incomplete(base: Path, listed: Mapping[str, str]) -> None:
 
 
 def _distribution(name: str) -> tuple[str, str]:
-    """Return (name, version) of a wheel by the name of its file."""
+    """Return (name, version) of a wheel from the name of its file."""
     parts = name.rpartition("/")[2].removesuffix(".whl").split("-")
     return (normal(parts[0]), parts[1]) if len(parts) in (5, 6) else ("", "")
 
 
 def _refuse_other_admin(base: Path, listed: Mapping[str, str]) -> None:
-    """Raise DataError unless each wheel in admin/ is the only one of a package of admin.txt, under its name and version."""
+    """Raise DataError unless admin.txt has each wheel in admin/ under its name and version, and admin/ has no second wheel of
+    the same package."""
     seen: set[tuple[str, str]] = set()
     for name, digest in listed.items():
         if name.startswith("admin/"):
@@ -151,8 +153,8 @@ def _refuse_other_admin(base: Path, listed: Mapping[str, str]) -> None:
 
 
 def _refuse_other_pythons(base: Path, listed: Mapping[str, str]) -> None:
-    """Raise DataError or InputMissing unless wheelhouse/ fits the Pythons and the machine that README.md names. It must have a
-    wheel of each package of the lock for each of them, and no other wheel."""
+    """Raise DataError or InputMissing unless wheelhouse/ fits the Pythons and the machine that README.md names. For each of
+    these Pythons it must have one wheel of each package in the lock, and it must have no other wheel."""
     said = WHEELS_FOR.search((base / README).read_text(encoding="utf-8", errors="replace"))
     if said is None:
         raise DataError(f"{base / README}: does not say what its wheels are for", hint="make the bundle again")
@@ -170,8 +172,9 @@ def _refuse_other_pythons(base: Path, listed: Mapping[str, str]) -> None:
 
 
 def _refuse_other_fairlead(base: Path, names: Sequence[str]) -> None:
-    """Raise DataError unless the bundle has one wheel of fairlead, with the contents that run here. Hooks, units and the lock
-    come from the fairlead that runs, and a person who changed the wheel may have changed the sums too."""
+    """Raise DataError unless the bundle has one wheel of fairlead, with the same contents as the fairlead that runs here. Nodes
+    get hooks, units and the lock from the running fairlead. The sums prove nothing, because a person who has changed the wheel
+    may have changed the sums too."""
     if len(names) != 1:
         words = f"{base}: {len(names) or 'no'} wheels of fairlead in it"
         raise DataError(words.replace("no wheels", "no wheel"), hint="make one with `fairlead bundle`")
@@ -187,7 +190,7 @@ def _refuse_other_fairlead(base: Path, names: Sequence[str]) -> None:
 
 
 def _refuse_other_lists(base: Path, listed: Mapping[str, str]) -> None:
-    """Raise DataError or InputMissing unless lists and roles are what the fairlead that runs would put there."""
+    """Raise DataError or InputMissing unless node.txt, admin.txt and the roles are those of the fairlead that runs here."""
     roles = assets.directory("playbooks")
     ours = {path.name: path for path in (wheel_lock.NODE_FILE, wheel_lock.ADMIN_FILE)}
     made = [path for path in roles.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
@@ -202,8 +205,8 @@ def _refuse_other_lists(base: Path, listed: Mapping[str, str]) -> None:
 
 
 def _refuse_other_packages(base: Path, listed: Mapping[str, str]) -> None:
-    """Raise DataError or InputMissing unless packages/ has exactly the files that fairlead.lock beside it names. Nodes go by
-    the site's own lock, so a wrong lock here cannot deceive them. It deceives only a person who copies it."""
+    """Raise DataError or InputMissing unless packages/ has exactly the files that fairlead.lock beside it names. Nodes use the
+    site's own lock, so a wrong lock in the bundle cannot harm them. It can only harm a site that copies it."""
     digests = {name.removeprefix("packages/"): digest for name, digest in listed.items() if name.startswith("packages/")}
     named: dict[str, str] = {}
     if LOCK in listed:
@@ -218,7 +221,7 @@ def _refuse_other_packages(base: Path, listed: Mapping[str, str]) -> None:
 
 
 def _contents(name: str, wheel: bytes) -> dict[str, tuple[int, str]]:
-    """Return modes and hashes of what is in a wheel, however it was compressed. Raises DataError."""
+    """Return the mode and the hash of each file in a wheel. They do not depend on the compression. Raises DataError."""
     try:
         with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
             members = archive.infolist()

@@ -1,11 +1,11 @@
 """Runs playbooks/site.yml over the nodes through ansible-runner, and makes a report of its events.
 
-The private folder is on tmpfs, has mode 0700, and is removed when the run ends. No event is ever written to a file (a handler
-that returns False keeps ansible-runner from it), and the documents never appear on a command line.
+The private folder is on tmpfs, has mode 0700, and is removed when the run ends. No event is written to a file, because the event
+handler returns False to ansible-runner. The documents never appear on a command line.
 
-What a node says is not trusted. The action plugin passes on only what provision/node_answer.py accepts (decisions/0037).
-Ansible's own words about a node (an ssh that failed shows what the node wrote) are made one printable line in
-provision_report.py.
+fairlead does not trust a node's answer. The action plugin passes on only what provision/node_answer.py accepts (decisions/0037).
+Ansible's own error message about a node may also have text that the node wrote, for example after a failed ssh.
+provision_report.py turns such a message into one printable line.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from fairlead.slurm.scontrol import Scontrol
 
 _PREFIX = "fairlead-provision."
 INVENTORY = "inventory.ini"
-IDLE_SECONDS = 3000  # how long Ansible may say nothing; longer than `node_seconds` of the role, after which one node has failed
+IDLE_SECONDS = 3000  # how long Ansible may be silent; longer than the role's `node_seconds`, after which one node has failed
 
 
 class ProvisionOptions(Struct, frozen=True, kw_only=True):
-    """Says what a run is asked for. wheel: is used instead of one packed from this installation. wheelhouse: a folder with the
-    dependencies' wheels."""
+    """Holds the options of a run. wheel: the file of fairlead's wheel, or "" to pack it from this installation. wheelhouse: a
+    folder with the dependencies' wheels."""
 
     nodelist: str = ""
     check: bool = False
@@ -59,13 +59,13 @@ class ProvisionOptions(Struct, frozen=True, kw_only=True):
     force: bool = False
     only: tuple[str, ...] = ()  # the chosen settings; () for all that are declared
     packages: str = ""  # the folder with the files of the lock's packages; "" for the cache of `fairlead lock`
-    lock: str = ""  # a file that Ansible keeps locked while any process of it lives (ansible_lock.py)
+    lock: str = ""  # a file that is locked as long as a process of Ansible runs (ansible_lock.py)
     drained: bool = False  # the caller says that these nodes are drained in Slurm and no job runs there
 
 
 def run(site: Site, options: ProvisionOptions, slurm: Scontrol | None = None) -> ProvisionReport:
-    """Make the nodes what the site declares. With ``slurm``, only those that Slurm has. Raises FairleadError for what is wrong
-    before any node is touched."""
+    """Make the nodes what the site declares, and return the report. With ``slurm``, only nodes that Slurm has are taken. Raises
+    FairleadError for an error that is found before any node is touched."""
     begin, began = time.monotonic(), time.time()
     known = in_slurm(slurm) if slurm else None
     chosen = targets(site, options.nodelist, known)
@@ -102,7 +102,8 @@ def run(site: Site, options: ProvisionOptions, slurm: Scontrol | None = None) ->
 
 
 def _fetch(wanted: set[tuple[str, str]], waiting: list[Target], results: dict[str, NodeResult]) -> list[Target]:
-    """Download wheels; return the nodes that can be tried again. A failed download becomes the failure of its nodes."""
+    """Download wheels, and return the nodes that can be tried again. After a failed download, the nodes that need its wheels
+    have failed."""
     from msgspec.structs import replace
 
     again: list[Target] = []
@@ -127,9 +128,10 @@ def _play(
     results: dict[str, NodeResult],
     shown: SilentProgress,
 ) -> None:
-    """Run the playbook on the chosen nodes, and put what each of them answers into ``results``.
+    """Run the playbook on the chosen nodes, and put the result of each node into ``results``.
 
-    Raises ProvisionError where Ansible is missing or ended before any node, KeyboardInterrupt where a person ended it.
+    Raises ProvisionError if Ansible is missing or ended before any node had a result. Raises KeyboardInterrupt if a person
+    interrupted the run before that.
     """
     interface = _ansible_runner()
     with private_folder() as folder:
@@ -148,7 +150,7 @@ def _play(
 
 
 def _ansible_runner() -> Any:
-    """Return the module that starts Ansible. Raises ProvisionError where it is not installed."""
+    """Return the module that starts Ansible. Raises ProvisionError if the module is not installed."""
     try:
         from ansible_runner import interface
     except ModuleNotFoundError:
@@ -172,6 +174,7 @@ def _write_inputs(folder: Path, site: Site, chosen: Sequence[Target], options: P
         drained=options.drained,
         packages=options.packages,
         declared=all_nodes(site),
+        package=site.ansible.package,
     )
     (folder / "ansible.cfg").write_text("[defaults]\ninternal_poll_interval = 0.02\n")
     (folder / INVENTORY).write_text(inventory_text(site, chosen, str(bundle)))
@@ -187,7 +190,7 @@ def _run_playbook(
     results: dict[str, NodeResult],
     shown: SilentProgress,
 ) -> tuple[Any, bool]:
-    """Run ansible-playbook to its end; return Ansible's runner and whether a person interrupted it."""
+    """Run ansible-playbook to its end. Return Ansible's runner, and whether a person interrupted the run."""
     origins, asked = {target.node: target.origin for target in chosen}, UnansweredNodes()
 
     def on_event(event: Mapping[str, Any]) -> bool:
@@ -221,7 +224,7 @@ def _run_playbook(
 
 
 def _track_silence(event: Mapping[str, Any], asked: UnansweredNodes) -> None:
-    """Record which node was asked when, and which one has answered."""
+    """Record that a node was asked now, or that it has answered."""
     node = event.get("event_data", {}).get("host")
     if isinstance(node, str):
         (asked.begin if event.get("event") == "runner_on_start" else asked.end)(node)
@@ -240,7 +243,7 @@ def _add_result(
 
     result = isolated(read, lambda why: NodeResult(node=node, state="failed", message=why, failures=(why,), hint=HINT))
     results[node] = result
-    if not result.no_wheel:  # without a wheel, the result is shown after the download
+    if not result.no_wheel:  # the result of a node that lacks a wheel is shown after the download
         shown.done(result)
 
 
@@ -255,7 +258,7 @@ def _last_words(runner: Any) -> str:
 
 
 def inventory_text(site: Site, chosen: Sequence[Target], bundle: str) -> str:
-    """Return an INI inventory: names and addresses. Everything else is the same for all nodes."""
+    """Return an INI inventory with the name and the address of each node. All other variables are the same for all nodes."""
     a = site.ansible
     lines = [t.node if t.address == t.node else f"{t.node} ansible_host={t.address}" for t in chosen]
     common = {
@@ -271,12 +274,12 @@ def inventory_text(site: Site, chosen: Sequence[Target], bundle: str) -> str:
 
 
 def environment(site: Site, folder: Path, address: str) -> dict[str, str]:
-    """Return Ansible's settings for a run. ``address``: of any of its nodes."""
+    """Return Ansible's settings for a run. ``address``: the address of any node of the run."""
     own = site.ansible.ssh_args
     return {
         "PATH": f"{os.path.dirname(sys.executable)}:{os.environ.get('PATH', '/usr/bin:/bin')}",
         "PYTHONPATH": os.path.dirname(os.path.dirname(os.path.abspath(assets.__file__))),
-        "LC_ALL": "C.UTF-8",  # Ansible refuses any other encoding, and a locale that is not installed here
+        "LC_ALL": "C.UTF-8",  # Ansible refuses other encodings, and locales that are not installed here
         "ANSIBLE_HOME": str(folder / "ansible"),
         "ANSIBLE_CONFIG": str(folder / "ansible.cfg"),
         "ANSIBLE_FORKS": str(site.ansible.forks),
@@ -298,8 +301,8 @@ _KEPT_PREFIXES = ("ANSIBLE_", "SSH_", "XDG_", "KRB5", "GSSAPI_")
 
 @contextmanager
 def lean_environment() -> Iterator[None]:
-    """Give this process only the variables that Ansible and ssh need, for as long as the block runs. ansible-runner writes all
-    variables into a file (artifacts/*/command, Runner.run), and an admin's environment may have passwords and tokens."""
+    """Reduce this process's environment to the variables that Ansible and ssh need, during the ``with`` block. ansible-runner
+    writes all variables into a file (artifacts/*/command, Runner.run), and an admin's environment may have passwords."""
     before = dict(os.environ)
     secret = [n for n in before if "PASS" in n and not n.endswith(("_FILE", "_FILES"))]
     kept = {n: v for n, v in before.items() if (n in _KEPT or n.startswith(_KEPT_PREFIXES)) and n not in secret}
@@ -314,8 +317,8 @@ def lean_environment() -> Iterator[None]:
 
 @contextmanager
 def private_folder() -> Iterator[Path]:
-    """Make a 0700 folder, on tmpfs where there is one, and remove it afterwards. Folders of runs that were killed are removed
-    too."""
+    """Make a folder with mode 0700, on tmpfs if there is one, and remove it after the ``with`` block. Folders of killed runs are
+    removed too."""
     base = "/dev/shm" if os.path.isdir("/dev/shm") and os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
     _remove_orphaned(base)
     folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}.", dir=base))

@@ -1,6 +1,6 @@
-"""Makes a folder for people with a playbook of their own: the bundle, an inventory and the roles, from the site's declaration.
+"""Makes a folder from the site's declaration for people who run a playbook of their own.
 
-OUTPUT/bundle           what the role `node` sends to the nodes (run_bundle.py); also `node_bundle` of the inventory
+OUTPUT/bundle           what the role `node` sends to the nodes (run_bundle.py); `node_bundle` in the inventory is its path
 OUTPUT/inventory.yml    the nodes by class, with their addresses
 OUTPUT/roles            the roles, of the same version as the bundle
 
@@ -29,8 +29,8 @@ PARTS = ("bundle", "inventory.yml", "roles")
 
 
 def render(site: Site, chosen: Sequence[Target], own: Wheel, wheels: Sequence[Wheel], output: Path, **request: Any) -> bool:
-    """Write ``output``; return False when it was already so. request: the other arguments of write_bundle. Raises HostError, and
-    DataError for a folder with other things in it."""
+    """Write the folder ``output``. Return False if it had this content already. request: the other arguments of write_bundle.
+    Raises HostError, and DataError if the folder has other files in it."""
     if output.is_dir() and (strange := sorted({p.name for p in output.iterdir()} - set(PARTS))):
         raise DataError(f"{output}: has {strange[0]} in it, which is not of `fairlead render`", hint="name another folder")
     try:
@@ -38,7 +38,7 @@ def render(site: Site, chosen: Sequence[Target], own: Wheel, wheels: Sequence[Wh
         made = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))  # 0700
         try:
             (made / "bundle").mkdir()
-            write_bundle(made / "bundle", chosen, own, wheels, declared=all_nodes(site), **request)
+            write_bundle(made / "bundle", chosen, own, wheels, declared=all_nodes(site), package=site.ansible.package, **request)
             (made / "inventory.yml").write_bytes(inventory(site, chosen, str((output / "bundle").absolute())))
             shutil.copytree(assets.directory("playbooks") / "roles", made / "roles", ignore=shutil.ignore_patterns("__pycache__"))
             if output.is_dir() and _content(output) == _content(made):
@@ -52,7 +52,8 @@ def render(site: Site, chosen: Sequence[Target], own: Wheel, wheels: Sequence[Wh
 
 
 def inventory(site: Site, chosen: Sequence[Target], bundle: str) -> bytes:
-    """Return an inventory: a group for each class, and what all nodes have in common. It is JSON, which is YAML too."""
+    """Return an inventory with a group for each class, and with the variables that all nodes have in common. It is written as
+    JSON, which is YAML too."""
     a = site.ansible
     common: dict[str, Any] = {"ansible_user": a.user, "node_bundle": bundle}
     common |= {"ansible_python_interpreter": a.python, "node_python": a.python} if a.python else {}

@@ -1,14 +1,14 @@
-"""Lays out what a run sends to the nodes, in one private folder that is removed when the run ends.
+"""Writes what a run sends to the nodes into one private folder, which is removed when the run ends.
 
 request.json      what every node must have: release, files with their hashes, links, units
-files.json, files the contents, sent only to a node that lacks one
-wheels/           wheels, sent in the same way
+files             the contents of these files, sent only to a node that lacks a file
+wheels.json       the names, sizes and hashes of the wheels
+wheels/           the wheels, sent only to a node that lacks a wheel
 documents/NODE    what only this node's request has: its documents, the units of its local disk, its driver's package files
 nodes             the names of all nodes that the site declares
-packages          where the package files of the lock are on this host
+packages          the path of the folder on this host with the package files of the lock
 program.zip       the program that does the work on the node (fairlead/on_node)
-lib/fairlead      what the action plugin imports, because the Python that runs Ansible need not have fairlead: what a node may
-                  answer, how its Python is found, and how to choose among the wheels
+lib/fairlead      the modules that the action plugin imports, because the Python that runs Ansible need not have fairlead
 """
 
 from __future__ import annotations
@@ -30,8 +30,14 @@ from fairlead.provision.wheels import Wheel
 from fairlead.settings.driver import DriverWant
 
 OPT = "/opt/fairlead"
+#: The folder that fairlead's RPM and .deb have (release/package_tree.py), and their folders that an uninstall of ours leaves.
+PACKAGE = "/usr/lib/fairlead"
+PACKAGE_FOLDERS = (
+    *("/etc/fairlead", "/etc/slurm/fairlead", "/usr/share/fairlead", "/var/lib/fairlead"),
+    *("/var/cache/fairlead", "/var/cache/fairlead/python"),
+)
 AGENT_DROP_INS = "/etc/systemd/system/fairlead-agent.service.d"
-# Slurm runs everything in prolog.d and epilog.d. Only these two hooks go there, and the others go elsewhere.
+# Slurm runs every file in prolog.d and epilog.d. Therefore only the prolog and the epilog are in these folders.
 HOOKS = {
     "prolog": "/etc/slurm/prolog.d/50-fairlead",
     "epilog": "/etc/slurm/epilog.d/50-fairlead",
@@ -39,7 +45,7 @@ HOOKS = {
     "bind-plan": "/etc/slurm/fairlead/bind-plan",
     "health-check": "/etc/slurm/fairlead/health-check",
 }
-#: Modules that import the standard library and each other alone, with the packages that they are in.
+#: The modules for the action plugin, which import only the standard library and each other, and the packages that they are in.
 PLUGIN_MODULES = (
     "__init__.py",
     "model/__init__.py",
@@ -73,14 +79,15 @@ def node_files() -> list[tuple[str, bytes, int]]:
 
 
 def release_name(own: Wheel) -> str:
-    """Return VERSION-DIGEST. Other contents of fairlead, or other versions of what it needs, are another release."""
+    """Return VERSION-DIGEST. Any change to fairlead's files or to the versions of its dependencies gives another name."""
     versions = sorted(f"{name}-{version}" for name, version in wheel_lock.load().versions().items())
     digest = hashlib.sha256("\n".join([own.record, *versions]).encode()).hexdigest()
     return f"{fairlead.__version__}-{digest[:10]}"
 
 
 def scratch_units(document: config.Document) -> list[dict[str, Any]]:
-    """Return the units of the node's local disk (jobenv.scratch): instances by its path, as systemd.unit(5) escapes it."""
+    """Return the systemd units for the node's local disk (jobenv.scratch). Each is an instance whose name is the path, escaped
+    as in systemd.unit(5)."""
     path = document.jobenv.scratch.strip("/")
     if not path:
         return []
@@ -92,8 +99,8 @@ def scratch_units(document: config.Document) -> list[dict[str, Any]]:
 
 
 def driver_files(document: config.Document) -> list[dict[str, Any]]:
-    """Return the package files of the node's driver that this host sends. There are none where a mirror is declared, or where
-    the driver is not managed."""
+    """Return the package files of the node's driver that this host sends. The list is empty if a mirror is declared, or if the
+    driver is not managed."""
     driver = document.settings.get("driver")
     if not isinstance(driver, DriverWant) or not driver.managed or driver.mirror:
         return []
@@ -101,8 +108,8 @@ def driver_files(document: config.Document) -> list[dict[str, Any]]:
 
 
 def metrics_drop_in(document: config.Document) -> str:
-    """Return the drop-in that lets the agent's unit write its metrics where the document says. It is only a comment where the
-    unit may write there anyway."""
+    """Return the drop-in that lets the agent's unit write its metrics to the folder in the document. If the unit may write there
+    anyway, the drop-in sets nothing."""
     agent = document.agent
     folder = os.path.dirname(agent.metrics_textfile)
     own = not folder or any(f"{folder}/".startswith(f"{path}/") for path in (agent.run_dir, agent.state_dir))
@@ -132,16 +139,20 @@ def write_bundle(
     only: Sequence[str] = (),
     packages: str = "",
     declared: Sequence[str] = (),
+    package: bool = False,
 ) -> None:
-    """Lay out everything that the action plugin needs below ``folder``. declared: every node of the site. drained: `fairlead
-    apply --drained` is run there. only: with these settings alone. packages: the folder here with the files of the lock's
-    packages; only its path is written."""
+    """Write everything that the action plugin needs into ``folder``. declared: every node of the site. drained: the nodes run
+    `fairlead apply --drained`. only: the settings to apply, () for all. packages: the folder on this host with the package files
+    of the lock. Only its path is written. package: a node without fairlead's own package is refused."""
     files = node_files()
     index = [{"name": w.name, "size": len(w.content), "sha256": w.sha256} for w in (own, *wheels)]
     how = {"state": state, "undo": undo, "force": force, "drained": drained, "only": list(only)}
+    own_package = {"folder": PACKAGE, "folders": PACKAGE_FOLDERS, "required": package, "version": fairlead.__version__}
     (folder / "wheels").mkdir()
     (folder / "documents").mkdir()
-    (folder / "request.json").write_bytes(msgspec.json.encode(how | _request(files, release_name(own), index)))
+    (folder / "request.json").write_bytes(
+        msgspec.json.encode(how | {"package": own_package} | _request(files, release_name(own), index))
+    )
     (folder / "files").write_bytes(b"".join(c for _, c, _ in files))
     (folder / "wheels.json").write_bytes(msgspec.json.encode(index))
     for wheel in (own, *wheels):
@@ -158,7 +169,7 @@ def write_bundle(
 
 
 def _request_of(document: config.Document) -> dict[str, Any]:
-    """Return what is asked of one node only, in addition to ``_request``."""
+    """Return the part of the request that is for one node only, in addition to ``_request``."""
     return {
         "documents": documents(document),
         "scratch_units": scratch_units(document),
@@ -167,18 +178,18 @@ def _request_of(document: config.Document) -> dict[str, Any]:
 
 
 def _request(files: Sequence[tuple[str, bytes, int]], release: str, index: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what is asked of every node: the files, the wheels of ``index``, the links and units, and what an uninstall
+    """Return the request to every node: the files, the wheels of ``index``, the links and units, and what an uninstall
     removes."""
     units = [u for u in UNITS if any(path.endswith(f"/{u['name']}") for path, _, _ in files)]
     return {
         "opt": OPT,
         "release": release,
-        # The node installs no other wheels. It compares each with this list, which the admin host sent over ssh.
+        # The node installs only wheels that are in this list, which the admin host has sent over ssh.
         "wheels": index,
         "files": [{"path": p, "mode": m, "sha256": hashlib.sha256(c).hexdigest(), "size": len(c)} for p, c, m in files],
         "links": [[f"{OPT}/current", release], ["/usr/local/bin/fairlead", f"{OPT}/current/bin/fairlead"]],
         "units": units,
-        # Uninstall removes what the node made itself, then folders where nothing else is left.
+        # An uninstall also removes these files that the node has made itself, and then the empty ones of the folders below.
         "leftovers": [
             "/etc/slurm/fairlead/scratch-clean",
             "/run/fairlead",

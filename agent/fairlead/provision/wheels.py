@@ -1,9 +1,9 @@
 """Makes and reads the wheels that are sent to the nodes: fairlead's own, packed from this installation, and its three
 dependencies.
 
-Nodes have no network, and each has its own Python. A wheelhouse has wheels for several Pythons, and the right ones are chosen
-by what the node says it is (wheel_tags.py). Wheels of the dependencies are those of the lock (wheel_lock.py), and no others.
-Source: PEP 427 (wheel files).
+Nodes may have no network and different versions of Python. A wheelhouse has wheels for several Pythons, and wheel_tags.py
+chooses those that fit the Python and machine that a node reports. For the dependencies, only wheels in the lock (wheel_lock.py)
+are used. Source: PEP 427 (wheel files).
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Wheel(Struct, frozen=True):
 
     @property
     def record(self) -> str:
-        """Return the list of what is in it: its RECORD, sorted, however it was compressed. Raises DataError for what is no
-        wheel of its name."""
+        """Return the sorted RECORD, which lists the files in the wheel. It does not depend on the compression. Raises DataError
+        if the content is no wheel with this name."""
         try:
             with zipfile.ZipFile(io.BytesIO(self.content)) as archive:
                 text = archive.read("-".join(self.name.split("-")[:2]) + ".dist-info/RECORD").decode()
@@ -59,7 +59,7 @@ class Wheel(Struct, frozen=True):
 
 
 def pack(files: Iterable[tuple[str, bytes, int]], dist_info: str) -> bytes:
-    """Return a wheel of (path, content, mode), with its RECORD. The same files give the same bytes."""
+    """Return a wheel that has ``files``, given as (path, content, mode), and a RECORD. The same files give the same bytes."""
     out = io.BytesIO()
     rows = []
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -114,7 +114,7 @@ def read_wheel(path: str) -> Wheel:
 
 
 def own_from(path: str) -> Wheel:
-    """Return fairlead's wheel: the named file, or for "" one packed from this installation. Raises InputMissing, DataError."""
+    """Return fairlead's wheel from the file ``path``, or for "" from this installation. Raises InputMissing, DataError."""
     own = read_wheel(path) if path else own_wheel()
     if own.distribution != "fairlead":
         raise DataError(f"{own.name}: not a wheel of fairlead", hint="--wheel takes fairlead's own; dependencies: --wheelhouse")
@@ -122,7 +122,8 @@ def own_from(path: str) -> Wheel:
 
 
 def wheelhouse(folder: str) -> tuple[Wheel, ...]:
-    """Return every wheel of the dependencies in a folder, each as the lock has it. Raises InputMissing, DataError."""
+    """Return every wheel of the dependencies in a folder. Raises InputMissing, and DataError for a wheel that is not in the
+    lock."""
     if not os.path.isdir(folder):
         raise InputMissing(f"{folder}: no such wheelhouse", hint="fill one with `fairlead bundle`, which makes one in its folder")
     names = sorted(n for n in os.listdir(folder) if n.endswith(".whl") and normal(n.split("-")[0]) in DEPENDENCIES)
@@ -135,7 +136,8 @@ def cache_folder() -> str:
 
 
 def pip_download(words: Sequence[str], purpose: str, seconds: float, hint: str) -> None:
-    """Run `pip download` for wheels whose hashes the named requirements have. Raises ProvisionError with pip's reason."""
+    """Run `pip download` with ``words``, which must name requirements with hashes. Raises ProvisionError with pip's reason.
+    ``purpose``: for the error message."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "-q", "--only-binary=:all:"]
     command += ["--require-hashes", "--retries", "1", "--timeout", "10", *words]
     try:
@@ -145,6 +147,9 @@ def pip_download(words: Sequence[str], purpose: str, seconds: float, hint: str) 
     if not done.returncode:
         return
     said = [line.strip() for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
+    if said[-1].endswith("No module named pip"):
+        words_of = f"pip download for {purpose}: this fairlead comes from a package, which has no pip"
+        raise ProvisionError(words_of, hint="install the package fairlead on the nodes, or name wheels with --wheelhouse")
     other = next((i for i, line in enumerate(said) if "DO NOT MATCH THE HASHES" in line), None)
     if other is not None:
         file = said[min(other + 1, len(said) - 1)].removesuffix(":")
@@ -156,7 +161,7 @@ def pip_download(words: Sequence[str], purpose: str, seconds: float, hint: str) 
 
 
 def download(python: str, machine: str, folder: str) -> None:
-    """Fetch the dependencies' wheels of the lock with pip, for a node's Python. Raises ProvisionError."""
+    """Fetch the wheels of the dependencies in the lock with pip, for a node's Python. Raises ProvisionError."""
     os.makedirs(folder, exist_ok=True)
     kinds = ("manylinux_2_34", "manylinux_2_28", "manylinux_2_17", "manylinux2014")
     platforms = [x for kind in kinds for x in ("--platform", f"{kind}_{machine}")]
@@ -166,12 +171,14 @@ def download(python: str, machine: str, folder: str) -> None:
 
 
 def collect(folder: str, *, fetch: bool = False) -> tuple[Wheel, ...]:
-    """Return the dependencies' wheels that are at hand: all of the named wheelhouse, or those downloaded before. fetch: where
-    there are none, download those for the Python and machine of this host. Raises InputMissing, DataError; with fetch also
-    ProvisionError."""
+    """Return the dependencies' wheels on this host: all wheels of the wheelhouse ``folder``, or for "" those downloaded before.
+
+    fetch: if no wheel was downloaded before, download the wheels for the Python and machine of this host. Raises InputMissing,
+    DataError, and with fetch also ProvisionError.
+    """
     if folder:
         return wheelhouse(folder)
-    # those of older versions stay in the folder
+    # the folder may also have wheels of older versions, which are not used
     cached = [os.path.join(cache_folder(), w.name) for p in load().packages for w in p.wheels]
     if fetch and not any(map(os.path.exists, cached)):
         download("{}.{}".format(*sys.version_info[:2]), platform.machine(), cache_folder())

@@ -1,7 +1,6 @@
-"""Reads what was recorded of one node, for replay: the kernel records that any check declared, boot by boot, with their times.
+"""Reads the recording of one node for a replay: for each boot, the kernel records that checks declare, with their times.
 
-A recording comes from a kernel log (dmesg, journalctl, syslog, /dev/kmsg, journalctl -o json) or from an agent's own history
-file.
+A recording is read from a kernel log (dmesg, journalctl, syslog, /dev/kmsg, journalctl -o json) or from an agent's history file.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from msgspec import Struct, field
 from fairlead.errors import DataError, InputMissing
 from fairlead.history.sqlite_file import numbers
 from fairlead.host.hung_trace import HungTrace, is_ours
-from fairlead.model.check import KernelRecord
+from fairlead.model.check_definition import KernelRecord
 from fairlead.model.kernel_text import begins_with_a_name
 from fairlead.replay.timestamps import NO_YEAR, Stamp, stamp
 from fairlead.xid.decode import BOOT
@@ -26,19 +25,23 @@ from fairlead.xid.log_file import Messages, journal
 from fairlead.xid.versions import loaded
 
 LINE_MAX = 8192  # bytes; the longest record that /dev/kmsg gives (kernel/printk/printk.c, CONSOLE_EXT_LOG_MAX)
-HIDDEN_MAX = 8  # so many lines with an unknown prefix are named
-LONG_UP_SECONDS = 86400.0  # when a log begins in the middle of a boot, the node is taken to have been up for so long
+HIDDEN_MAX = 8  # at most this number of lines with an unknown prefix are named
+LONG_UP_SECONDS = 86400.0  # if a log begins in the middle of a boot, the node is assumed to have been up for this time
 _HEAD_LINES = 1000
-_BACK_SECONDS = 60.0  # stamps since the boot that go back further belong to another boot
+_BACK_SECONDS = 60.0  # if a time since the boot is smaller than the last one by more than this, another boot has begun
 _BETWEEN_BOOTS_SECONDS = 120.0
 _MARKS = (*(mark.encode() for mark in BOOT), b"NVRM: loading NVIDIA UNIX")
 _SQLITE = b"SQLite format 3\0"
 
 
 class Boot(Struct, kw_only=True):
-    """Describes one boot. began, ended: seconds of the recording's own time. up_seconds: since the boot, at ``began``.
-    records: with the number of their line; ``KernelRecord.seconds`` is since the boot. known: times at which a person
-    acknowledged what was wrong then. driver: version of the NVIDIA driver, where the log names it."""
+    """Describes one boot.
+
+    began, ended: the first and the last time of this boot, in seconds of the recording's time. up_seconds: how long the node
+    had been up at ``began``. records: the kernel records with their line numbers. ``KernelRecord.seconds`` is the time since
+    the boot. known: the times at which a person resumed the node, which acknowledged the evidence. driver: the version of the
+    NVIDIA driver, or "" if the log does not name it.
+    """
 
     id: str
     driver: str = ""
@@ -50,9 +53,12 @@ class Boot(Struct, kw_only=True):
 
 
 class Recording(Struct, kw_only=True):
-    """Holds what was recorded of one node. since_boot, dated: what its time is (see ``Stamp``); not timed: it has
-    none. of_an_agent: its history, not a log. recorded: what an agent noted at the time, (seconds, text).
-    hidden: the numbers of the first lines that hold an Xid, SXid or bus loss behind a prefix that is not known."""
+    """Holds the recording of one node.
+
+    since_boot, dated: the form of the recording's times (see ``Stamp``). timed: False if the recording has no times.
+    of_an_agent: True for an agent's history, False for a log. recorded: what an agent recorded at the time, as (seconds, text).
+    hidden: the numbers of the first lines that have an Xid, SXid or bus loss after an unknown prefix.
+    """
 
     name: str
     boots: list[Boot] = field(default_factory=list)
@@ -65,11 +71,11 @@ class Recording(Struct, kw_only=True):
     hidden: list[int] = field(default_factory=list)
 
 
-Progress = Callable[[str, float], None]  # what is being read, and which part of it was read
+Progress = Callable[[str, float], None]  # called with the name of the recording and the part that is done, from 0 to 1
 
 
 def read(path: str, prefixes: tuple[str, ...], progress: Progress = lambda name, part: None) -> Recording:
-    """Read a recording from a file. ``prefixes``: of the records to keep. Raises InputMissing, DataError (one line)."""
+    """Read a recording from a file. ``prefixes``: the beginnings of the records to keep. Raises InputMissing or DataError."""
     try:
         with open(path, "rb") as f:
             if not f.peek(len(_SQLITE)).startswith(_SQLITE):  # a pipe cannot be read twice
@@ -80,7 +86,7 @@ def read(path: str, prefixes: tuple[str, ...], progress: Progress = lambda name,
 
 
 def read_log(source: BinaryIO, name: str, prefixes: tuple[str, ...], progress: Progress = lambda name, part: None) -> Recording:
-    """Read a recording from a kernel log. Raises DataError for what is no text or holds no line of a kernel log."""
+    """Read a recording from a kernel log. Raises DataError if the source is no text or has no line of a kernel log."""
     worth = tuple(prefix.encode() for prefix in prefixes)
     log = _Log(name, prefixes)
     size = _size(source)
@@ -118,7 +124,7 @@ LINE_MIB_MAX = 256
 
 
 def _lines(source: BinaryIO, name: str) -> Iterator[bytes]:
-    """Yield lines; of a long one, the beginning. Raises DataError for one that does not end, as that of /dev/zero."""
+    """Yield each line, or only the beginning of a long line. Raises DataError for a line that does not end, as in /dev/zero."""
     while line := source.readline(1 << 20):
         yield line
         pieces = 1
@@ -133,7 +139,7 @@ def _lines(source: BinaryIO, name: str) -> Iterator[bytes]:
 
 
 class _Log:
-    """Makes a Recording of the lines of a kernel log."""
+    """Makes a Recording from the lines of a kernel log."""
 
     def __init__(self, name: str, prefixes: tuple[str, ...]) -> None:
         self.made = Recording(name=name)
@@ -150,15 +156,15 @@ class _Log:
 
     @property
     def follows(self) -> bool:
-        """Whether a line may belong to the trace of a task that hangs."""
+        """Return whether the next line may belong to the trace of a hung task."""
         return self._trace.follows
 
     def begins(self, number: int) -> bool:
-        """Say whether the time at which the log begins is still unknown."""
+        """Return whether the time at which the log begins is still unknown."""
         return not self._stamped and number <= _HEAD_LINES
 
     def take(self, number: int, line: str) -> None:
-        """Take in a line that matters: a record to keep, or the beginning of a boot."""
+        """Add a line that matters to the recording: a record to keep, or the beginning of a boot."""
         boot_id = ""
         if line.startswith("{"):
             at, text, boot_id = _journal(line)
@@ -193,13 +199,14 @@ class _Log:
         return KernelRecord(sequence=number, seconds=seconds, priority=4, text=text, boot_id=boot.id)
 
     def _follow(self, number: int, text: str) -> None:
-        """Take in what the trace of a task that hangs says, as the agent adds it to the kernel log (``host.kmsg``)."""
+        """Pass a line to the reader of traces of hung tasks. If that returns a record of fairlead's own, add the record, as the
+        agent does when it reads the kernel log (``host.kmsg``)."""
         if self.made.boots and (said := self._trace.take(number, self._record(number, text))):
             self.made.boots[-1].records.append((number, said))
 
     def _stamp(self, line: str) -> Stamp | None:
         at = stamp(line, self._year)
-        if at is not None and not at.dated and at.seconds < self._raw - 180 * 86400:  # December, January
+        if at is not None and not at.dated and at.seconds < self._raw - 180 * 86400:  # from December to January
             self._year += 1
             at = stamp(line, self._year)
         return at
@@ -213,7 +220,7 @@ class _Log:
         self._now = max(self._now, at.seconds + self._offset)
 
     def _boot(self, at: Stamp | None) -> None:
-        """Begin a boot, or the log."""
+        """Begin a new boot. This is also called for the first line of the log."""
         boots = self.made.boots
         marked, self._marked = self._marked, False
         if boots and marked and not boots[-1].records and self._now - boots[-1].began < _BACK_SECONDS:
@@ -231,7 +238,7 @@ class _Log:
         boots.append(Boot(id=f"boot {len(boots) + 1}", began=self._now, up_seconds=up, ended=self._now))
 
     def finish(self, lines: int, last: str) -> Recording:
-        """Return the recording. Raises DataError when no line belonged to a kernel log."""
+        """Return the recording. Raises DataError if no line belongs to a kernel log."""
         at = _journal(last)[0] if last.startswith("{") else self._stamp(last)
         boots = self.made.boots
         if at is not None and boots:
@@ -247,8 +254,8 @@ class _Log:
 
 
 def _journal(line: str) -> tuple[Stamp | None, str, str]:
-    """Read a line of ``journalctl -o json``: time, message, boot (systemd.journal-fields(7)). Return nothing for a line that
-    is not the kernel's."""
+    """Return time, message and boot id of a line of ``journalctl -o json`` (systemd.journal-fields(7)). For a line that is not
+    from the kernel, return None and two empty texts."""
     found = journal(line)
     return (None, "", "") if found is None else (Stamp(found[0]), found[1], found[2])
 

@@ -1,10 +1,11 @@
-"""Replays recorded kernel logs through the checks and the policy, in simulated time: what would have been drained, when and
-why.
+"""Replays recorded kernel logs through the checks and the policy, in simulated time. The result shows when and why the node would
+have been drained.
 
-The same code decides as in the agent. What a log does not hold is not guessed. Only checks that kernel records start are run.
-There are no jobs, and a drain that waits for the job's end is reported as such. slurmctld carries every order out at once, the
-budgets of other nodes have room, and a return-to-service command passes. No virtiofs is mounted, so a task whose trace shows a
-wait for a FUSE server is not taken to hang. Nothing here reads a clock or a random number.
+The code that decides is that of the agent. Facts that are not in a log are not guessed, so only the checks run that kernel
+records start. A replay assumes that no job runs, and reports a drain that would wait for the end of a job as such. It assumes
+that slurmctld carries out every order at once, that no drain limit delays a drain, and that the return-to-service command
+passes. It also assumes that no virtiofs is mounted. So a task whose trace shows that it waits for a FUSE server does not count as
+hung. Nothing here reads a clock or a random number.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from fairlead.config import Document
 from fairlead.history.memory import History
 from fairlead.judge import heeded_by, judge, policies_of
 from fairlead.judge import prefixes as wakes
-from fairlead.model.check import KernelRecord
+from fairlead.model.check_definition import KernelRecord
 from fairlead.model.facts import Driver, Missing, Node, unreadable
 from fairlead.model.finding import Finding, Service
 from fairlead.model.host_facts import Host
@@ -30,7 +31,7 @@ from fairlead.policy.policy_state import identity, remembered_findings
 from fairlead.replay.recording import Boot, Progress, Recording
 from fairlead.replay.timestamps import show
 
-SETTLE_SWEEPS = 300  # at most so many sweeps after the last record
+SETTLE_SWEEPS = 300  # the largest number of sweeps after the last record
 _NUMBERS = re.compile(r"^kernel log at [0-9.]+ s, record \d+")
 _NOT_IN_A_LOG = unreadable("not in a kernel log")
 
@@ -38,9 +39,13 @@ _NOT_IN_A_LOG = unreadable("not in a kernel log")
 class Event(Struct, frozen=True, kw_only=True):
     """Describes something that would have happened.
 
-    kind: drain, also (another fault on the drained node), resume, by_hand (a person would have to resume), held (would drain,
-    but for ``why``), warn, acknowledged (by a person, from the recording). seconds, at: when, in the recording's time. boot:
-    from 1. line: the line of the log that says so, 0 for none. faults: of a drain, (check, device, fault).
+    kind: drain, also, resume, by_hand, held, warn or acknowledged. also: another fault on the drained node. by_hand: a person
+    would have to resume the node. held: the finding would drain the node, but is suppressed because of ``why``. acknowledged:
+    according to the recording, a person has acknowledged the findings.
+
+    seconds, at: the time of the event in the recording's time, as a number and as text. boot: the number of the boot, from 1.
+    line: the number of the line in the log that caused the event, or 0 for none. faults: the faults that a drain is for, as
+    (check, device, fault).
     """
 
     kind: str
@@ -59,7 +64,11 @@ class Event(Struct, frozen=True, kw_only=True):
 
 
 class Replayed(Struct, frozen=True, kw_only=True):
-    """Holds what became of one recording under one policy. lines: of the recording. records: those that checks had asked for."""
+    """Holds the result of replaying one recording with one policy.
+
+    lines: the number of lines in the recording. records: the number of kernel records that checks declare. drained: whether the
+    node is drained at the end. recorded: what the agent recorded at the time, as (time, text).
+    """
 
     name: str
     boots: int
@@ -95,12 +104,12 @@ class _Replay:
         self.wakes = wakes(document)
         self.policies = {name: policy for name, policy in policies_of(document).items() if name in self.wakes}
         self.state = PolicyState()
-        self.drained = ""  # the check that the drain is for
-        self.returned = False  # the node has gone back into service since the last decision
+        self.drained = ""  # the check that the drain is for, or "" while the node is not drained
+        self.returned = False  # whether the node has gone back into service since the last decision
         self.since = 0.0
         self.events: list[Event] = []
         self.reported: set[str] = set()
-        self.also: set[tuple[str, str]] = set()  # faults that are known of the drained node
+        self.also: set[tuple[str, str]] = set()  # the faults of the drained node that were reported already
         self.lines: dict[int, int] = {}
         self._same = 0  # decisions in a row that changed nothing
 
@@ -151,8 +160,8 @@ class _Replay:
             self._decide({n for r in known for n in heeded_by(r.text, self.wakes)})
 
     def _known(self) -> None:
-        """Acknowledge what was wrong when a person resumed the node, as the agent wrote it down at the time."""
-        self.state = acknowledge(self.state, remembered_findings(self.state))  # what was active at that time of the recording
+        """Acknowledge the findings that were active when a person resumed the node. The recording has the time of that resume."""
+        self.state = acknowledge(self.state, remembered_findings(self.state))  # the findings that the replay has at that time
         self.drained, self.returned = "", True
         self._event("acknowledged", text="a person resumed the node")
         self._decide(set())
@@ -161,10 +170,11 @@ class _Replay:
         self._decide(None)
 
     def _pass(self, until: float) -> None:
-        """Sweep until then: at once again while something changes, and more and more rarely while nothing does.
+        """Sweep until the time ``until``: at the agent's interval while something changes, and at growing intervals while nothing
+        changes.
 
-        A change that time alone brings is seen late by no more than the time that has passed since the last change. That is
-        the end of a warning. The end of a boot grace has its sweep at once.
+        Some changes are caused by time alone. The end of a warning may be seen late, but by no more than the time since the
+        last change. At the end of each boot grace there is always a sweep.
         """
         sweep = self.document.agent.interval_seconds
         began = self.boot.began - self.boot.up_seconds
@@ -191,7 +201,7 @@ class _Replay:
         )
 
     def _decide(self, woken: set[str] | None) -> None:
-        """Decide once. ``woken``: the checks that a record has started; None: a full sweep."""
+        """Decide once. ``woken``: the checks that a record has started, or None for a full sweep."""
         up = self.boot.up_seconds + self.now - self.boot.began
         node = _node(self.recording.name, self.boot, up)
         only = self.wakes.keys() if woken is None else woken
@@ -285,19 +295,19 @@ class _Replay:
         )
 
     def _evidence(self, finding: Finding) -> Iterator[str]:
-        """Return the evidence without the times and record numbers that a log does not have. The lines of the log are named
-        instead."""
+        """Return the evidence without the times and record numbers that a log does not have. ``Event.line`` names the line of the
+        log instead."""
         for text in finding.evidence:
             if told := text if self.recording.of_an_agent else _NUMBERS.sub("", text).lstrip(" ,:"):
                 yield told
 
     def _shown(self) -> float:
-        """Return the time as the log counts it: from the boot where the log does."""
+        """Return the present time as the log counts it: in seconds since the boot if the log does so, else as Unix time."""
         return self.now - self.boot.began + self.boot.up_seconds if self.recording.since_boot else self.now
 
 
 def _node(name: str, boot: Boot, up_seconds: float) -> Node:
-    """Make a node of everything that a kernel log says of it."""
+    """Return a Node with the few facts that a kernel log contains."""
     gone: Missing = _NOT_IN_A_LOG
     return Node(
         name=name,
@@ -317,7 +327,8 @@ def _node(name: str, boot: Boot, up_seconds: float) -> Node:
 class Difference(Struct, frozen=True, kw_only=True):
     """Describes a difference between two policies on the same recording.
 
-    only: "policy" or "against" where one of them drains and the other does not; "both" where both do, but not alike (``what``).
+    only: "policy" or "against" if only that policy drains. "both" if both drain, but differently. what: the difference in words.
+    policy, against: the drains of the two policies.
     """
 
     name: str
@@ -328,8 +339,8 @@ class Difference(Struct, frozen=True, kw_only=True):
 
 
 def compare(first: Replayed, second: Replayed) -> Iterator[Difference]:
-    """Compare the drains of two replays of the same recording: by boot and by what they are for, the first with the first, and
-    so on."""
+    """Compare the drains of two replays of the same recording. Each drain is compared with the first drain of the other replay
+    in the same boot with a common fault. Each drain is compared at most once."""
     left, right = list(first.drains), list(second.drains)
     for event in first.drains:
         twin = next((e for e in right if e.boot == event.boot and set(e.faults) & set(event.faults)), None)
@@ -358,7 +369,7 @@ def compare(first: Replayed, second: Replayed) -> Iterator[Difference]:
 
 
 def _instead(event: Event, other: Replayed) -> str:
-    """Say what the other policy decides instead."""
+    """Return what the other policy decides instead of this drain."""
     for each in other.events:
         if each.kind == "held" and (each.check, each.device) == (event.check, event.device) and each.boot == event.boot:
             return f"held: {each.why}"

@@ -1,13 +1,15 @@
 """Locks the clocks of the GPUs to a range, or sets their application clocks.
 
-Locked clocks make runs repeatable and keep a power budget. They cost the boost above the range. Application clocks are the
-older way, which newer GPUs and drivers no longer have (deprecated in CUDA 13). A clock that is not declared is left as it is.
+Locked clocks make runs repeatable and limit the power. In return, the GPU can no longer boost above the range. Application clocks
+are the older way to set clocks. Newer GPUs and drivers no longer have them (deprecated in CUDA 13). fairlead does not change a
+clock that is not declared.
 
-NVML has no call that reads a lock back. fairlead therefore records in ``NOTE`` what it has locked. This file is in /run and is
-lost with the reboot that removes the lock. A clock above the lock shows that somebody has removed the lock. A reset of the GPU
-removes it without such a sign. Where the range ends far below the highest clock, declare ``checks.gpu_clocks`` accordingly.
-Sources: NVML API reference, nvmlDeviceSetGpuLockedClocks, nvmlDeviceSetMemoryLockedClocks, nvmlDeviceSetApplicationsClocks
-(root; lost at reboot). The boot unit applies the setting again.
+NVML has no call that reads a lock back. fairlead therefore records the locks that it has set in the file ``NOTE``. This file is
+in /run, so a reboot removes the file together with the locks. If the clock is above the range, somebody has removed the lock. A
+reset of the GPU also removes the lock, and fairlead may not notice this. If the range ends far below the highest clock, declare
+``checks.gpu_clocks.full_hertz`` accordingly. Sources: NVML API reference, nvmlDeviceSetGpuLockedClocks,
+nvmlDeviceSetMemoryLockedClocks, nvmlDeviceSetApplicationsClocks (root; lost at reboot). fairlead's boot unit applies the setting
+again.
 """
 
 from __future__ import annotations
@@ -33,12 +35,13 @@ class ClocksWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
     sm_megahertz: Annotated[Range | None, Meta(description="Lowest and highest SM clock that GPUs are locked to.")] = None
     memory_megahertz: Annotated[Range | None, Meta(description="Lowest and highest memory clock that GPUs are locked to.")] = None
     application_megahertz: Annotated[
-        Range | None, Meta(description="Application clocks: memory, then SM; a pair of `nvidia-smi -q -d SUPPORTED_CLOCKS`.")
+        Range | None,
+        Meta(description="Application clocks, first memory, then SM: a pair that `nvidia-smi -q -d SUPPORTED_CLOCKS` lists."),
     ] = None
 
 
 class Clocks(Struct, frozen=True):
-    """Holds the clocks of one GPU, in MHz."""
+    """Holds the clocks of one GPU, in MHz: the SM clock now, and the highest SM and memory clocks."""
 
     sm: int
     sm_most: int
@@ -46,8 +49,8 @@ class Clocks(Struct, frozen=True):
 
 
 class Observed(Struct, frozen=True):
-    """Holds what was read. ``gpus``: clocks by PCI address. ``applications``: (memory, SM) by PCI address, or why there are
-    none. ``note``: the text of ``NOTE``."""
+    """Holds what was read. ``gpus`` has the clocks by PCI address. ``applications`` has the application clocks (memory, SM) by
+    PCI address, or is Missing with the reason. ``note`` is the text of the file ``NOTE``."""
 
     gpus: dict[str, Clocks]
     applications: dict[str, tuple[int, int]] | Missing

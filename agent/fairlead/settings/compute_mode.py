@@ -1,8 +1,8 @@
-"""Sets the compute mode of the GPUs, which says how many processes may use one GPU at a time.
+"""Sets the compute mode of the GPUs, which decides how many processes may use one GPU at a time.
 
-With ``exclusive_process`` no second process can use a GPU that a job has to itself, and MPS daemons of jobs expect this mode.
-``default`` is right where ranks or services use a GPU together. Source: NVML API reference, nvmlDeviceSetComputeMode (root;
-lost at reboot and, without persistence mode, when the driver releases the GPU). The boot unit applies the setting again.
+With ``exclusive_process`` only one process at a time can use a GPU. MPS daemons of jobs expect this mode. ``default`` is right if
+several ranks or services use one GPU together. Source: NVML API reference, nvmlDeviceSetComputeMode (root; lost at reboot and,
+without persistence mode, when the driver releases the GPU). fairlead's boot unit applies the setting again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NAMES = {**{number: name for name, number in NUMBERS.items()}, 1: "exclusive_thr
 class ComputeModeWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
     compute: Annotated[
         Literal["default", "exclusive_process", "prohibited"],
-        Meta(description="Which processes may open a GPU at the same time."),
+        Meta(description="Compute mode: many processes (default), one (exclusive_process), or none (prohibited)."),
     ] = "default"
 
 

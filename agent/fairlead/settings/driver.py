@@ -1,90 +1,95 @@
-"""Installs one exact version of the NVIDIA driver, and everything that has to change with it, in one transaction.
+"""Installs one exact version of the NVIDIA driver, with all packages that must change with it, in one transaction.
 
-The wanted set is a list of packages by version and hash. `fairlead lock` has resolved it on the admin host (fairlead.lock),
-and the document carries it. The set is persisted when its packages are installed, on hold and pinned (apt_preferences(5)), and
-excluded from unattended-upgrades. It is effective when the module in the kernel (/sys/module/nvidia/version,
-/proc/driver/nvidia/version) and the library that programs load have this version. Between the two there is a reload of the
-modules, for which no program may use a GPU, or a reboot. Before a reboot, the kernel that boots next must have a module of
-this version. Without it the node comes back without a driver.
+The wanted set is a list of packages with their versions and hashes. `fairlead lock` computes it on the admin host
+(fairlead.lock), and the document contains it. The set is persisted when its packages are installed and stay at their version. On
+Debian and Ubuntu they are on hold, pinned and excluded from unattended-upgrades (``apt_hold``). On the EL family dnf's
+versionlock list names all of them (``dnf_hold``). The set is effective when the module in the kernel
+(/sys/module/nvidia/version, /proc/driver/nvidia/version) and the library that programs load have this version. A persisted set
+becomes effective with a reload of the modules or with a reboot. For a reload, no program may use a GPU. Before a reboot, the
+kernel that boots next must have a module of this version. Otherwise the node has no driver after the reboot.
 
-Sources: apt_preferences(5), apt-mark(8), unattended-upgrades README (Unattended-Upgrade::Package-Blacklist, Python regular
-expressions), dkms(8); NVIDIA driver README, "Open Linux Kernel Modules"; NVIDIA Fabric Manager user guide (versions must
-match).
+Sources: apt-mark(8), dkms(8); dnf versionlock plugin of dnf-plugins-core 4.3; NVIDIA driver README, "Open Linux Kernel
+Modules"; NVIDIA Fabric Manager user guide (versions must match).
 """
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
 from fairlead.errors import ConfigError
-from fairlead.model import debian_version
+from fairlead.model import apt_hold, debian_version, dnf_hold, rpm_version
 from fairlead.model.change import AnyChange, Disruption, File, Layer, ModuleReload, Package, Packages, Reboot
 from fairlead.model.facts import Missing, Node, unreadable
 from fairlead.model.setting import Setting, Want
 
 INSTALLED, KERNELS, RUNNING = "/@packages", "/@kernels", "/proc/sys/kernel/osrelease"
-PIN = "/etc/apt/preferences.d/fairlead-driver.pref"
-UNATTENDED = "/etc/apt/apt.conf.d/52fairlead-driver"
-#: Above 1000, apt also installs an older version. Others pin NVIDIA's newest at 1001 (azhpc-images, 00-nvidia-prefer).
-PRIORITY = 2000
-_HEAD = "Written by fairlead (setting driver); changes made here are put back."
-_PINNED = re.compile(r"^Package: (\S+)\nPin: version (\S+)$", re.MULTILINE)
+#: What stands in the place of dpkg's selection for a package of rpm.
+RPM = "-"
+READ = (INSTALLED, KERNELS, RUNNING, apt_hold.PIN, apt_hold.UNATTENDED, dnf_hold.LIST, dnf_hold.CONF)
 
 
 class DriverWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
     branch: Annotated[
         str,
-        Meta(pattern=r"^([0-9]{3})?(?!\n)$", description="Driver branch, such as 580: `fairlead lock` takes its newest version."),
+        Meta(
+            pattern=r"^([0-9]{3})?(?!\n)$", description="Driver branch, such as 580. `fairlead lock` chooses its newest version."
+        ),
     ] = ""
     version: Annotated[
         str,
         Meta(
             pattern=r"^([0-9]{3}\.[0-9]+(\.[0-9]+)?)?(?!\n)$",
-            description="Exact driver version; empty, and no branch: fairlead does nothing.",
+            description="Exact driver version. If it and `branch` are empty, fairlead installs no driver.",
         ),
     ] = ""
     module: Annotated[
         Literal["open", "proprietary", "none"],
-        Meta(description="Which kernel module the set has; none: the module comes in another way."),
+        Meta(description="Kernel module in the set. none: something else installs the module."),
     ] = "open"
     install: Annotated[
-        tuple[Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9+.-]*(?!\n)$")], ...],
-        Meta(description="Packages to install, by name; `fairlead lock` adds what they need."),
+        tuple[Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9+._-]*(?!\n)$")], ...],
+        Meta(description="Names of packages to install. `fairlead lock` adds the packages that these need."),
     ] = ()
     set: Annotated[
-        str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]*(?!\n)$", description="The set of fairlead.lock that this node takes.")
+        str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]*(?!\n)$", description="Name of the set in fairlead.lock for this node.")
     ] = "default"
     gpu: Annotated[
         Literal["", "maxwell", "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell"],
-        Meta(description="Architecture of the GPUs; empty: the one in the hardware profile."),
+        Meta(description="Architecture of the GPUs. If empty, that of the hardware profile."),
     ] = ""
     mirror: Annotated[
         str,
         Meta(
             pattern=r"^(https?://[^\s]+|/[^\s]*)?(?!\n)$",
-            description="Folder of package files (http or a path on the node); empty: `fairlead provision` brings them.",
+            description="Folder of package files (http, or a path on the node). If empty, `fairlead provision` copies the files.",
         ),
     ] = ""
-    hold: Annotated[bool, Meta(description="Packages are on hold, pinned, and excluded from unattended-upgrades.")] = True
+    hold: Annotated[
+        bool,
+        Meta(description="Packages stay at their version (hold and pin of apt, versionlock of dnf)."),
+    ] = True
     packages: Annotated[
-        tuple[Package, ...], Meta(description="The packages of the set; `fairlead lock` writes them, not a person.")
+        tuple[Package, ...], Meta(description="The packages of the set. `fairlead lock` writes this list. Do not edit it.")
     ] = ()
 
 
 class Installed(Struct, frozen=True):
-    """Describes a package as dpkg knows it. ``whole``: it is installed and configured, and nothing is half done."""
+    """Describes a package as dpkg or rpm lists it. ``whole`` says that the package is completely installed and configured, and
+    that no second version of it is there by mistake. ``beside`` has the other installed versions of a package that may be
+    installed in several versions (a kernel of the EL family)."""
 
     version: str
     on_hold: bool
     whole: bool
+    beside: tuple[str, ...] = ()
 
 
 class Kernel(Struct, frozen=True):
-    """Describes an installed kernel. ``module``: the version of its NVIDIA module, "none" or "unknown". ``next``: whether it
-    boots next: "yes", "no" or "maybe"."""
+    """Describes an installed kernel. ``headers`` says whether its headers are installed. ``module`` is the version of its NVIDIA
+    module, "none" or "unknown". ``next`` says whether this kernel boots next: "yes", "no" or "maybe"."""
 
     release: str
     headers: bool
@@ -93,8 +98,11 @@ class Kernel(Struct, frozen=True):
 
 
 class Observed(Struct, frozen=True):
-    """Holds what was read. ``loaded``: the version of the module in the kernel, None for none. ``open``: whether it is the
-    open module. ``library``: the version of the library that programs load. ``pin``, ``unattended``: the texts of our files."""
+    """Holds what was read. ``loaded`` is the version of the loaded NVIDIA module, or None if no module is loaded. ``open`` says
+    whether it is the open module. ``library`` is the version of the library that programs load. ``format`` is deb or rpm, or ""
+    if no package is installed. ``pin`` and ``unattended`` are the texts of fairlead's two files for apt. ``lock_list`` is the
+    text of dnf's versionlock list. ``lock_conf`` is the text of that plugin's configuration, or None if dnf has no such
+    plugin."""
 
     installed: dict[str, Installed]
     kernels: tuple[Kernel, ...]
@@ -102,54 +110,60 @@ class Observed(Struct, frozen=True):
     loaded: str | None
     open: bool | None
     library: str | None
-    pin: str | None
-    unattended: str | None
+    format: str = "deb"
+    pin: str | None = None
+    unattended: str | None = None
+    lock_list: str | None = None
+    lock_conf: str | None = None
 
 
 def observe(node: Node) -> Observed | Missing:
     texts: dict[str, str | None] = {}
-    for path in (INSTALLED, KERNELS, RUNNING, PIN, UNATTENDED):
+    for path in READ:
         text = node.text(path)
         if isinstance(text, Missing):
             return text
         texts[path] = text
     if texts[INSTALLED] is None:
-        return unreadable("no package database that is known here (dpkg's)")
-    installed = {}
-    for line in (texts[INSTALLED] or "").splitlines():
-        words = line.split(" ")
-        if len(words) == 5 and words[4] not in ("config-files", "not-installed"):
-            installed[words[0]] = Installed(words[2], words[3] == "hold", words[4] == "installed")
+        return unreadable("no package database that is known here (dpkg's or rpm's)")
+    rows = [words for line in (texts[INSTALLED] or "").splitlines() if len(words := line.split(" ")) == 5]
     kernels = tuple(
         Kernel(w[0], w[1] == "yes", w[2], w[3]) for line in (texts[KERNELS] or "").splitlines() if len(w := line.split(" ")) == 4
     )
     loaded, software = node.driver.module_version, node.driver.software
     return Observed(
-        installed,
+        _installed(rows),
         kernels,
         (texts[RUNNING] or "").strip(),
         loaded if isinstance(loaded, str) else None,
         software.open_module if isinstance(software.open_module, bool) else None,
         software.library_file if isinstance(software.library_file, str) else None,
-        texts[PIN],
-        texts[UNATTENDED],
+        format="" if not rows else "rpm" if rows[0][3] == RPM else "deb",
+        pin=texts[apt_hold.PIN],
+        unattended=texts[apt_hold.UNATTENDED],
+        lock_list=texts[dnf_hold.LIST],
+        lock_conf=texts[dnf_hold.CONF],
     )
 
 
-def pin_text(packages: tuple[Package, ...]) -> str:
-    head = f"Explanation: {_HEAD}\n"
-    return "\n".join(f"{head}Package: {p.name}\nPin: version {p.version}\nPin-Priority: {PRIORITY}\n" for p in packages)
+def _installed(rows: Iterable[list[str]]) -> dict[str, Installed]:
+    """Return the installed packages by name. Of several versions of a package the newest one counts first."""
+    installed: dict[str, Installed] = {}
+    for name, architecture, version, selection, status in rows:
+        if status in ("config-files", "not-installed") or architecture in ("i386", "i686"):
+            continue
+        versions = [version]
+        before = installed.get(name)
+        if before is not None and selection == RPM:
+            versions = sorted((*before.beside, before.version, version), key=rpm_version.key)
+        installed[name] = Installed(versions[-1], selection == "hold", status == "installed", tuple(versions[:-1]))
+    return installed
 
 
-def unattended_text(packages: tuple[Package, ...]) -> str:
-    names = (re.sub("[.+]", "[\\g<0>]", p.name) for p in packages)
-    lines = "".join(f'  "^{name}$";\n' for name in names)
-    return f"// {_HEAD}\nUnattended-Upgrade::Package-Blacklist {{\n{lines}}};\n"
-
-
-def former(pin: str | None) -> dict[str, str]:
-    """Return the set before this one, as our pin file has it: versions by package name."""
-    return dict(_PINNED.findall(pin or ""))
+def former(observed: Observed) -> dict[str, str]:
+    """Return the versions by package name that fairlead's pin file or fairlead's part of the versionlock list has. They are the
+    set that fairlead installed before."""
+    return {**apt_hold.ours(observed.pin), **dnf_hold.ours(observed.lock_list)}
 
 
 def plan(want: DriverWant, observed: Observed) -> tuple[AnyChange, ...]:
@@ -157,20 +171,54 @@ def plan(want: DriverWant, observed: Observed) -> tuple[AnyChange, ...]:
         return _no_longer_declared(observed)
     if not want.packages or not want.version:
         raise ConfigError("node.json", "settings.driver.packages", "the document has no set", hint="run `fairlead lock`")
+    _check_format(want, observed)
     changes = _packages(want, observed)
     moves = next((c for c in changes if isinstance(c, Packages) and (c.install or c.remove)), None)
     after = moves.disruption if moves else Disruption.NONE
-    kept = tuple(p for p in want.packages if p.kept)
-    files = (PIN, pin_text(kept), observed.pin), (UNATTENDED, unattended_text(kept), observed.unattended)
-    for path, text, before in files:
-        wanted = text if want.hold else None
+    for path, wanted, before in _hold_files(want, observed):
         if before != wanted:
-            why = f"{path} does not name the driver's set" if wanted else f"{path} is ours, and the driver is not to be kept"
+            why = f"{path} does not name the driver's set" if want.hold else f"{path} is ours, and the driver is not to be kept"
             changes.append(_file(path, wanted, before, why, after))
     if moves is None:
         _check_library(want, observed)
         _check_next_kernel(want, observed)
     return (*changes, *_effective(want, observed, moves=moves is not None))
+
+
+def _check_format(want: DriverWant, observed: Observed) -> None:
+    """Raise ConfigError if the set is not for this kind of node, or if dnf cannot keep the packages at their version."""
+    kind = want.packages[0].format
+    if observed.format and (observed.format != kind or any(p.format != kind for p in want.packages)):
+        words = f"the set has {kind} packages, and this node has {observed.format} packages"
+        raise ConfigError("node.json", "settings.driver.packages", words, hint="declare another settings.driver.set for it")
+    if kind == "rpm" and want.hold:
+        _check_plugin(want, observed)
+
+
+def _check_plugin(want: DriverWant, observed: Observed) -> None:
+    """Raise ConfigError if dnf would not follow the versionlock list, or if the list cannot be written again as it is."""
+    plugin = "python3-dnf-plugin-versionlock"
+    if observed.lock_conf is None and plugin not in (p.name for p in want.packages):
+        words = f"{plugin} is not installed, so dnf would move the packages"
+        raise ConfigError("node.json", "settings.driver.hold", words, hint=f"add {plugin} to settings.driver.install")
+    fault = dnf_hold.fault(observed.lock_conf or "")
+    if fault:
+        hint = "put the plugin's own configuration back, or declare hold = false"
+        raise ConfigError(dnf_hold.CONF, "", f"{fault}, so dnf would move the packages", hint=hint)
+    if "\ufffd" in (observed.lock_list or ""):
+        hint = "remove these bytes from other people's lines"
+        raise ConfigError(dnf_hold.LIST, "", "has bytes that are not UTF-8 text, and fairlead would change them", hint=hint)
+
+
+def _hold_files(want: DriverWant, observed: Observed) -> tuple[tuple[str, str | None, str | None], ...]:
+    """Return the files that keep the packages at their version: path, wanted text and present text."""
+    kept = tuple(p for p in want.packages if p.kept) if want.hold else ()
+    if want.packages[0].format == "rpm":
+        return ((dnf_hold.LIST, dnf_hold.with_lines(observed.lock_list, kept), observed.lock_list),)
+    return (
+        (apt_hold.PIN, apt_hold.pin_text(kept) if want.hold else None, observed.pin),
+        (apt_hold.UNATTENDED, apt_hold.unattended_text(kept) if want.hold else None, observed.unattended),
+    )
 
 
 def _file(path: str, content: str | None, before: str | None, why: str, disruption: Disruption = Disruption.NONE) -> File:
@@ -180,39 +228,31 @@ def _file(path: str, content: str | None, before: str | None, why: str, disrupti
 
 
 def _no_longer_declared(observed: Observed) -> tuple[AnyChange, ...]:
-    """Return the changes for a node that declares no driver any more. They remove our two files, and the packages stay as they
-    are."""
-    ours = tuple((p, text) for p, text in ((PIN, observed.pin), (UNATTENDED, observed.unattended)) if text is not None)
-    return tuple(_file(path, None, text, f"{path} is ours, and no driver is declared any more") for path, text in ours)
+    """Return the changes for a node that declares no driver any more. They remove our files and our lines, and the packages stay
+    as they are."""
+    ours: list[tuple[str, str | None, str]] = [
+        (path, None, text)
+        for path, text in ((apt_hold.PIN, observed.pin), (apt_hold.UNATTENDED, observed.unattended))
+        if text is not None
+    ]
+    if observed.lock_list is not None and (rest := dnf_hold.with_lines(observed.lock_list, ())) != observed.lock_list:
+        ours.append((dnf_hold.LIST, rest, observed.lock_list))
+    return tuple(_file(p, new, old, f"{p} is ours, and no driver is declared any more") for p, new, old in ours)
 
 
 def _packages(want: DriverWant, observed: Observed) -> list[AnyChange]:
-    ours = former(observed.pin)
-    install = []
-    for package in want.packages:
-        have = observed.installed.get(package.name)
-        if (
-            have is not None
-            and have.whole
-            and (
-                have.version == package.version
-                or (not package.kept and debian_version.key(have.version) > debian_version.key(package.version))
-            )
-        ):
-            continue
-        if have is not None and have.on_hold and have.version != package.version and package.name not in ours:
-            raise ConfigError(
-                "apt-mark",
-                package.name,
-                f"somebody holds it at {have.version}; wanted {package.version}",
-                hint=f"`apt-mark unhold {package.name}` gives it free",
-            )
-        install.append(package)
+    ours = former(observed)
+    install = [
+        p for p in want.packages if not _is_there(p, observed.installed.get(p.name)) or _is_unbuilt(p, want, observed, ours)
+    ]
+    for package in install:
+        _check_free(package, observed, ours)
     names = {p.name for p in want.packages}
     remove = tuple(
         sorted(n for n, v in ours.items() if n not in names and n in observed.installed and observed.installed[n].version == v)
     )
-    loose = tuple(p.name for p in want.packages if want.hold and p.kept and not _is_on_hold(p.name, observed, moved=p in install))
+    by_apt = [p for p in want.packages if want.hold and p.kept and p.format == "deb"]
+    loose = tuple(p.name for p in by_apt if not _is_on_hold(p.name, observed, moved=p in install))
     if not install and not remove and not loose:
         return []
     before = tuple((n, observed.installed[n].version) for n in (*(p.name for p in install), *remove) if n in observed.installed)
@@ -229,9 +269,51 @@ def _packages(want: DriverWant, observed: Observed) -> list[AnyChange]:
             hold=loose,
             mirror=want.mirror,
             before=before,
-            keep=tuple(f"{n}_{v.replace(':', '%3a')}_" for n, v in ours.items()),
+            keep=tuple(_cached(observed.format, n, v.replace(":", "%3a")) for n, v in ours.items()),
         )
     ]
+
+
+def _is_there(package: Package, have: Installed | None) -> bool:
+    """Say whether a package of the set is installed as wanted. A package that is only needed may be newer."""
+    if have is None or not have.whole:
+        return False
+    if package.version in (have.version, *have.beside):
+        return True
+    order = rpm_version.key if package.format == "rpm" else debian_version.key
+    return not package.kept and order(have.version) > order(package.version)
+
+
+def _is_unbuilt(package: Package, want: DriverWant, observed: Observed, ours: dict[str, str]) -> bool:
+    """Say whether an installed dkms package has no module yet because our own run was interrupted.
+
+    For rpm such a package is installed, and its script is never run again. Our lines in the versionlock list are written after
+    the packages, so a list that does not name this version says that the run has not ended.
+    """
+    if package.format != "rpm" or not package.name.endswith("-dkms") or not want.hold or want.module == "none":
+        return False
+    lacking = any(k.headers and k.next != "no" and k.module not in (want.version, "unknown") for k in observed.kernels)
+    return lacking and ours.get(package.name) != package.version
+
+
+def _check_free(package: Package, observed: Observed, ours: dict[str, str]) -> None:
+    """Raise ConfigError if somebody else keeps this package from its wanted version."""
+    have = observed.installed.get(package.name)
+    if have is not None and have.on_hold and have.version != package.version and package.name not in ours:
+        words = f"somebody holds it at {have.version}; wanted {package.version}"
+        raise ConfigError("apt-mark", package.name, words, hint=f"`apt-mark unhold {package.name}` gives it free")
+    if package.format == "rpm":
+        now = have.version if have is not None else ""
+        line = dnf_hold.against(observed.lock_list, package.name, now, package.version, package.architecture)
+        if line:
+            words = f"the line {line[:100]!r} of somebody else keeps it from {package.version}"
+            hint = f"`dnf versionlock delete {package.name}` (or that line removed by hand) gives it free"
+            raise ConfigError(dnf_hold.LIST, package.name, words, hint=hint)
+
+
+def _cached(kind: str, name: str, version: str) -> str:
+    """Return the beginning of the name of a package's file in the node's cache (``Package.file``)."""
+    return f"{name}-{version}." if kind == "rpm" else f"{name}_{version}_"
 
 
 def _is_on_hold(name: str, observed: Observed, *, moved: bool) -> bool:
@@ -247,7 +329,8 @@ def _why(
     first = next((p for p in install if p.name in want.install), install[0] if install else None)
     name = first.name if first is not None else remove[0]
     now = before.get(name)
-    seen = f"{name} is half installed" if first is not None and now == first.version else f"{name} is {now or 'not installed'}"
+    torn = "installed twice" if first is not None and first.format == "rpm" else "half installed"
+    seen = f"{name} is {torn}" if first is not None and now == first.version else f"{name} is {now or 'not installed'}"
     return f"driver {want.version}: {len(install)} packages to install, {len(remove)} to remove; {seen}"
 
 
@@ -262,8 +345,8 @@ def _check_library(want: DriverWant, observed: Observed) -> None:
 
 
 def _check_next_kernel(want: DriverWant, observed: Observed) -> None:
-    """Raise ConfigError if the kernel that boots next has no module of the wanted version. Where it is not known which one
-    boots next, every kernel counts."""
+    """Raise ConfigError if the kernel that boots next has no module of the wanted version. If it is unknown which kernel boots
+    next, every kernel must have the module."""
     if want.module == "none":
         return
     for kernel in observed.kernels:
@@ -271,18 +354,26 @@ def _check_next_kernel(want: DriverWant, observed: Observed) -> None:
             continue
         has = "no NVIDIA module" if kernel.module == "none" else f"the NVIDIA module of {kernel.module}"
         word = "boots next" if kernel.next == "yes" else "may boot next"
-        need = "its headers are not installed" if not kernel.headers else "its headers are there, so dkms has failed"
-        hint = (
-            f"`dkms autoinstall -k {kernel.release}`, and see /var/lib/dkms/nvidia*/{want.version}/build/make.log"
-            if kernel.headers
-            else f"add linux-headers-{kernel.release} to settings.driver.install and run `fairlead lock`, or remove that kernel"
-        )
-        raise ConfigError(
-            "node.json",
-            "settings.driver",
-            f"kernel {kernel.release} {word} and has {has}, wanted {want.version}; {need}",
-            hint=hint,
-        )
+        need, hint = _way_to_module(want, kernel, observed.format)
+        words = f"kernel {kernel.release} {word} and has {has}, wanted {want.version}; {need}"
+        raise ConfigError("node.json", "settings.driver", words, hint=hint)
+
+
+def _way_to_module(want: DriverWant, kernel: Kernel, kind: str) -> tuple[str, str]:
+    """Return why a kernel has no module of the wanted version, and what to do about it."""
+    install = "to settings.driver.install and run `fairlead lock`, or remove that kernel"
+    dkms = [p.name for p in want.packages if p.name.endswith("-dkms")]
+    if kind == "rpm" and not dkms:
+        return "no package with a module for it is installed", f"add the kmod package for {kernel.release} {install}"
+    if not kernel.headers:
+        headers = "kernel-devel" if kind == "rpm" else "linux-headers"
+        return "its headers are not installed", f"add {headers}-{kernel.release} {install}"
+    build = f"dkms autoinstall -k {kernel.release}"
+    if kind == "rpm":
+        name = "nvidia-open" if any("-open-" in name for name in dkms) else "nvidia"
+        build = f"dkms install -m {name} -v {want.version} -k {kernel.release}"
+    log = f"/var/lib/dkms/nvidia*/{want.version}/build/make.log"
+    return "its headers are there, so dkms has failed", f"`{build}`, and see {log}"
 
 
 def _effective(want: DriverWant, observed: Observed, *, moves: bool) -> tuple[AnyChange, ...]:
@@ -321,6 +412,6 @@ setting = Setting(
     want=DriverWant,
     observe=observe,
     plan=plan,
-    reads=(INSTALLED, KERNELS, RUNNING, PIN, UNATTENDED),
+    reads=READ,
     disruption=Disruption.REBOOT,
 )

@@ -1,9 +1,9 @@
-"""Shows containers of enroot and pyxis what they need of the node: /etc/nccl.conf, and the files that the task prolog reads.
+"""Mounts files of the node into containers of enroot and pyxis: /etc/nccl.conf, and the files that the task prolog reads.
 
-A container's own file hides the host's file. NCCL in a container therefore reads the container's /etc/nccl.conf, or none. The
-task prolog of a step in a pyxis container runs inside the container, and there a missing hook ends the task. Declare this
-setting where enroot is used. Source: enroot's doc/configuration.md (mounts.d) and doc/image-format.md (fstab lines; x-create
-makes the mount point, and nofail and silent skip files that do not exist).
+Without this setting, NCCL in a container does not see the node's /etc/nccl.conf. It reads the container's own file, or none. The
+task prolog of a step in a pyxis container runs inside the container. If the hook is missing in the container, the task ends.
+Declare this setting on nodes with enroot. Source: enroot's doc/configuration.md (mounts.d) and doc/image-format.md (fstab lines;
+x-create makes the mount point, and nofail and silent skip files that do not exist).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SAFE = "bind,ro,nosuid,nodev,nofail,silent"
 class EnrootWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
     files: Annotated[
         tuple[_PATH, ...],
-        Meta(description="More files that containers see, read-only (the site's own task prolog, a topology file)."),
+        Meta(description="Further files to mount read-only into containers (the site's own task prolog, a topology file)."),
     ] = ()
     scratch: Annotated[
         str,

@@ -1,9 +1,9 @@
-"""Reserves huge pages (hugetlbfs) for programs that ask for them by name: DPDK, some MPI and storage stacks.
+"""Reserves huge pages (hugetlbfs) for programs that use them explicitly: DPDK, some MPI and storage stacks.
 
-Nothing else can use reserved memory, and Slurm's RealMemory has to be lowered by it, so reserve none unless something uses it.
-The kernel reserves only as many pages as it finds free in one piece, so the number is read back. Source: kernel documentation,
-admin-guide/mm/hugetlbpage.rst. The reservation is lost at reboot. The boot unit applies it again early, while memory is still
-in one piece.
+No other program can use the reserved memory, and Slurm's RealMemory has to be lowered by its size. So reserve huge pages only if
+a program uses them. The kernel reserves only as many pages as it finds contiguous free memory for. So fairlead reads the number
+again after writing it. Source: kernel documentation, admin-guide/mm/hugetlbpage.rst. The reservation is lost at reboot.
+fairlead's boot unit applies it again early in the boot, while memory is not yet fragmented.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ Pages = Annotated[int, Meta(ge=0, le=1 << 24)]
 
 class HugepagesWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
     pages_2_mib: Annotated[
-        Pages | None, Meta(description="Reserved pages of 2 MiB on the whole node; unset: left as they are.")
+        Pages | None, Meta(description="Reserved pages of 2 MiB on the whole node. If unset, fairlead does not change them.")
     ] = None
     pages_1_gib: Annotated[
-        Pages | None, Meta(description="Reserved pages of 1 GiB on the whole node; unset: left as they are.")
+        Pages | None, Meta(description="Reserved pages of 1 GiB on the whole node. If unset, fairlead does not change them.")
     ] = None
 
 
 class Observed(Struct, frozen=True):
-    """Holds the reserved pages by page size in KiB."""
+    """Holds the number of reserved pages by page size in KiB."""
 
     reserved: dict[int, int]
 

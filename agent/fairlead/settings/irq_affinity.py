@@ -1,14 +1,16 @@
-"""Keeps interrupts of GPUs and adapters on CPUs of the system, away from the cores that jobs compute on.
+"""Moves interrupts of GPUs and adapters to CPUs that are reserved for the system, away from the cores of jobs.
 
-An interrupt takes a core from a rank that all other ranks wait for. The interrupts of a device go to the system's CPUs on the
-NUMA node of the device. If there are none, they go to all of the system's CPUs. Reserve these CPUs in Slurm too (CpuSpecList
-or CoreSpecCount), or jobs run there as well. Sources: kernel documentation, core-api/irq/irq-affinity.rst
-(/proc/irq/N/smp_affinity_list) and ABI/testing/sysfs-bus-pci (msi_irqs); Slurm slurm.conf(5), CpuSpecList. An interrupt that
-its driver manages (NVMe queues) cannot be moved, and the kernel answers EIO: name a device with such interrupts in ``skip``.
-The values are lost at reboot, and the boot unit applies them again. New queues that a driver makes show as drift.
+An interrupt on a rank's core delays this rank, and all other ranks wait for it. fairlead moves the interrupts of a device to the
+system's CPUs on the NUMA node of the device. If this NUMA node has no such CPUs, the interrupts go to all of the system's CPUs.
+Reserve the system's CPUs in Slurm, too (CpuSpecList or CoreSpecCount). Otherwise jobs also run on the system's CPUs. Sources:
+kernel documentation, core-api/irq/irq-affinity.rst (/proc/irq/N/smp_affinity_list) and ABI/testing/sysfs-bus-pci (msi_irqs);
+Slurm slurm.conf(5), CpuSpecList. An interrupt that its driver manages (NVMe queues) cannot be moved, and the kernel returns EIO.
+List a device with such interrupts in ``skip``. The values are lost at reboot, and fairlead's boot unit applies them again. If a
+driver creates new queues later, fairlead reports their interrupts as drift.
 
-irqbalance moves interrupts every ten seconds. Either it does not run (the default), or all other CPUs are forbidden to it
-(IRQBALANCE_BANNED_CPULIST, irqbalance(1)), and it may move interrupts among the system's CPUs.
+irqbalance moves interrupts every ten seconds. By default fairlead stops it. With ``irqbalance = true`` it runs, and fairlead bans
+it from all CPUs except the system's (IRQBALANCE_BANNED_CPULIST, irqbalance(1)). It then moves interrupts only among the system's
+CPUs.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ AFFINITY = "/proc/irq/[0-9]*/smp_affinity_list"
 BALANCER = "/proc/@irqbalance/comm"
 UNIT = "irqbalance.service"
 DROPIN = f"/etc/systemd/system/{UNIT}.d/90-fairlead.conf"
-DEFAULTS = "/etc/default/irqbalance"
+#: The options of irqbalance's unit: on Debian and Ubuntu, and on the EL family.
+DEFAULTS = ("/etc/default/irqbalance", "/etc/sysconfig/irqbalance")
 _LINE = re.compile(r"^/sys/bus/pci/devices/([^/]+)/msi_irqs/(\d+)$")
 
 Address = Annotated[str, Meta(pattern=r"^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7](?!\n)$")]
@@ -39,17 +42,17 @@ Address = Annotated[str, Meta(pattern=r"^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.
 class IrqAffinityWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
     cpus: Annotated[
         str, Meta(pattern=r"^([0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*)?(?!\n)$",
-                  description="CPUs of the system, such as 0-1,56-57; empty: the first cores of each NUMA node."),
+                  description="CPUs of the system, such as 0-1,56-57. If empty, the first cores of each NUMA node."),
     ] = ""  # fmt: skip
-    cores_per_node: Annotated[int, Meta(ge=1, le=64, description="Number of cores of each NUMA node, where `cpus` is empty.")] = 1
-    skip: Annotated[tuple[Address, ...], Meta(description="Devices whose interrupts are left alone.")] = ()
-    irqbalance: Annotated[
-        bool, Meta(description="irqbalance runs, and all other CPUs are forbidden to it; false: it does not run.")
-    ] = False
+    cores_per_node: Annotated[int, Meta(ge=1, le=64, description="If `cpus` is empty, this many cores of each NUMA node.")] = 1
+    skip: Annotated[tuple[Address, ...], Meta(description="Devices whose interrupts are not moved, by PCI address.")] = ()
+    irqbalance: Annotated[bool, Meta(description="irqbalance runs, but only on the system's CPUs. false: it does not run.")] = (
+        False
+    )
 
 
 def cpus_of(text: str) -> tuple[int, ...] | None:
-    """Return the CPUs of a list such as 0-3,8. Return None for a text that is no such list."""
+    """Return the CPU numbers of a list such as 0-3,8. Return None for any other text."""
     try:
         return cpus_in(parse_cpu_set(text))
     except ValueError:
@@ -61,7 +64,7 @@ def text_of(cpus: tuple[int, ...]) -> str:
 
 
 class Irq(Struct, frozen=True):
-    """Describes one interrupt. ``cpus``: the CPUs that it may go to now."""
+    """Describes one interrupt. ``cpus`` are the CPUs that the kernel may send it to now."""
 
     number: int
     device: str
@@ -70,19 +73,21 @@ class Irq(Struct, frozen=True):
 
 
 class Observed(Struct, frozen=True):
-    """Holds what was read. ``cores``: the CPUs (hardware threads) of each core, by NUMA node. ``defaults``: the text of
-    irqbalance's own file."""
+    """Holds what was read. ``cores`` has the CPUs (hardware threads) of each core, by NUMA node. ``balancing`` says whether
+    irqbalance runs. ``dropin`` is the text of fairlead's drop-in. ``defaults`` has the texts of irqbalance's own files, by
+    path."""
 
     irqs: tuple[Irq, ...]
     cores: dict[int, tuple[tuple[int, ...], ...]]
     balancing: bool
     dropin: str | None
-    defaults: str | None
+    defaults: dict[str, str]
 
 
 def observe(node: Node) -> Observed | Missing:
-    dropin, defaults, balancer = node.text(DROPIN), node.text(DEFAULTS), node.text(BALANCER)
-    for text in (dropin, defaults, balancer):
+    dropin, balancer = node.text(DROPIN), node.text(BALANCER)
+    defaults = {path: node.text(path) for path in DEFAULTS}
+    for text in (dropin, balancer, *defaults.values()):
         if isinstance(text, Missing):
             return text
     devices = {d.address: d for d in node.pci if kind_of(d) in ("gpu", "nic")}
@@ -96,7 +101,7 @@ def observe(node: Node) -> Observed | Missing:
         if isinstance(now, Missing):
             return now
         if now is None:
-            continue  # it is allocated, but no driver has requested it
+            continue  # the interrupt is allocated, but no driver has requested it
         cpus = cpus_of(now.strip())
         if cpus is None:
             return unreadable(f"{at}: not a list of CPUs: {now[:40]!r}")
@@ -107,12 +112,13 @@ def observe(node: Node) -> Observed | Missing:
         if cpu.online:
             cores.setdefault(cpu.numa, {})[cpu.siblings] = None
     known = {numa: tuple(sorted(found)) for numa, found in cores.items()}
-    texts = [None if t is None else str(t) for t in (dropin, defaults)]
-    return Observed(tuple(sorted(irqs, key=lambda i: i.number)), known, balancer is not None, texts[0], texts[1])
+    ours = None if dropin is None else str(dropin)
+    theirs = {path: str(text) for path, text in defaults.items() if text is not None}
+    return Observed(tuple(sorted(irqs, key=lambda i: i.number)), known, balancer is not None, ours, theirs)
 
 
 def system_cpus(want: IrqAffinityWant, observed: Observed) -> dict[int, tuple[int, ...]]:
-    """Return the system's CPUs by NUMA node. Raises ConfigError for CPUs that are not online."""
+    """Return the system's CPUs by NUMA node. Raise ConfigError if a declared CPU is not online."""
     everything = {cpu: numa for numa, cores in observed.cores.items() for core in cores for cpu in core}
     if want.cpus:
         named = cpus_of(want.cpus) or ()
@@ -152,10 +158,10 @@ def plan(want: IrqAffinityWant, observed: Observed) -> tuple[AnyChange, ...]:
 def _balancer(want: IrqAffinityWant, observed: Observed, system: tuple[int, ...]) -> list[AnyChange]:
     content = None
     if want.irqbalance:
-        for line in (observed.defaults or "").splitlines():
+        for path, line in ((path, line) for path, text in observed.defaults.items() for line in text.splitlines()):
             if line.strip().startswith("IRQBALANCE_BANNED_CPU"):
                 words = "names banned CPUs and is read after ours"
-                raise ConfigError(DEFAULTS, line.partition("=")[0].strip(), words, hint="remove that line")
+                raise ConfigError(path, line.partition("=")[0].strip(), words, hint="remove that line")
         others = [c for cores in observed.cores.values() for core in cores for c in core if c not in system]
         content = (
             "# Written by fairlead (setting irq_affinity); changes made here are put back.\n[Service]\n"
@@ -180,7 +186,7 @@ setting = Setting(
     want=IrqAffinityWant,
     observe=observe,
     plan=plan,
-    reads=(LINES, AFFINITY, BALANCER, DROPIN, DEFAULTS),
+    reads=(LINES, AFFINITY, BALANCER, DROPIN, *DEFAULTS),
     volatile=True,
     group="cpu",
 )

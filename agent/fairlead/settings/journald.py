@@ -1,10 +1,10 @@
-"""Bounds the system journal: it is on disk, so that what a crashed node logged survives, and it never fills the disk.
+"""Keeps the system journal on disk, so that the log of a crashed node survives, and limits the journal's size.
 
-By default the journal takes a tenth of the file system. It also drops lines that come faster than 10,000 in 30 s, as they do
-when a GPU or fabric breaks. Source: journald.conf(5). Of all drop-ins the one whose name sorts last wins. A drop-in that is
-read after ours and says something else is therefore reported, and fairlead does not overwrite it. The journal daemon is
-restarted, which loses no line. The effective values cannot be read back from the daemon; the file has what it was started
-with.
+By default the journal uses up to a tenth of the file system. It also drops lines above a rate of 10,000 in 30 s, which a broken
+GPU or fabric can reach. Source: journald.conf(5). If several drop-ins set a key, the drop-in whose name sorts last wins. If a
+drop-in that is read after fairlead's sets another value, fairlead reports this and does not overwrite the drop-in. fairlead
+restarts the journal daemon after a change, which loses no line. The daemon has no interface to read its effective values.
+fairlead takes the values of the drop-in as the effective ones.
 """
 
 from __future__ import annotations
@@ -24,20 +24,26 @@ UNIT, FLUSH = "systemd-journald.service", "systemd-journal-flush.service"
 
 
 class JournaldWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    storage: Annotated[Literal["persistent", "volatile", "auto", "none"], Meta(description="Where the journal is kept.")] = (
+    storage: Annotated[Literal["persistent", "volatile", "auto", "none"], Meta(description="Storage= in journald.conf(5).")] = (
         "persistent"
     )
-    max_use_mib: Annotated[int, Meta(ge=16, le=1 << 20, description="The most space that the journal takes, in MiB.")] = 2048
+    max_use_mib: Annotated[int, Meta(ge=16, le=1 << 20, description="The most space that the journal may use, in MiB.")] = 2048
     keep_free_mib: Annotated[
         int, Meta(ge=0, le=1 << 20, description="Space that the journal leaves free on its file system, in MiB.")
     ] = 1024
     burst_lines: Annotated[
-        int, Meta(ge=0, le=10_000_000, description="Lines of one service in 30 s before the journal drops more; 0: never.")
+        int,
+        Meta(
+            ge=0,
+            le=10_000_000,
+            description="A service may log this many lines in 30 s. The journal drops more lines. 0: no limit.",
+        ),
     ] = 100_000
 
 
 class Observed(Struct, frozen=True):
-    """Holds what was read. ``file``: our drop-in. ``later``: (drop-in that is read after ours, value) by key."""
+    """Holds what was read. ``file`` is the text of fairlead's drop-in. ``later`` has, for each key, a drop-in that is read after
+    fairlead's, and the value that it sets."""
 
     file: str | None
     later: dict[str, tuple[str, str]] = {}
@@ -48,7 +54,7 @@ def observe(node: Node) -> Observed | Missing:
     if isinstance(file, Missing):
         return file
     later: dict[str, tuple[str, str]] = {}
-    # A file in /etc hides one of the same name in /run, and a file in /run hides one in /usr/lib.
+    # A file in /etc hides a file of the same name in /run, and a file in /run hides a file of the same name in /usr/lib.
     named = {path.rpartition("/")[2]: path for folder in reversed(FOLDERS) for path in node.texts if path.startswith(folder)}
     for name, path in sorted(named.items()):
         text = node.texts[path]
@@ -79,7 +85,7 @@ def plan(want: JournaldWant, observed: Observed) -> tuple[AnyChange, ...]:
     why = f"{FILE} does not say what is declared"
     file = File(setting="journald", why=why, layer=Layer.PERSISTED, path=FILE, content=content(want), before=observed.file)
     started = Unit(setting="journald", why=why, name=UNIT, restart=True)
-    # A journal that was in memory until now stays there until it is flushed (systemd-journald.service(8), SIGUSR1).
+    # If the journal was in memory until now, it stays in memory until a flush (systemd-journald.service(8), SIGUSR1).
     flushed = Unit(setting="journald", why=why, name=FLUSH, restart=True)
     return (file, started, flushed) if want.storage == "persistent" else (file, started)
 

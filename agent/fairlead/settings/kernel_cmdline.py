@@ -1,10 +1,16 @@
 """Adds words to the kernel command line, such as iommu=pt, pci=realloc=on or pcie_aspm=off.
 
-/proc/cmdline has the effective words. The last word of a key wins there (the options of ``pci=`` add up). On Debian and Ubuntu
-the words are persisted in a drop-in that GRUB reads last of all (/etc/default/grub.d; cloud images have a
-50-cloudimg-settings.cfg there), and they must also be in grub.cfg. On the EL family, grubby persists them in every boot entry
-of the Boot Loader Specification. A persisted word becomes effective at a reboot. Sources: kernel documentation,
-admin-guide/kernel-parameters.rst; grub-mkconfig(8); grubby(8);
+/proc/cmdline has the effective words. If a key occurs several times, its last word wins, but the options of ``pci=`` add up. On
+Debian and Ubuntu, fairlead persists the words in a drop-in in /etc/default/grub.d. GRUB reads this drop-in last, also after
+50-cloudimg-settings.cfg of cloud images. The words must also be in grub.cfg. On the EL family, grubby persists the words in every
+boot entry of the Boot Loader Specification. On EL8 the entries have the variable $kernelopts, whose value is in grubenv, and
+grubby changes it there. A persisted word becomes effective at a reboot.
+
+At each move of the driver, NVIDIA's package nvidia-kmod-common changes all boot entries itself by grubby. It adds words against
+nouveau and for nvidia-drm, and removes ``nomodeset``. So fairlead plans this setting again after packages have moved, and the
+declared words win. Words that would bring nouveau back are refused. Sources: kernel documentation,
+admin-guide/kernel-parameters.rst; grub-mkconfig(8); grubby(8), and ``update_args`` of grubby-bls (a new word replaces all words
+with its key); dracut.cmdline(7), rd.driver.blacklist; NVIDIA's yum-packaging-nvidia-driver, %post of nvidia-kmod-common;
 https://uapi-group.org/specifications/specs/boot_loader_specification/.
 """
 
@@ -25,12 +31,17 @@ GRUB = "/etc/default/grub"
 DROP_INS = "/etc/default/grub.d/*.cfg"
 FILE = "/etc/default/grub.d/99-fairlead.cfg"
 GRUB_CFG = "/boot/grub/grub.cfg"
+#: The EL family's names: the menu of GRUB, and the variables that GRUB saves.
+GRUB2_CFG, GRUBENV = "/boot/grub2/grub.cfg", "/boot/grub2/grubenv"
 ENTRIES = "/boot/loader/entries/*.conf"
-ADD_UP = frozenset({"pci", "console", "earlycon", "modprobe.blacklist", "module_blacklist"})
-# it allows no blank, quote or $, because the words go into a shell file of GRUB
+#: A file of NVIDIA's package nvidia-kmod-common.
+KMOD_COMMON = "/usr/lib/modprobe.d/nvidia.conf"
+ADD_UP = frozenset({"pci", "console", "earlycon", "modprobe.blacklist", "module_blacklist", "rd.driver.blacklist"})
+# The pattern allows no blank, quote or $, because fairlead writes the words into a shell file of GRUB.
 _WORD = r"^[A-Za-z0-9_.-]+(=[A-Za-z0-9_.,:;@/=+*-]*)?$"
 _KEEPS = re.compile(r'(GRUB_CMDLINE_LINUX(?:_DEFAULT)?)="((?:[^"$`\\]* )?)\$\{?\1\}?((?: [^"$`\\]*)?)"')
 _ASSIGNED = re.compile(r"^[ \t]*(?:export[ \t]+)?(GRUB_CMDLINE_LINUX\w*)\+?=.*$", re.MULTILINE)
+_NO_ENTRIES = re.compile(r"^\s*(?:export\s+)?GRUB_ENABLE_BLSCFG=[\"']?false\b", re.MULTILINE)
 _LINUX = re.compile(r"^\s*linux(?:efi|16)?\s+\S+\s*(.*)$", re.MULTILINE)
 
 
@@ -42,9 +53,11 @@ class KernelCmdlineWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class Observed(Struct, frozen=True):
-    """Holds what was read. ``running``: the words of /proc/cmdline. ``file``: our drop-in. ``grub``: whether GRUB reads
-    drop-ins here. ``menu``: the command lines in grub.cfg, None where there is none. ``entries``: the command line of each
-    boot entry, by path. ``later``: the texts of the drop-ins that are read after ours, by path."""
+    """Holds what was read. ``running`` has the words of /proc/cmdline. ``file`` is the text of fairlead's drop-in. ``grub`` says
+    whether this node has GRUB's file with defaults. ``menu`` has the command lines in grub.cfg, or is None without a grub.cfg.
+    ``entries`` has the command line of each boot entry, by path. ``later`` has the texts of the drop-ins that are read after
+    fairlead's, by path. ``grub2`` says whether GRUB's menu is where the EL family has it. ``unused`` says that GRUB is configured
+    to use no boot entries. ``kmod_common`` says whether NVIDIA's package of that name is installed."""
 
     running: tuple[str, ...]
     file: str | None
@@ -52,13 +65,16 @@ class Observed(Struct, frozen=True):
     menu: tuple[str, ...] | None
     entries: dict[str, str]
     later: dict[str, str]
+    grub2: bool = False
+    unused: bool = False
+    kmod_common: bool = False
 
 
 def in_force(words: tuple[str, ...], wanted: str) -> bool:
-    """Say whether a command line has ``wanted`` in force. For most keys the last word of the key counts.
+    """Return whether ``wanted`` is effective on a command line. For most keys the last word of the key counts.
 
-    For keys that add up, all options of ``wanted`` must be in force, and of each option the last one wins (``pci=realloc=on``
-    before ``pci=realloc=off`` is off).
+    For keys whose options add up, all options of ``wanted`` must be effective. If an option occurs several times, its last value
+    wins. So ``pci=realloc=on`` before ``pci=realloc=off`` is off.
     """
     key, sign, value = wanted.partition("=")
     same = [w.partition("=")[2] for w in words if w.partition("=")[0] == key]
@@ -72,7 +88,7 @@ def in_force(words: tuple[str, ...], wanted: str) -> bool:
 
 def observe(node: Node) -> Observed | Missing:
     texts: dict[str, str | None] = {}
-    for path in (CMDLINE, FILE, GRUB, GRUB_CFG):
+    for path in (CMDLINE, FILE, GRUB, GRUB_CFG, GRUB2_CFG, GRUBENV, KMOD_COMMON):
         text = node.text(path)
         if isinstance(text, Missing):
             return text
@@ -80,6 +96,8 @@ def observe(node: Node) -> Observed | Missing:
     running = texts[CMDLINE]
     if running is None:
         return unreadable(f"{CMDLINE}: no such file")
+    rows = (line.partition("=") for line in (texts[GRUBENV] or "").splitlines() if not line.startswith("#"))
+    variables = {f"${key}": value for key, sign, value in rows if sign}
     entries: dict[str, str] = {}
     later: dict[str, str] = {}
     for path, text in sorted(node.texts.items()):
@@ -87,27 +105,38 @@ def observe(node: Node) -> Observed | Missing:
             if isinstance(text, Missing):
                 return text
             options = [line.split(None, 1) for line in (text or "").splitlines() if line.startswith("options")]
-            entries[path] = " ".join(parts[1] for parts in options if len(parts) == 2)
+            words = " ".join(parts[1] for parts in options if len(parts) == 2).split()
+            entries[path] = " ".join(variables.get(word, word) for word in words)
         elif path.startswith("/etc/default/grub.d/") and path > FILE:
             if isinstance(text, Missing):
                 return text
             later[path] = text or ""
     cfg = texts[GRUB_CFG]
     menu = None if cfg is None else tuple(line for line in _LINUX.findall(cfg) if " single" not in f" {line} ")
-    return Observed(tuple(running.split()), texts[FILE], texts[GRUB] is not None, menu, entries, later)
+    return Observed(
+        tuple(running.split()),
+        texts[FILE],
+        texts[GRUB] is not None,
+        menu,
+        entries,
+        later,
+        grub2=texts[GRUB2_CFG] is not None,
+        unused=_NO_ENTRIES.search(texts[GRUB] or "") is not None,
+        kmod_common=texts[KMOD_COMMON] is not None,
+    )
 
 
 def _added(text: str) -> tuple[str, ...] | None:
-    """Return the words that a drop-in adds after those of the files before it, as kdump-tools.cfg does (crashkernel=). Return
-    None for a drop-in that may drop those words."""
+    """Return the words that a drop-in adds to the words of earlier files, as kdump-tools.cfg does (crashkernel=). Return None for
+    a drop-in that may drop the words of earlier files."""
     said = [line.strip() for line in text.splitlines() if "GRUB_CMDLINE_LINUX" in line and not line.lstrip().startswith("#")]
     kept = [_KEEPS.fullmatch(line) for line in said]
     return tuple(word for match in kept if match for word in match[3].split()) if all(kept) else None
 
 
 def _variable(text: str) -> str:
-    """Return the variable that a drop-in assigns in the line that conflicts with ours. A line that drops our words comes
-    first."""
+    """Return the variable that a drop-in assigns in the line that conflicts with fairlead's drop-in. If several lines conflict, a
+    line that drops fairlead's words is chosen first."""
     lines = sorted(_ASSIGNED.finditer(text), key=lambda line: _KEEPS.fullmatch(line[0].strip()) is not None)
     return lines[0][1] if lines else "GRUB_CMDLINE_LINUX_DEFAULT"
 
@@ -122,7 +151,12 @@ def content(words: tuple[str, ...]) -> str:
 def plan(want: KernelCmdlineWant, observed: Observed) -> tuple[AnyChange, ...]:
     missing = tuple(w for w in want.words if not in_force(observed.running, w))
     changes: list[AnyChange] = []
-    if observed.entries:
+    if want.words and observed.grub2 and (observed.unused or not observed.entries):
+        words = "GRUB uses no boot entries here (GRUB_ENABLE_BLSCFG), and grubby cannot keep words for later kernels"
+        raise ConfigError(GRUB, "GRUB_ENABLE_BLSCFG", words, hint="run `grub2-switch-to-blscfg`, or declare managed = false")
+    if observed.entries and observed.kmod_common:
+        _check_nouveau(want.words)
+    if observed.entries and not observed.unused:
         changes += _entries(want.words, observed.entries)
     elif observed.grub or observed.file is not None:
         changes += _grub(want.words, observed)
@@ -147,12 +181,27 @@ def plan(want: KernelCmdlineWant, observed: Observed) -> tuple[AnyChange, ...]:
     return tuple(changes)
 
 
+def _check_nouveau(words: tuple[str, ...]) -> None:
+    """Raise ConfigError for a word that contradicts the words of NVIDIA's package, which it sets again at each driver move."""
+    for word in words:
+        key, _, value = word.partition("=")
+        if key == "nomodeset" or (key == "nouveau.modeset" and value != "0"):
+            said = f"{word} contradicts the words of NVIDIA's package nvidia-kmod-common, which removes it at each driver move"
+            hint = "remove it from settings.kernel_cmdline.words, or declare no driver for this node"
+            raise ConfigError("node.json", "settings.kernel_cmdline.words", said, hint=hint)
+
+
 def _entries(words: tuple[str, ...], entries: dict[str, str]) -> list[AnyChange]:
-    lacking = tuple(w for w in words if not all(in_force(tuple(line.split()), w) for line in entries.values()))
+    lines = [tuple(line.split()) for line in entries.values()]
+    lacking = tuple(w for w in words if not all(in_force(line, w) for line in lines))
     if not lacking:
         return []
+    # grubby removes all words with the key of a new word, also those that add up, so these are named too
+    keys = {w.partition("=")[0] for w in lacking} & ADD_UP
+    there = (w for line in lines for w in line if w.partition("=")[0] in keys)
+    named = (*dict.fromkeys(w for w in there if w not in lacking), *lacking)
     why = f"{len(entries)} boot entries do not all have {' '.join(lacking)}"
-    return [BootLoader(setting="kernel_cmdline", why=why, layer=Layer.PERSISTED, tool="grubby", words=lacking)]
+    return [BootLoader(setting="kernel_cmdline", why=why, layer=Layer.PERSISTED, tool="grubby", words=named)]
 
 
 def _grub(words: tuple[str, ...], observed: Observed) -> list[AnyChange]:
@@ -188,7 +237,7 @@ setting = Setting(
     want=KernelCmdlineWant,
     observe=observe,
     plan=plan,
-    reads=(CMDLINE, GRUB, FILE, DROP_INS, GRUB_CFG, ENTRIES),
+    reads=(CMDLINE, GRUB, FILE, DROP_INS, GRUB_CFG, ENTRIES, GRUB2_CFG, GRUBENV, KMOD_COMMON),
     as_wanted=lambda want: {CMDLINE: " ".join(want.words) + "\n"},
     disruption=Disruption.REBOOT,
 )

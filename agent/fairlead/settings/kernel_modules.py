@@ -1,11 +1,13 @@
-"""Loads kernel modules at boot (nvidia_peermem), and keeps others from loading (nouveau).
+"""Loads kernel modules at boot (nvidia_peermem), and prevents other modules from loading (nouveau).
 
-Sources: modules-load.d(5), modprobe.d(5) (``blacklist`` keeps a module's own aliases from loading it), /proc/modules
-(proc_modules(5)). A blacklisted module that is loaded now keeps the device until a reboot. A module that is built into the
-kernel is in no list of loaded modules, and this setting does not handle it. A kernel without loadable modules has neither that
-file nor /proc/sys/kernel/modprobe (both under CONFIG_MODULES: kernel/module/procfs.c, kernel/module/kmod.c). If only the list
-is missing, it is unreadable and nothing is known. For nvidia_peermem see the NVIDIA driver README, chapter "GPUDirect RDMA
-Peer Memory Client". It is not needed where the driver and the kernel have dma-buf.
+Sources: modules-load.d(5), modprobe.d(5) (with ``blacklist``, modprobe ignores a module's own aliases), /proc/modules
+(proc_modules(5)). If a blacklisted module is loaded now, it uses the device until a reboot. An initramfs that was made before
+may load it again; on the EL family ``rd.driver.blacklist=nouveau`` on the kernel command line prevents this
+(dracut.cmdline(7)). This setting does not handle modules that are built into the kernel, because /proc/modules does not list
+them. A kernel without loadable modules has neither /proc/modules nor /proc/sys/kernel/modprobe (both under CONFIG_MODULES:
+kernel/module/procfs.c, kernel/module/kmod.c). If only /proc/modules is missing, the loaded modules are unknown, and the setting
+is reported as unreadable. For nvidia_peermem see the NVIDIA driver README, chapter "GPUDirect RDMA Peer Memory Client". If the
+driver and the kernel have DMA-BUF, nvidia_peermem is not needed.
 """
 
 from __future__ import annotations
@@ -24,6 +26,9 @@ LOADER = "/proc/sys/kernel/modprobe"
 LOAD = "/etc/modules-load.d/90-fairlead.conf"
 BLACKLIST = "/etc/modprobe.d/90-fairlead-blacklist.conf"
 
+#: The initramfs has copies of modules and of modprobe.d from the time when it was made.
+INITRAMFS = "`update-initramfs -u` on Debian and Ubuntu or `dracut --force` on the EL family makes it anew"
+
 Name = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,60}$")]
 
 
@@ -33,8 +38,8 @@ class KernelModulesWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class Observed(Struct, frozen=True):
-    """Holds what was read. ``loaded``: names as /proc/modules has them (with underscores); None means a kernel without
-    loadable modules. ``load``, ``blacklist``: the texts of our files."""
+    """Holds what was read. ``loaded`` has the names in /proc/modules (with underscores), or is None for a kernel without loadable
+    modules. ``load`` and ``blacklist`` are the texts of fairlead's two files."""
 
     loaded: frozenset[str] | None
     load: str | None
@@ -75,6 +80,8 @@ def plan(want: KernelModulesWant, observed: Observed) -> tuple[AnyChange, ...]:
     for name in want.blacklist:
         if name.replace("-", "_") in loaded:
             why = f"module {name} is loaded and must not be"
+            if f"blacklist {name}\n" in (observed.blacklist or ""):
+                why += f"; if a reboot does not help, the initramfs loads it: {INITRAMFS}"
             changes.append(
                 Reboot(
                     setting="kernel_modules",

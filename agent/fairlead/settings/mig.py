@@ -1,15 +1,16 @@
 """Divides each GPU into the declared GPU instances (MIG), or switches MIG off.
 
-The geometry is declared by profile names, as `nvidia-smi mig -lgip` lists them. Each GPU instance has one compute instance
-that spans it, which is what CUDA and Slurm use. Destroying instances takes GPUs from their jobs, so fairlead does it only on a
-drained node. A driver that cannot switch the mode at once keeps it pending until the GPU is reset or the node reboots.
-Instances are always lost at a reboot, and so is the mode on Hopper and later. The boot unit makes them again before slurmd
-starts.
+The site declares the geometry by profile names, as `nvidia-smi mig -lgip` lists them. In each GPU instance, fairlead creates one
+compute instance of the same size, and CUDA and Slurm use this compute instance. Destroying instances takes GPUs from jobs, so
+fairlead does this only on a drained node. If the driver cannot switch the mode at once, the new mode is pending until the GPU is
+reset or the node reboots. Instances are always lost at a reboot. On Hopper and later the mode is also lost. fairlead's boot unit
+sets the mode and the instances again before slurmd starts.
 
-Slurm must know the instances. With ``AutoDetect=nvml`` in gres.conf slurmd finds them when it starts, so restart it after a
-change. The node's ``Gres=`` in slurm.conf must count them by type, such as ``Gres=gpu:3g.40gb:8,gpu:1g.10gb:8``. slurmctld
-sets a node to "invalid" if its Gres= still says eight whole GPUs. Sources: NVML API reference, "Multi Instance GPU
-Management"; NVIDIA Multi-Instance GPU user guide; Slurm gres.conf(5), "MultipleFiles" and AutoDetect.
+Slurm must have the same instances in its configuration. With ``AutoDetect=nvml`` in gres.conf slurmd finds them when it starts,
+so restart slurmd after a change. The node's ``Gres=`` in slurm.conf must count them by type, such as
+``Gres=gpu:3g.40gb:8,gpu:1g.10gb:8``. slurmctld sets a node to "invalid" if its Gres= still has eight whole GPUs. Sources: NVML
+API reference, "Multi Instance GPU Management"; NVIDIA Multi-Instance GPU user guide; Slurm gres.conf(5), "MultipleFiles" and
+AutoDetect.
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ Address = Annotated[str, Meta(pattern=r"^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.
 
 class MigWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
     geometry: Annotated[
-        Geometry, Meta(description='GPU instances of every GPU, such as ["3g.40gb", "2g.20gb", "1g.10gb"]; empty: MIG off.')
+        Geometry, Meta(description='GPU instances of every GPU, such as ["3g.40gb", "2g.20gb", "1g.10gb"]. Empty: MIG off.')
     ] = ()
     by_gpu: Annotated[
-        dict[Address, Geometry], Meta(description="GPUs with another geometry, by PCI address; an empty list: MIG off.")
+        dict[Address, Geometry], Meta(description="Geometry of single GPUs, by PCI address. Empty list: MIG off.")
     ] = {}
 
 
 class MigState(Struct, frozen=True):
-    """Holds the MIG state of one GPU. ``instances`` is () while MIG is off. ``profiles``: those that the GPU offers, () while
-    it lists none."""
+    """Holds the MIG state of one GPU. ``on`` is the current mode, and ``pending`` the mode after the next reset. ``instances`` is
+    () while MIG is off. ``profiles`` has the profiles that the GPU offers, or () if it lists none."""
 
     on: bool
     pending: bool
@@ -54,12 +55,12 @@ class MigState(Struct, frozen=True):
 
     @property
     def value(self) -> str:
-        """Return the geometry in the form of ``Nvml.value``. Undo sets this value."""
+        """Return the geometry in the form of ``Nvml.value``. An undo of a change sets this value again."""
         return ",".join(sorted(i.profile for i in self.instances)) or OFF
 
 
 class Observed(Struct, frozen=True):
-    """Holds the state of each GPU by PCI address. None means a GPU without MIG."""
+    """Holds the state of each GPU by PCI address, or None for a GPU without MIG."""
 
     gpus: dict[str, MigState | None]
 

@@ -1,9 +1,10 @@
 """Writes the facts of this node that NCCL needs to /etc/nccl.conf: HCAs, interface, addresses and topology file.
 
-Only facts of this node are in the file: for NCCL the job's environment overrides the file, and all ranks must have the same
-value of everything else. Sources: NCCL user guide, environment variables NCCL_IB_HCA, NCCL_SOCKET_IFNAME, NCCL_IB_ADDR_RANGE,
-NCCL_TOPO_FILE; NCCL 2.30.7 src/misc/param.cc for the file. A node whose ports do not match the declared number gets a finding,
-never a shorter list. A file that somebody else wrote is not changed unless ``replace_existing`` is true.
+The file has only facts of this node, because all ranks of a job must have the same value of every other variable. For NCCL, the
+job's environment overrides the file. Sources: NCCL user guide, environment variables NCCL_IB_HCA, NCCL_SOCKET_IFNAME,
+NCCL_IB_ADDR_RANGE, NCCL_TOPO_FILE; NCCL 2.30.7 src/misc/param.cc for the file. If the active ports of a node do not match the
+declared number, fairlead reports a finding and never writes a shorter list. A file that fairlead did not write is not changed
+unless ``replace_existing`` is true.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ TOPOLOGY_FILES = ("/etc/fairlead/nccl-topology.xml", "/opt/microsoft/*.xml", "/o
 
 
 class Stated(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Describes a variable of the fabric profile: its value, the reason and the source. ``nccl``: the versions that it is for."""
+    """Describes a variable of the fabric profile: its value, the reason and the source. ``nccl`` says for which NCCL versions it
+    is."""
 
     name: str
     value: str
@@ -43,10 +45,12 @@ class Stated(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class NcclWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    network: Annotated[bool, Meta(description="false: fairlead writes nothing about networks (nodes that compute alone).")] = True
+    network: Annotated[
+        bool, Meta(description="fairlead writes variables of networks. false: none (for jobs on one node only).")
+    ] = True
     hcas: Annotated[
         Annotated[int, Meta(ge=0, le=64)] | None,
-        Meta(description="Number of compute HCA ports that must be up on this node; unset: not checked."),
+        Meta(description="Number of compute HCA ports that must be up on this node. If unset, it is not checked."),
     ] = None
     exclude: Annotated[
         tuple[str, ...],
@@ -56,22 +60,23 @@ class NcclWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
         str,
         Meta(
             pattern=r"^[A-Za-z0-9_.:-]{0,15}$|^[0-9A-Fa-f.:]{2,39}/[0-9]{1,3}$",
-            description="NCCL's bootstrap interface: auto (the default route's), a name, a network (10.1.0.0/16), or none.",
+            description="NCCL's bootstrap interface: auto (that of the default route), a name, a network (10.1.0.0/16), or none.",
         ),
     ] = "auto"
     roce_subnet: Annotated[
         str,
         Meta(
             pattern=r"^$|^[0-9A-Fa-f.:]{2,39}/[0-9]{1,3}$",
-            description="RoCE: the network of the compute ports' addresses, where ports have several.",
+            description="RoCE: the network of the compute ports' addresses, if ports have several addresses.",
         ),
     ] = ""
     gid_index: Annotated[
         Annotated[int, Meta(ge=0, le=255)] | None,
-        Meta(description="RoCE with NCCL before 2.21 only: the GID index that is RoCE v2 on all ports of all nodes."),
+        Meta(description="Only for RoCE with NCCL before 2.21: the GID index of RoCE v2 on all ports of all nodes."),
     ] = None
     nccl_version: Annotated[
-        str, Meta(pattern=r"^$|^[0-9]+(\.[0-9]+){1,3}$", description="The oldest NCCL that jobs bring; empty: a current one.")
+        str,
+        Meta(pattern=r"^$|^[0-9]+(\.[0-9]+){1,3}$", description="The oldest NCCL that jobs use. If empty, a current version."),
     ] = ""
     topology_file: Annotated[
         str, Meta(pattern=r"^(/[\x21-\x7e]+)?$", description="The vendor's topology XML, used only in virtual machines.")
@@ -116,7 +121,7 @@ def observe(node: Node) -> Observed | Missing:
 
 def _hcas(want: NcclWant, seen: Observed) -> Draft:
     traffic = other_traffic(seen.routes, seen.mounts)
-    if "." in want.socket_interface and "/" in want.socket_interface:  # it is the network of the nodes' own addresses
+    if "." in want.socket_interface and "/" in want.socket_interface:  # the network of the nodes' own addresses
         for name in connected(parse_routes(seen.routes), ipaddress.IPv4Network(want.socket_interface, strict=False)):
             traffic.setdefault(name, "the nodes' own addresses")
     choice = choose(seen.nics, seen.pci, expected=want.hcas, exclude=want.exclude, other_traffic=traffic)
@@ -129,9 +134,9 @@ def _hcas(want: NcclWant, seen: Observed) -> Draft:
         notes = (f"{down}; how many ports there must be is not declared (settings.nccl.hcas)",)
     others = tuple(p for p in choice.default if p not in choice.compute and p not in choice.down)
     lines: tuple[ConfLine, ...] = ()
-    if choice.compute and others:  # without others, NCCL uses exactly these by default
+    if choice.compute and others:  # without other HCAs, NCCL uses exactly the compute HCAs by default
         reasons = ", ".join(f"{p} {choice.left_out.get(p, 'left out')}" for p in others)
-        if want.hcas is None:  # without a declared number a list could be too short, but an exclusion cannot
+        if want.hcas is None:  # without a declared number a list could miss HCAs, but an exclusion cannot
             lines = (ConfLine("NCCL_IB_HCA", "^=" + ",".join(others), f"All HCAs but these: {reasons}."),)
         else:
             lines = (ConfLine("NCCL_IB_HCA", "=" + ",".join(choice.compute), f"The compute HCAs by exact name; not {reasons}."),)
@@ -145,7 +150,7 @@ def _hcas(want: NcclWant, seen: Observed) -> Draft:
 def _topology(want: NcclWant, seen: Observed) -> Draft:
     if not want.topology_file:
         return Draft()
-    if seen.virtual is not True:  # bare metal shows its real topology, so it gets no file
+    if seen.virtual is not True:  # bare metal shows its real topology and needs no file
         return Draft(notes=(f"{want.topology_file} is not for bare metal, which shows its real topology",))
     text = seen.topologies.get(want.topology_file)
     if text is None:
@@ -168,9 +173,8 @@ def _stated(want: NcclWant) -> Draft:
 
 
 def draft(want: NcclWant, seen: Observed) -> Draft:
-    """Return the lines for the file of this node, notes about what was left alone, and problems that keep the file as it is.
-
-    Raises ConfigError for a variable that must not be in the file.
+    """Return the lines for the file of this node, notes about facts that were left out, and problems. With a problem, the file is
+    not changed. Raise ConfigError for a variable that must not be in the file.
     """
     for key, declared in (("extra", want.extra), ("variables", {v.name: v.value for v in want.variables})):
         for name, value in declared.items():
@@ -189,8 +193,8 @@ def draft(want: NcclWant, seen: Observed) -> Draft:
 
 
 def wanted(want: NcclWant, seen: Observed) -> str | None:
-    """Return the file's text for this node, or None for no file. Raises ConfigError for the first problem; the file then stays
-    as it is."""
+    """Return the file's text for this node, or None for no file. Raise ConfigError for the first problem, so that the file is not
+    changed."""
     made = draft(want, seen)
     for problem in made.problems:
         raise ConfigError(FILE, problem.key, problem.reason, hint=problem.hint)
@@ -198,7 +202,7 @@ def wanted(want: NcclWant, seen: Observed) -> str | None:
 
 
 def interface(want: NcclWant, node: Node) -> str:
-    """Return the bare name of the interface that NCCL's sockets use on this node. Return "" where it is not certain."""
+    """Return the name of the interface that NCCL's sockets use on this node, without a prefix. Return "" if it is not certain."""
     declared = want.extra.get(socket.NAME, "")
     if declared:
         return declared[1:] if declared.startswith("=") and "," not in declared else ""

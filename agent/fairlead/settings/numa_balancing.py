@@ -1,9 +1,9 @@
 """Sets automatic NUMA balancing: the kernel unmaps pages to see which CPUs touch them, then moves them between NUMA nodes.
 
-For a process that is bound to its GPU's socket, the page faults cost time and move nothing useful. Pinned DMA buffers cannot
-move at all. Source: kernel documentation, admin-guide/sysctl/kernel.rst, ``numa_balancing`` (0 off, 1 on, 2 memory tiering).
-The value is persisted in a sysctl.d file of ours and effective in /proc/sys. A file that sorts later and sets another value
-would win at the next boot (sysctl.d(5)). fairlead reports such a file and does not overwrite it.
+If a process is bound to its GPU's socket, the page faults cost time and no useful page moves. Pinned DMA buffers cannot move at
+all. Source: kernel documentation, admin-guide/sysctl/kernel.rst, ``numa_balancing`` (0 off, 1 on, 2 memory tiering). fairlead
+persists the value in its own sysctl.d file, and reads the effective value from /proc/sys. A file that sorts later and sets
+another value would win at the next boot (sysctl.d(5)). fairlead reports such a file and does not overwrite it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ FILE = "/etc/sysctl.d/90-fairlead-numa-balancing.conf"
 
 
 class NumaBalancingWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    value: Annotated[int, Meta(ge=0, le=2, description="0 off, 1 on, 2 memory tiering (kernel.numa_balancing).")] = 0
+    value: Annotated[int, Meta(ge=0, le=2, description="Value of kernel.numa_balancing: 0 off, 1 on, 2 memory tiering.")] = 0
 
 
 class Observed(Struct, frozen=True):
-    """Holds what was read. ``effective``: the running kernel's value. ``file``: our file's text. ``later``: the last other
-    file that is read after ours, and its value."""
+    """Holds what was read. ``effective`` is the running kernel's value. ``file`` is the text of fairlead's file. ``later`` is the
+    last file that is read after fairlead's and sets the key, with its value, or None."""
 
     effective: int
     file: str | None

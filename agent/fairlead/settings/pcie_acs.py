@@ -1,16 +1,17 @@
 """Clears bits of PCIe Access Control Services (ACS) on the bridges between GPUs and NICs.
 
-ACS redirect bits send peer traffic up to the root complex and down again. GPUDirect and P2P then run at a fraction of their
-speed, or not at all. Sources: PCI Express Base Specification, ACS Extended Capability (id 0x000D, control word at +6); NCCL
-troubleshooting guide, "PCI Access Control Services (ACS)"; kernel documentation, driver-api/pci/p2pdma.rst.
+ACS redirect bits send traffic between two devices up to the root complex and down again. GPUDirect and P2P then run at a fraction
+of their speed, or not at all. Sources: PCI Express Base Specification, ACS Extended Capability (id 0x000D, control word at +6);
+NCCL troubleshooting guide, "PCI Access Control Services (ACS)"; kernel documentation, driver-api/pci/p2pdma.rst.
 
-Only harmful bits are cleared, by a mask per bridge role: P2P Request Redirect, Completion Redirect and Egress Control. Source
-Validation alone does no harm. Only bridges on a path between two of the node's GPUs and NICs are changed.
+Only harmful bits are cleared: P2P Request Redirect, Completion Redirect and Egress Control. Each bridge role has a mask of its
+own. Source Validation alone does no harm. Only bridges on a path between two of the node's GPUs and NICs are changed.
 
-The setting refuses, with a reason, where the bits isolate: in a virtual machine, with devices bound to vfio-pci, and with an
-IOMMU that translates. The kernel built its IOMMU groups from these bits, and without them the groups would be wrong. It also
-refuses where kernel lockdown forbids writes to config space. A reset sets the bits again. The agent has them cleared as soon
-as it sees this, and so does the boot unit.
+fairlead refuses to clear the bits where they isolate devices, and gives the reason. They do so in a virtual machine, with devices
+bound to vfio-pci, and with an IOMMU that translates addresses. The kernel built its IOMMU groups from these bits, so the groups
+would be wrong without the bits. fairlead also refuses if kernel lockdown forbids writes to config space. A reset of a bridge or a
+reboot sets the bits again. The agent detects the loss and applies the setting again. After a boot, fairlead's boot unit applies
+it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ NAMES = ("SrcValid", "TransBlk", "ReqRedir", "CmpltRedir", "UpstreamFwd", "Egres
 GROUPS = "/sys/kernel/iommu_groups/*/type"
 INFINIBAND_CLASS = 0x0207  # PCI Code and ID Assignment: base class 02, sub-class 07
 
-Mask = Annotated[int, Meta(ge=0, le=0x7F, description="ACSCtl bits to clear on bridges of this role; 0 leaves them alone.")]
+Mask = Annotated[int, Meta(ge=0, le=0x7F, description="ACSCtl bits to clear on bridges of this role. 0 clears none.")]
 
 
 class PcieAcsWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -48,8 +49,8 @@ class Bridge(Struct, frozen=True):
 
 
 class Observed(Struct, frozen=True):
-    """Holds what was read. ``bridges``: those with an ACS capability on a peer path. ``refusal``: why their bits must stay, or
-    ""."""
+    """Holds what was read. ``bridges`` has the bridges with an ACS capability on a path between two peers (GPUs and NICs).
+    ``refusal`` is the reason why their bits must not be cleared, or "". ``hint`` says what to do instead."""
 
     bridges: tuple[Bridge, ...]
     refusal: str = ""
@@ -62,13 +63,14 @@ def bits(word: int) -> str:
 
 
 def peers(node: Node) -> tuple[PciDevice, ...]:
-    """Return GPUs and RDMA NICs by PCI class, which works at boot before any driver has loaded."""
+    """Return the GPUs and RDMA NICs of the node. They are found by PCI class, so that this works before any driver has loaded."""
     nics = {nic.pci for nic in node.nics if nic.rdma}
     return tuple(d for d in node.pci if kind_of(d) == "gpu" or d.class_code >> 8 == INFINIBAND_CLASS or d.address in nics)
 
 
 def on_peer_paths(node: Node) -> frozenset[str]:
-    """Return the addresses of all bridges that a transfer between two peers passes: both paths below their common part."""
+    """Return the addresses of all bridges that a transfer between two peers passes. These are the bridges below the part of the
+    tree that the paths of both peers share."""
     found: set[str] = set()
     for a, b in combinations({d.path[:-1] for d in peers(node)}, 2):
         common = 0

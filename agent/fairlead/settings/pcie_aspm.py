@@ -1,12 +1,12 @@
 """Sets Active State Power Management (ASPM) of PCIe links, which decides whether idle links sleep.
 
-A link that sleeps takes microseconds to wake. Adapters show this as latency, and some as lost links. The kernel's policy
-``performance`` keeps every link awake. Where the firmware owns ASPM the kernel cannot change it, and the setting then names
-the links of GPUs and adapters that still have it. Sources: kernel documentation, admin-guide/kernel-parameters.txt, pcie_aspm;
-drivers/pci/pcie/aspm.c (module parameter ``policy``); PCI Express Base Specification, Link Control Register, ASPM Control
-(bits 1:0). The policy is lost at reboot; the boot unit applies it again. If the kernel has no ASPM policy, this is a warning,
-and all other settings are still applied. A hardware profile that names ``pcie_aspm`` in ``unsupported`` makes the setting not
-applicable.
+A link that sleeps takes microseconds to wake. This increases the latency of adapters, and some adapters lose their link. With the
+kernel's policy ``performance`` no link sleeps. If the firmware controls ASPM, the kernel cannot change it. fairlead then reports
+the GPUs and adapters whose links may still sleep. Sources: kernel documentation, admin-guide/kernel-parameters.txt, pcie_aspm;
+drivers/pci/pcie/aspm.c (module parameter ``policy``); PCI Express Base Specification, Link Control Register, ASPM Control (bits
+1:0). The policy is lost at reboot. fairlead's boot unit applies it again. If the kernel has no ASPM policy, fairlead warns and
+still applies all other settings. If the hardware profile lists ``pcie_aspm`` in ``unsupported``, fairlead skips this setting
+without a warning.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ Policy = Literal["default", "performance", "powersave", "powersupersave"]
 
 
 class PcieAspmWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    policy: Annotated[Policy, Meta(description="The kernel's policy; performance: links never sleep.")] = "performance"
+    policy: Annotated[Policy, Meta(description="The kernel's ASPM policy. performance: links never sleep.")] = "performance"
 
 
 class Observed(Struct, frozen=True):
-    """Holds what was read. ``policy``: the chosen one, None for a kernel without ASPM. ``offered``: all policies, or only the
-    chosen one where the machine tree has plain files. ``asleep``: devices whose link may sleep."""
+    """Holds what was read. ``policy`` is the chosen policy, or None for a kernel without ASPM. ``offered`` has all policies that
+    the kernel offers, or only the chosen policy if the file of a machine tree has no others. ``asleep`` has the devices whose
+    link may sleep."""
 
     policy: str | None
     offered: tuple[str, ...]

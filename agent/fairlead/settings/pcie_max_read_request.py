@@ -1,13 +1,15 @@
 """Sets the largest read request that GPUs, adapters and drives send over PCIe.
 
-An adapter that reads 512 bytes of host memory at a time needs eight times as many requests as one that reads 4096. With 512
-bytes, 400 Gb/s adapters do not reach their rate. Firmware and drivers keep what the kernel's policy has set. Sources: PCI
-Express Base Specification, Device Control Register, Max_Read_Request_Size (bits 14:12); include/uapi/linux/pci_regs.h,
-PCI_EXP_DEVCTL_READRQ; NVIDIA, "Understanding PCIe configuration for maximum performance" (enterprise-support article 1117).
+An adapter that reads 512 bytes of host memory at a time needs eight times as many requests as an adapter that reads 4096 bytes.
+With 512 bytes, 400 Gb/s adapters do not reach their rate. Firmware and drivers do not change the value that the kernel's policy
+has set. Sources: PCI Express Base Specification, Device Control Register, Max_Read_Request_Size (bits 14:12);
+include/uapi/linux/pci_regs.h, PCI_EXP_DEVCTL_READRQ; NVIDIA, "Understanding PCIe configuration for maximum performance"
+(enterprise-support article 1117).
 
-The setting refuses under ``pci=pcie_bus_perf``, where the kernel deliberately keeps read requests no larger than each device's
-payload (admin-guide/kernel-parameters.txt). It also refuses where kernel lockdown forbids writes to config space. A reset of
-the device restores the old value. The agent has the setting applied again, and so does the boot unit.
+fairlead refuses this setting under ``pci=pcie_bus_perf``. With this parameter the kernel deliberately limits read requests to
+each device's payload size (admin-guide/kernel-parameters.txt). fairlead also refuses the setting if kernel lockdown forbids
+writes to config space. A reset of the device restores the old value. The agent detects the loss and applies the setting again.
+After a boot, fairlead's boot unit applies it.
 """
 
 from __future__ import annotations
@@ -29,15 +31,18 @@ Bytes = Literal[128, 256, 512, 1024, 2048, 4096]
 
 
 class PcieMaxReadRequestWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    gpu_bytes: Annotated[Bytes | None, Meta(description="Largest read request of every GPU; unset: left as it is.")] = None
+    gpu_bytes: Annotated[Bytes | None, Meta(description="Largest read request of every GPU. If unset, not changed.")] = None
     nic_bytes: Annotated[
-        Bytes | None, Meta(description="The same of every Ethernet and InfiniBand adapter; unset: left as it is.")
+        Bytes | None, Meta(description="Largest read request of every Ethernet and InfiniBand adapter. If unset, not changed.")
     ] = 4096
-    nvme_bytes: Annotated[Bytes | None, Meta(description="The same of every NVMe drive; unset: left as it is.")] = None
+    nvme_bytes: Annotated[Bytes | None, Meta(description="Largest read request of every NVMe drive. If unset, not changed.")] = (
+        None
+    )
 
 
 class Observed(Struct, frozen=True):
-    """Holds what was read. ``refusal``: why the values must stay, or "". ``hint``: what to do instead."""
+    """Holds what was read. ``refusal`` is the reason why the values must not be changed, or "". ``hint`` says what to do
+    instead."""
 
     devices: tuple[Controlled, ...]
     refusal: str = ""
@@ -61,7 +66,7 @@ def observe(node: Node) -> Observed | Missing:
 
 
 def size(control: int) -> int:
-    """Return the bytes that a Device Control word means."""
+    """Return the largest read request, in bytes, that a Device Control word sets."""
     return 128 << (control & MASK) // 0x1000
 
 

@@ -1,15 +1,16 @@
 """Sets relaxed ordering of PCIe writes by GPUs, adapters and drives.
 
 With relaxed ordering a root complex may let later writes overtake earlier ones. Processors with many internal paths (above all
-AMD EPYC) need this for the full rate of a 200 or 400 Gb/s adapter. The bit only allows a device to ask for it. The RDMA
-application asks per memory region (NCCL: NCCL_IB_PCI_RELAXED_ORDERING, by default where the device can), and the NVIDIA driver
-with NVreg_EnablePCIERelaxedOrderingMode. Sources: PCI Express Base Specification, Device Control Register, Enable Relaxed
-Ordering (bit 4); include/uapi/linux/pci_regs.h, PCI_EXP_DEVCTL_RELAX_EN; NCCL user guide, NCCL_IB_PCI_RELAXED_ORDERING.
+AMD EPYC) need relaxed ordering for the full rate of a 200 or 400 Gb/s adapter. The bit that this setting sets only allows a
+device to use relaxed ordering. An RDMA application must request it for each memory region. NCCL does so by default if the device
+supports it (NCCL_IB_PCI_RELAXED_ORDERING). The NVIDIA driver requests it with NVreg_EnablePCIERelaxedOrderingMode. Sources: PCI
+Express Base Specification, Device Control Register, Enable Relaxed Ordering (bit 4); include/uapi/linux/pci_regs.h,
+PCI_EXP_DEVCTL_RELAX_EN; NCCL user guide, NCCL_IB_PCI_RELAXED_ORDERING.
 
-The setting refuses below root ports that corrupt or stall such writes. The kernel itself clears the bit there
-(drivers/pci/quirks.c, quirk_relaxedordering_disable: Intel Haswell and Broadwell, AMD A1100). It also refuses where kernel
-lockdown forbids writes to config space. A reset of the device restores the old value. The agent has the setting applied again,
-and so does the boot unit.
+fairlead refuses to set the bit below root ports that corrupt or stall such writes. The kernel itself clears the bit of devices
+below these root ports (drivers/pci/quirks.c, quirk_relaxedordering_disable: Intel Haswell and Broadwell, AMD A1100). fairlead
+also refuses if kernel lockdown forbids writes to config space. A reset of the device restores the old value. The agent detects
+the loss and applies the setting again. After a boot, fairlead's boot unit applies it.
 """
 
 from __future__ import annotations
@@ -30,15 +31,16 @@ _BROADWELL, _HASWELL, _A1100 = range(0x6F01, 0x6F0F), range(0x2F01, 0x2F0F), ran
 
 
 class PcieRelaxedOrderingWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    gpu: Annotated[bool | None, Meta(description="Relaxed ordering of every GPU; unset: left as it is.")] = True
-    nic: Annotated[bool | None, Meta(description="The same of every Ethernet and InfiniBand adapter; unset: left as it is.")] = (
-        True
-    )
-    nvme: Annotated[bool | None, Meta(description="The same of every NVMe drive; unset: left as it is.")] = None
+    gpu: Annotated[bool | None, Meta(description="Relaxed ordering of every GPU. If unset, not changed.")] = True
+    nic: Annotated[
+        bool | None, Meta(description="Relaxed ordering of every Ethernet and InfiniBand adapter. If unset, not changed.")
+    ] = True
+    nvme: Annotated[bool | None, Meta(description="Relaxed ordering of every NVMe drive. If unset, not changed.")] = None
 
 
 class Observed(Struct, frozen=True):
-    """Holds what was read. ``cannot``: addresses of root ports below which no device can have relaxed ordering."""
+    """Holds what was read. ``cannot`` has the addresses of root ports below which no device may use relaxed ordering. ``locked``
+    says whether kernel lockdown forbids writes to config space."""
 
     devices: tuple[Controlled, ...]
     cannot: frozenset[str] = frozenset()

@@ -1,10 +1,10 @@
 """Sets the power limit of the GPUs.
 
-A limit below the card's own makes every GPU slower and cooler. It must be the same on all nodes, because otherwise the slowest
-GPU slows all others. A limit that a job with root left behind does this to one GPU. The card gives the range that it accepts,
-and a value outside is refused here with that range. Source: NVML API reference, nvmlDeviceSetPowerManagementLimit and
-...LimitConstraints (milliwatts; lost at reboot and, without persistence mode, when the driver releases the GPU). The boot unit
-applies the setting again.
+A limit below the card's default makes every GPU slower and cooler. The limit must be the same on all nodes, because the slowest
+GPU of a job slows all others. A job with root rights may also change the limit of one GPU and not restore it. The card gives the
+range of limits that it accepts. fairlead refuses a value outside this range and names the range. Source: NVML API reference,
+nvmlDeviceSetPowerManagementLimit and ...LimitConstraints (milliwatts; lost at reboot and, without persistence mode, when the
+driver releases the GPU). fairlead's boot unit applies the setting again.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _TOLERANCE_WATTS = 0.5
 
 class PowerLimitWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
     watts: Annotated[
-        Annotated[int, Meta(ge=1, le=5000)] | None, Meta(description="Limit of each GPU in watts; unset: the card's default.")
+        Annotated[int, Meta(ge=1, le=5000)] | None, Meta(description="Limit of each GPU in watts. If unset, the card's default.")
     ] = None
 
 
 class Limits(Struct, frozen=True):
-    """Holds the limits of one GPU, in watts."""
+    """Holds the current and the default limit of one GPU, and the range of limits that it accepts, all in watts."""
 
     now: float
     default: float

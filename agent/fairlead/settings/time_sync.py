@@ -1,9 +1,10 @@
 """Makes exactly one program set the clock, from the declared servers.
 
-Two programs change the clock against each other. With none the clock drifts, and munge then refuses every credential that is
-older or newer than five minutes. The servers are in a drop-in of ours, and the program's own file stays as it is. The check
-``clock`` asks the kernel whether the clock is synchronised (adjtimex(2)). The program needs minutes to synchronise it.
-Sources: chrony.conf(5) (confdir, sourcedir), timesyncd.conf(5), ntp.conf(5), which has no drop-ins.
+Two programs would set the clock to different times in turn. Without any program the clock drifts. munge refuses a credential
+whose time differs from the clock by more than five minutes. fairlead writes the servers to its own drop-in and does not change
+the program's own file. The check ``clock`` reads from the kernel whether the clock is synchronised (adjtimex(2)). The program
+needs minutes to synchronise the clock. Sources: chrony.conf(5) (confdir, sourcedir), timesyncd.conf(5), ntp.conf(5), which has no
+drop-ins.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from fairlead.model.facts import Missing, Node
 from fairlead.model.setting import Setting, Want
 from fairlead.model.unit import UnitSeen, reads_of, unit_seen
 
-#: Holds the unit names of each program: Debian's first, then those of the EL family.
+#: Holds the unit names of each program. Debian's names come first, then the names of the EL family.
 UNITS = {
     "chrony": ("chrony.service", "chronyd.service"),
     "systemd-timesyncd": ("systemd-timesyncd.service",),
@@ -38,12 +39,13 @@ class TimeSyncWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
     )
     servers: Annotated[
         tuple[Server, ...],
-        Meta(max_length=16, description="Time servers of that program; empty: those of its own configuration."),
+        Meta(max_length=16, description="Time servers of that program. If empty, those of its own configuration."),
     ] = ()
 
 
 class Observed(Struct, frozen=True):
-    """Holds what was read. ``units``: by name. ``files``: our drop-ins and chrony's own file, by path."""
+    """Holds what was read. ``units`` has the units by name. ``files`` has the texts of fairlead's drop-ins and of chrony's own
+    file, by path, with None for a file that does not exist."""
 
     units: dict[str, UnitSeen]
     files: dict[str, str | None]

@@ -1,9 +1,9 @@
-"""Sets when the kernel uses transparent huge pages of 2 MiB by itself, and what it does to get one.
+"""Sets for which programs the kernel uses transparent huge pages of 2 MiB, and when it makes room for such a page.
 
-``always`` helps trainers with large heaps. Direct compaction in a page fault does harm, because it stalls a rank for
-milliseconds; ``defrag = madvise`` limits it to programs that asked. Source: kernel documentation,
-admin-guide/mm/transhuge.rst. The values are lost at reboot; the boot unit applies them again (the kernel command line
-``transparent_hugepage=`` sets only the first of the two).
+``enabled = always`` helps training programs with large heaps. If the kernel compacts memory during a page fault, it stalls a rank
+for milliseconds. ``defrag = madvise`` limits this to programs that requested huge pages with madvise(2). Source: kernel
+documentation, admin-guide/mm/transhuge.rst. The values are lost at reboot. fairlead's boot unit applies them again, because the
+kernel command line (``transparent_hugepage=``) can set only ``enabled``.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ ENABLED, DEFRAG = f"{FOLDER}/enabled", f"{FOLDER}/defrag"
 
 class TransparentHugepageWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
     enabled: Annotated[
-        Literal["always", "madvise", "never"], Meta(description="Which programs get huge pages without asking.")
+        Literal["always", "madvise", "never"],
+        Meta(description="Which programs get huge pages: all (always), those that request them (madvise), or none (never)."),
     ] = "always"
     defrag: Annotated[
         Literal["always", "defer", "defer+madvise", "madvise", "never"],
-        Meta(description="Which programs wait until the kernel has made room for one."),
+        Meta(description="Which programs wait in a page fault until the kernel has made room for a huge page."),
     ] = "madvise"
 
 
 class Observed(Struct, frozen=True):
-    """Holds (choice in force, offered choices) by path. It is empty for a kernel without transparent huge pages."""
+    """Holds (effective choice, offered choices) by path. It is empty for a kernel without transparent huge pages."""
 
     files: dict[str, tuple[str, tuple[str, ...]]]
 
@@ -49,7 +50,7 @@ def observe(node: Node) -> Observed | Missing:
         chosen = words if len(words) == 1 else [w for w in words if w.startswith("[") and w.endswith("]")]
         if len(chosen) != 1:
             return unreadable(f"{path}: no choice in brackets: {text.strip()[:40]!r}")
-        offered = tuple(w.strip("[]") for w in words) if len(words) > 1 else ()  # a single word does not say what else is offered
+        offered = tuple(w.strip("[]") for w in words) if len(words) > 1 else ()  # one word: others are unknown
         files[path] = (chosen[0].strip("[]"), offered)
     return Observed(files)
 

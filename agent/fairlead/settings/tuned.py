@@ -1,10 +1,9 @@
-"""Switches tuned off, or runs it with one profile. tuned is a second daemon that sets governor, huge pages, NUMA balancing and
-sysctls.
+"""Switches the daemon tuned off, or runs it with one profile.
 
-Two programs that write the same values undo each other's work for ever, and each reports the other's work as drift. So the
-site declares one of two: either tuned does not run here (the default), or it runs with one named profile, and fairlead
-declares no setting for what that profile sets. Source: tuned(8), tuned-adm(8). /etc/tuned/active_profile has the profile's
-name, and /etc/tuned/profile_mode says whether a person chose it.
+Like fairlead, tuned sets the CPU governor, huge pages, NUMA balancing and sysctls. If two programs write different values, each
+undoes the other's work. By default fairlead therefore stops tuned. Alternatively the site declares one profile for tuned, and
+declares no fairlead setting for a value that this profile sets. Source: tuned(8), tuned-adm(8). /etc/tuned/active_profile has the
+profile's name, and /etc/tuned/profile_mode says whether a person chose it.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ MODE = "/etc/tuned/profile_mode"
 
 class TunedWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
     profile: Annotated[
-        str, Meta(pattern=r"^[a-z0-9_.-]{0,64}$", description="The profile that tuned runs with; empty: tuned does not run.")
+        str, Meta(pattern=r"^[a-z0-9_.-]{0,64}$", description="The profile that tuned runs with. If empty, tuned does not run.")
     ] = ""
 
 
 class Observed(Struct, frozen=True):
-    """Holds what was read. ``running``: whether a tuned daemon runs. ``profile``: the active one, None where tuned never had
-    one. ``mode``: auto or manual. ``absent``: why systemd has no such unit to run, or "" (a machine tree and an image do not
-    say)."""
+    """Holds what was read. ``running`` says whether a tuned daemon runs. ``profile`` is the active profile, or None if tuned
+    never had a profile. ``mode`` is auto or manual. ``absent`` is the reason why systemd cannot run tuned's unit, or "". In a
+    machine tree and in an image it is always ""."""
 
     running: bool
     profile: str | None

@@ -16,8 +16,8 @@ from fairlead.cli import main
 from fairlead.daemon.jobs.blame import LINGER_SECONDS, REMEMBERED, Blame
 from fairlead.history.memory import FIRST_KEPT, KINDS_MAX, LAST_KEPT, History
 from fairlead.host import job_records
-from fairlead.host.clock import boottime
-from fairlead.model.check import KernelRecord
+from fairlead.host.boot_clock import boottime
+from fairlead.model.check_definition import KernelRecord
 from fairlead.policy import PolicyState
 from fairlead.replay import recording
 from tests.checks.nodes import ADDRESSES, gpu, node

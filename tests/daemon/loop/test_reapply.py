@@ -17,7 +17,7 @@ from fairlead.host.gather import gather
 from fairlead.host.root import Root
 from fairlead.judge import judge, reads
 from fairlead.model.change import PciBits
-from fairlead.model.check import Past
+from fairlead.model.check_definition import Past
 from fairlead.model.facts import unreadable
 from tests.lab.trees import MACHINES
 

@@ -93,6 +93,7 @@ def test_anything_else_is_none_and_is_not_tried_at_once(made: Callable[..., Prov
     assert ended(again) is Proof.PASSED
 
 
+@pytest.mark.heavy
 def test_it_is_tried_again_after_the_wait(made: Callable[..., Proving], tmp_path: Path) -> None:
     proving, short = made(), rules(f"echo x >> {tmp_path}/runs; test $(wc -l < {tmp_path}/runs) = 2", retry=1)
     proving.follow(True, DRAIN, short)

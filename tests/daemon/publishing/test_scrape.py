@@ -19,13 +19,15 @@ from fairlead.daemon.publishing import scrape
 BODY = b"# HELP x y\n" * 1_500_000  # more than a socket buffers
 
 
-@pytest.fixture
-def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    monkeypatch.setattr(scrape, "SECONDS_MAX", 1.0)
-    server = scrape.serve("127.0.0.1:0", lambda: BODY, "text/plain; version=0.0.4")
-    yield server.server_address[1]  # type: ignore[misc, index]
-    server.shutdown()
-    server.server_close()
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    """One server for all tests of this file, because the end of a server takes half a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scrape, "SECONDS_MAX", 1.0)
+        server = scrape.serve("127.0.0.1:0", lambda: BODY, "text/plain; version=0.0.4")
+        yield server.server_address[1]  # type: ignore[misc, index]
+        server.shutdown()
+        server.server_close()
 
 
 def connect(port: int) -> socket.socket:
@@ -38,6 +40,7 @@ def scraped(port: int) -> bytes:
         return bytes(answer.read())
 
 
+@pytest.mark.heavy
 def test_a_scrape_is_answered_among_two_thousand_idle_connections(port: int) -> None:
     threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
     with ExitStack() as held:
@@ -53,6 +56,7 @@ def test_a_scrape_is_answered_among_two_thousand_idle_connections(port: int) -> 
         assert scraped(port) == BODY
 
 
+@pytest.mark.heavy
 def test_readers_and_writers_that_take_their_time_are_ended(port: int) -> None:
     """One byte every 0.1 s would go on for ever by a limit for each of them."""
     threads = threading.active_count()
@@ -92,6 +96,7 @@ def test_what_is_no_scrape_is_refused(port: int, request_: bytes) -> None:
     assert scraped(port) == BODY
 
 
+@pytest.mark.heavy
 def test_without_a_host_it_listens_on_localhost_only() -> None:
     server = scrape.serve(":0", lambda: BODY, "text/plain")
     assert server.server_address[0] == "127.0.0.1"  # type: ignore[index]

@@ -23,7 +23,7 @@ from fairlead.daemon.requests.audit_trail import ASKED, AuditEntry, Trail, new_i
 from fairlead.daemon.requests.spool import Requests, decode, put
 from fairlead.errors import HostError, InputMissing
 from fairlead.history.memory import History
-from fairlead.model.check import KernelRecord
+from fairlead.model.check_definition import KernelRecord
 from fairlead.model.finding import Finding, Level
 from fairlead.policy.policy_state import PolicyState, Track, identity
 from fairlead.policy.state_requests import Ack, Clear

@@ -1,4 +1,4 @@
-"""Watches which jobs run on this node, and what has changed, by the records of prolog and epilog under RUN_DIR/jobs."""
+"""Reads the job records of prolog and epilog under RUN_DIR/jobs: which jobs run on this node, and what has changed."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from fairlead.daemon.jobs.blame import NO_JOBS, Blame
 from fairlead.daemon.jobs.local_jobs import LocalJobs
 from fairlead.host import job_records, log
 from fairlead.host.job_records import Jobs
-from fairlead.model.check import KernelRecord
+from fairlead.model.check_definition import KernelRecord
 from fairlead.model.facts import Node
 
 
 class JobNews(Struct, frozen=True, kw_only=True):
-    """Holds what is new since the last reading of the records.
+    """Holds what is new since the last reading of the job records.
 
-    refused: jobs that our prolog has refused since then. ended: the epilog of some job has run. changed: the running jobs are
-    others than before.
+    refused: the jobs that fairlead's prolog has refused since that reading. ended: True if a record shows that the epilog of a
+    job has run. changed: True if the set of running jobs has changed since that reading.
     """
 
     refused: frozenset[int] = frozenset()
@@ -27,8 +27,8 @@ class JobNews(Struct, frozen=True, kw_only=True):
 
 
 class JobWatch:
-    """Reads the records. ``jobs``: their content at the last reading. ``live``: this is the machine itself, whose processes
-    count too. A machine tree has no processes."""
+    """Reads the job records. ``jobs``: their content at the last reading. ``live``: True for this machine itself, where a
+    running job must also have a slurmstepd. False for a machine tree, which has no processes."""
 
     def __init__(self, *, live: bool) -> None:
         self.jobs: Jobs = NO_JOBS
@@ -56,8 +56,8 @@ class JobWatch:
         return JobNews(refused=found.refused - before.refused, ended=bool(found.ended), changed=found.running != before.running)
 
     def forget(self, run_dir: str, *, refusal_pending: bool) -> None:
-        """Remove the records of ended jobs. Remove those of refused jobs too, unless Slurm's mark for a refusal may still
-        come."""
+        """Remove the records of ended jobs. Also remove the records of refused jobs that were reported before, unless
+        ``refusal_pending``: slurmctld may then still drain the node for a refused job."""
         job_records.forget(_folder(run_dir), self.jobs.ended | (frozenset() if refusal_pending else self._reported))
 
     def attribute(self, records: Iterable[KernelRecord], run_dir: str, node: Node | None) -> list[KernelRecord]:
@@ -65,7 +65,8 @@ class JobWatch:
         return self._blame.attribute(records, run_dir, node)
 
     def _without_gone(self, found: Jobs) -> Jobs:
-        """Return the jobs without those that have no process here: nothing waits for such a job, and it is never blamed."""
+        """Return the jobs without those that have no slurmstepd here. The agent does not wait for such a job, and never blames
+        it."""
         gone = self._local.gone(found.running) if self._local is not None else frozenset()
         if not gone:
             return found

@@ -1,27 +1,27 @@
-"""Reads the marks by which `fairlead apply` tells the agent that it runs, and that the agent must release NVML."""
+"""Reads two files with which `fairlead apply` tells the agent that an apply runs, and that the agent must release NVML."""
 
 from __future__ import annotations
 
 import os
 
-from fairlead.host.clock import boottime
+from fairlead.host.boot_clock import boottime
 
 
 def applying(run_dir: str) -> bool:
-    """Return whether `fairlead apply` runs. RUN_DIR/applying has ``1 PID EXPIRES``, in CLOCK_BOOTTIME seconds. An apply that
-    was killed leaves its mark, but its process is gone."""
+    """Return whether `fairlead apply` runs. The file RUN_DIR/applying has ``1 PID EXPIRES``, where EXPIRES is in CLOCK_BOOTTIME
+    seconds. An apply that was killed leaves the file, so the process PID must exist too."""
     pid = _marked_by(run_dir, "applying")
     return pid is not None and os.path.exists(f"/proc/{pid}")
 
 
 def nvml_released(run_dir: str) -> bool:
-    """Return whether the agent must release NVML, so that the module can be unloaded or a GPU reset. The mark is
-    RUN_DIR/nvml-release, in the same form."""
+    """Return whether the agent must release NVML, so that the kernel module can be unloaded or a GPU can be reset. The file
+    RUN_DIR/nvml-release requests this. It has the same format as RUN_DIR/applying."""
     return _marked_by(run_dir, "nvml-release") is not None
 
 
 def _marked_by(run_dir: str, name: str) -> int | None:
-    """Return the process that wrote a mark which has not expired, None where there is no such mark."""
+    """Return the id of the process that wrote this file, or None if there is no such file or it has expired."""
     try:
         with open(os.path.join(run_dir, name), encoding="ascii", errors="replace") as f:
             fields = f.read(256).strip().split("\t")

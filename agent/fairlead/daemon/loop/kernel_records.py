@@ -1,4 +1,4 @@
-"""Reads the kernel records that an enabled check declared, and drops all others."""
+"""Reads the kernel records that an enabled check declared, and drops all other records."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from fairlead.daemon.loop.readers import Readers
 from fairlead.history.memory import History
 from fairlead.host import log
 from fairlead.judge import heeded_by, prefixes
-from fairlead.model.check import KernelRecord
+from fairlead.model.check_definition import KernelRecord
 
 
 class KernelLog:
     """Reads the log through ``readers``, and saves in ``history`` how far it has read and what was lost.
 
-    ``lost``: the last ``read()`` found that records were overwritten before they could be read. ``woken``: how many records
-    have woken checks since the agent started.
+    ``lost``: True if the last ``read()`` found that records were overwritten before they could be read. ``woken``: how many
+    records have woken checks since the agent started.
     """
 
     def __init__(self, document: Document, readers: Readers, history: History) -> None:
@@ -33,7 +33,7 @@ class KernelLog:
         self._prefixes = tuple(prefix for known in self._wakes.values() for prefix in known)
 
     def has_news(self, ready: Sequence[int] | None) -> bool:
-        """Return whether the log may have new records. ``ready``: the descriptors that select(2) returned. Where it returned
+        """Return whether the log may have new records. ``ready``: the descriptors that select(2) returned. If select(2) returned
         none, the log is read anyway."""
         return self._readers.follower is not None and (not ready or self._readers.kernel_log_ready(ready))
 
@@ -54,7 +54,7 @@ class KernelLog:
         return [r for r in known if any(heeded_by(r.text, self._wakes))]
 
     def remember(self, records: Sequence[KernelRecord]) -> frozenset[str]:
-        """Add records to the history. Return the checks that they wake, none where no record was new."""
+        """Add records to the history. Return the names of the checks that the records wake. If no record is new, return none."""
         follower = self._readers.follower
         if not self._history.add_records(records, follower.cursor if follower is not None else None):
             return frozenset()

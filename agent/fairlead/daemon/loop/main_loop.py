@@ -1,8 +1,8 @@
 """Runs the agent's main loop: read the node, judge it, decide, order the drain, publish, report, and wait for the next event.
 
-The loop is one thread. It waits neither for a driver, because the NVML worker is a process of its own, nor for slurmctld,
-because the courier is a thread of its own. A kernel record wakes only the checks that declared it, and they judge it on the
-facts of the last sweep. Every other check waits for the next sweep.
+The loop is one thread. It never waits for the NVIDIA driver, because a separate process, the NVML worker, calls the driver. It
+never waits for slurmctld, because a separate thread, the courier, talks to slurmctld. A kernel record wakes only the checks
+that declared such records. They judge the record with the facts of the last sweep. Every other check waits for the next sweep.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from fairlead.drains.ledger import machine_id
 from fairlead.errors import FairleadError
 from fairlead.history.memory import History
 from fairlead.host import log
+from fairlead.host.boot_clock import boottime
 from fairlead.host.bounded_disk import Disk
-from fairlead.host.clock import boottime
 from fairlead.host.process import jobs_running
 from fairlead.host.root import Root
 from fairlead.judge import fresh, judge, policies_of
-from fairlead.model.check import Past
+from fairlead.model.check_definition import Past
 from fairlead.model.facts import Node
 from fairlead.model.finding import Finding
 from fairlead.model.verdict import State
@@ -68,7 +68,7 @@ def run(document_path: str, *, root: Root, ask_nvml: bool = False, once: bool = 
 
     ``once``: make one sweep, send nothing to Slurm, and return the verdict's exit code. ``ask_nvml``: query real NVML even on
     a machine tree, instead of reading the tree's nvml.json. Raises ConfigError or InputMissing for a document that cannot be
-    read at the start, and AgentRuns where another agent runs.
+    read at the start, and AgentRuns if another agent runs.
     """
     document = load_document(document_path)
     with alone(document.agent.run_dir):
@@ -107,7 +107,7 @@ class Loop:
         self._findings: tuple[Finding, ...] = ()
         self._decision: Decision | None = None
         self._keep_at = 0.0
-        self._metrics_due = True  # this sweep ends with new metrics, so that they show this sweep's values
+        self._metrics_due = True  # the present sweep ends with new metrics, which must show the values of this sweep
         self._readers.follow(document, self._history.cursor())
 
     def _make_state_dir(self, state_dir: str) -> None:
@@ -121,7 +121,7 @@ class Loop:
         self._policies = policies_of(document)
         self._modes = {name: policy.mode.value for name, policy in self._policies.items()}
 
-    # -- the recipe ------------------------------------------------------------------------------
+    # -- the whole run ---------------------------------------------------------------------------
 
     def run(self, *, once: bool) -> int:
         """Run until a signal ends the agent, or with ``once`` until the first sweep is judged. Return the exit code."""
@@ -143,7 +143,7 @@ class Loop:
         log.line(log.NOTICE, "agent starts", version=version, node=document.node, generation=document.generation)
         if tell_slurm and self.slurm.connected:
             transitions.catch_up(self._trail, self.slurm.state)
-            self._read_jobs()  # an earlier agent's refusals must be known before the first question to slurmctld
+            self._read_jobs()  # jobs that the prolog has refused must be known before the first question to slurmctld
             self.slurm.start()
         self._watchdog.start()
         self._act_on_kernel_log()
@@ -176,7 +176,7 @@ class Loop:
         self._readers.start_sweep(shown=self._metrics_due)
 
     def _finish_sweep(self) -> bool:
-        """Judge the node once it has been read, and act on the result. Return whether the node had been read."""
+        """If the node has been read, judge it and act on the result. Return whether the node has been read."""
         node = self._readers.poll()
         if node is None:
             return False
@@ -200,8 +200,9 @@ class Loop:
         """Decide and act on the decision. The state is saved before anything is sent to Slurm. The verdict says ``drain`` only
         after slurmctld has accepted the drain.
 
-        ``findings``: those of the checks in ``judged_by`` (None: of all checks). The other checks keep their earlier findings.
-        ``swept``: the facts were just read. ``returned``: the node has gone back into service since the last decision.
+        ``findings``: the new findings of the checks in ``judged_by``, or of all checks if ``judged_by`` is None. The earlier
+        findings of the other checks stay. ``swept``: True if the facts were just read. ``returned``: True if the node has gone
+        back into service since the last decision.
         """
         self._replace_findings(findings, judged_by)
         now = self._policy_now(swept=swept, returned=returned)
@@ -232,7 +233,7 @@ class Loop:
         try:
             ready, _, _ = select.select([fd for fd in sources if fd >= 0], [], [], timeout)
         except OSError:
-            return []  # a source was closed before select(2): the next turn uses the new one
+            return []  # a descriptor was closed before select(2): the next turn uses the new descriptor
         if self._signals.fileno() in ready:
             self._signals.empty_pipe()
         return ready
@@ -258,8 +259,8 @@ class Loop:
         transitions.slurm(self._trail, before, after)
 
     def _act_on_kernel_log(self, ready: Sequence[int] = ()) -> None:
-        """Have each new kernel record judged at once by the checks that declared it. ``ready``: the descriptors that can be
-        read."""
+        """Judge each new kernel record at once with the checks that declared such records. ``ready``: the descriptors that can
+        be read."""
         if not self._kernel_log.has_news(ready):
             return
         records = self._kernel_log.read(uptime_of(self._sweep.node, self._root))
@@ -274,7 +275,7 @@ class Loop:
             self._conclude(judge(self._document, node, self._past(), woken), woken)
 
     def _act_on_return_command(self) -> None:
-        """Decide again where the return-to-service command has begun or ended."""
+        """Decide again if the return-to-service command has begun or ended."""
         if self._proving.poll():
             self._history.event(f"return command {self._proving.state.value}", self._proving.said)
             self._conclude()
@@ -306,7 +307,7 @@ class Loop:
         self._notify.feed_watchdog()
 
     def _tick(self) -> None:
-        """Read the files of hooks and people every few seconds, and check whether slurmctld has spoken to slurmd."""
+        """Read the files of hooks and people every few seconds, and check whether slurmctld has contacted slurmd."""
         if self._schedule.tick_due():
             self._read_jobs()
             self.slurm.watch_slurmd()
@@ -332,7 +333,7 @@ class Loop:
             self._schedule.sweep_now()
 
     def _reload(self) -> None:
-        """Load a changed document, as far as a running agent can use it."""
+        """Load the document again, and use all changes that a running agent can use."""
         try:
             document = load_document(self._document_path)
         except FairleadError as e:
@@ -364,7 +365,7 @@ class Loop:
         return known_of(self._history.past(), self._state, self._boot_id)
 
     def _remember(self, node: Node, judged_by: Collection[str] | None) -> None:
-        """Add the sweep to the history. What rarely changes is added once a minute at most."""
+        """Add the sweep to the history. Data that rarely change are added at most once a minute."""
         began, count = self._schedule.swept_from, self._sweep.count + 1
         thorough = count % 16 == 1 and began >= self._keep_at
         seconds = uptime_of(node, self._root)
@@ -376,7 +377,7 @@ class Loop:
         self._sweep = SweepFacts(node=node, count=count, seconds=time.monotonic() - began, ended=boottime())
 
     def _restore_settings(self, findings: Sequence[Finding], judged_by: Collection[str] | None) -> None:
-        """Apply the settings again that a device's reset has lost, if this sweep has judged the settings."""
+        """Apply the settings again that were lost by a device's reset, if this sweep has judged the settings."""
         if judged_by is None:
             self._reapply.restore(findings, self._document.agent, job_running=bool(self._jobs.running))
 
@@ -423,11 +424,11 @@ class Loop:
         self.slurm.order(want_of(decision, now), known_evidence(decision.state))
 
     def _publish_verdict(self, decision: Decision) -> bool:
-        """Publish the verdict. Return whether it differs from the one before."""
+        """Publish the verdict. Return whether it differs from the verdict before."""
         return self._publisher.publish_verdict(decision.state_word, verdict_text(decision, self.slurm.state))
 
     def _report(self, decision: Decision, *, news: bool) -> None:
-        """Write the log, status.json and the metrics, as far as they have changed or are due."""
+        """Write those of the log, status.json and the metrics that have changed or are due."""
         verdict = self._publisher.verdict
         if news and verdict is not None:
             self._reporter.report_verdict(verdict, decision, self._findings)
@@ -450,7 +451,7 @@ class Loop:
             self._publish_metrics(state)
 
     def _troubles(self) -> tuple[str, ...]:
-        """Return, one line each, what prevents the agent from writing to its disk."""
+        """Return what prevents the agent from writing to its disk, one line for each problem."""
         return tuple(filter(None, (self._history.trouble, self.slurm.ledger.trouble, self._trail.trouble)))
 
     def _publish_status(self, state: AgentState) -> None:

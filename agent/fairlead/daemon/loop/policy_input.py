@@ -1,4 +1,4 @@
-"""Makes the input of a decision: the time, the jobs, people's files, and the node's state in Slurm."""
+"""Makes the input of a decision: the time, the jobs, what people have ordered (such as a hold), and the node's state in Slurm."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 from fairlead.daemon.jobs.job_watch import JobWatch
 from fairlead.daemon.slurmctld.slurm_state import SlurmState
-from fairlead.host.clock import boottime
+from fairlead.host.boot_clock import boottime
 from fairlead.host.kernel import uptime_seconds
 from fairlead.host.root import Root
 from fairlead.model.facts import Missing, Node
@@ -36,9 +36,9 @@ def policy_input(
 ) -> Now:
     """Return the input of a decision that is made now.
 
-    ``returned``: the node has gone back into service since the last decision. ``first``: the agent has not decided yet. Its
-    first findings are never attributed to a job, because their time of onset is unknown. ``full_sweep``: the facts were just
-    read.
+    ``returned``: True if the node has gone back into service since the last decision. ``first``: True if the agent has not
+    decided yet. The agent's first findings are never attributed to a job, because it is not known when they began.
+    ``full_sweep``: True if the facts were just read.
     """
     gpus = () if node is None or isinstance(node.gpus, Missing) else node.gpus
     return Now(
@@ -65,8 +65,8 @@ def policy_input(
 
 
 def after_slurm(state: PolicyState, before: SlurmState, after: SlurmState, boot_id: str) -> PolicyState:
-    """Return the policy's state after a change of our drain in Slurm. A person's resume acknowledges the evidence that was
-    known. After a lost drain only the evidence of this boot remains."""
+    """Return the policy's state after fairlead's drain in Slurm has changed. A resume by a person acknowledges the evidence that
+    was known. After the end or the loss of the drain, kernel records of earlier boots do not drain the node any more."""
     acknowledged, lost = after.acknowledged > before.acknowledged, after.lost > before.lost
     if acknowledged or lost:
         state = acknowledge_evidence(state, after.known)

@@ -1,7 +1,7 @@
 """Reads a node: NVML through its worker, the kernel log, and everything else through ``Gatherer``.
 
-A machine tree has NVML's answers in nvml.json and the kernel log in dev/kmsg. It has no worker, unless the caller asks for
-one.
+A machine tree has NVML's values in nvml.json and the kernel log in dev/kmsg. No NVML worker runs for a tree, unless the caller
+requests one.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ import msgspec
 from msgspec.structs import replace
 
 from fairlead.config import Document
-from fairlead.host.clock import boot_id, boottime
+from fairlead.host.boot_clock import boot_id, boottime
 from fairlead.host.gather import Gatherer
 from fairlead.host.kmsg import Follower
 from fairlead.host.nvml import Worker
 from fairlead.host.root import Root
 from fairlead.judge import quick_reads, reads, wanted
-from fairlead.model.check import KernelRecord
+from fairlead.model.check_definition import KernelRecord
 from fairlead.model.facts import Missing, Node, StuckCall, unreadable
 from fairlead.model.json_text import NOT_JSON
 
-ANSWER_SECONDS = 1.0  # the worker answers within this time; for a thorough sweep it reads everything
+ANSWER_SECONDS = 1.0  # the worker answers within this time, so a sweep is thorough if a thorough sweep becomes due within it
 
 
 class Readers:
-    """Starts to read with ``start_sweep()``, and returns the node from ``poll()`` once it has been read. Neither call waits.
+    """Starts to read the node in ``start_sweep()``, and returns the node from ``poll()`` once it has been read. Neither waits.
 
-    ``answered``: by source (nvml, kernel_log, host) the time of its last good answer, in CLOCK_BOOTTIME seconds.
+    ``answered``: the time of the last good answer of each source (nvml, kernel_log, host), in CLOCK_BOOTTIME seconds.
     """
 
     def __init__(self, document: Document, root: Root, *, ask_nvml: bool = False) -> None:
@@ -39,7 +39,7 @@ class Readers:
         self.worker = Worker(document.agent.nvml_deadline_seconds) if root.is_live or ask_nvml else None
         self.follower: Follower | None = None
         self.answered: dict[str, float] = {}
-        self.records_lost = 0  # kernel records overwritten before they were read
+        self.records_lost = 0  # the number of kernel records that were overwritten before they were read
         self._asked = False
         self._module: object = None
         self._gatherer: Gatherer | None = None
@@ -62,7 +62,7 @@ class Readers:
     def follow(self, document: Document, cursor: int | None) -> None:
         """Open the kernel log. Start at ``cursor`` if it was saved in this boot."""
         configured = document.agent.kmsg_path
-        # A tree has its own log, unless the document names another file (the lab's FIFO).
+        # A machine tree has its own kernel log, unless the document names another file, such as the FIFO of the lab.
         path = configured if self.root.is_live or configured != "/dev/kmsg" else os.path.join(self.root.path, "dev/kmsg")
         if self.follower is not None:
             if self.follower.path == path:
@@ -89,8 +89,8 @@ class Readers:
             self.worker.hurry()
 
     def release_nvml(self, wanted: bool) -> bool:
-        """Release NVML (no worker, no library in memory), or attach it again at the next sweep. Return whether this is a
-        change."""
+        """Release NVML, so that no worker runs and no library is loaded, or attach NVML again at the next sweep. Return whether
+        this changes anything."""
         if self.worker is None or wanted == self.worker.released:
             return False
         if wanted:
@@ -104,13 +104,13 @@ class Readers:
         return self._gatherer is None or self._gatherer.is_due(ANSWER_SECONDS)
 
     def start_sweep(self, *, shown: bool = False) -> None:
-        """Start a sweep. ``shown``: all facts will be published, so NVML is read as closely as in a thorough sweep."""
+        """Start a sweep. ``shown``: True if metrics will be written after the sweep. NVML is then read as in a thorough sweep."""
         self._asked = True
         if self.worker is not None:
             self.worker.start_sweep(closely=shown or self.thorough_due())
 
     def poll(self) -> Node | None:
-        """Return the node, once per sweep. Everything else is read after NVML has answered or failed."""
+        """Return the node once per sweep, else None. All other facts are read after NVML has answered or failed."""
         if self.worker is None:
             if not self._asked:
                 return None
@@ -138,12 +138,12 @@ class Readers:
         return node
 
     def kernel_log_ready(self, ready: Sequence[int]) -> bool:
-        """Return whether the kernel log may have new records. ``ready``: the descriptors that select(2) returned; a regular
-        file is never among them."""
+        """Return whether the kernel log may have new records. ``ready``: the descriptors that select(2) returned. If the log is a
+        regular file, it has no descriptor for select(2), and this returns True."""
         return self.follower is None or self.follower.fileno() < 0 or self.follower.fileno() in ready
 
     def read_kernel_log(self) -> list[KernelRecord]:
-        """Return the records since the last call."""
+        """Return the kernel records that have come since the last call."""
         if self.follower is None:
             return []
         before = self.follower.overruns
@@ -155,7 +155,7 @@ class Readers:
 
     @property
     def log_cursor(self) -> int | None:
-        """Return how far the kernel log has been read, None where it was never open."""
+        """Return how far the kernel log has been read, or None if the log was never open."""
         return self.follower.cursor if self.follower is not None else None
 
     def close(self) -> None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import random
 import time
 
-from fairlead.host.clock import asleep
+from fairlead.host.boot_clock import asleep
 
-TICK_SECONDS = 2.0  # job records and people's files are read this often, and with each sweep
-# requests on the state's disk are read this often, and at once after SIGUSR1, which the requesting command sends
+TICK_SECONDS = 2.0  # job records and files of people's commands are read this often, and with each sweep
+# people's requests in the state directory are read this often, and at once after SIGUSR1, which the requesting command sends
 REQUESTS_SECONDS = 1.5
 SUSPENDED_SECONDS = 1.0  # a shorter time is only a difference between two clocks
 
 
 class Schedule:
-    """Keeps the times; when the agent starts, everything is due at once. ``swept_from``: when the last sweep began."""
+    """Keeps the times. When the agent starts, everything is due at once. ``swept_from``: when the last sweep began."""
 
     def __init__(self) -> None:
         self.swept_from = 0.0
@@ -35,7 +35,7 @@ class Schedule:
         self._sweep_at = self._requests_at = 0.0
 
     def sweep_due(self) -> bool:
-        """Return whether a sweep is due: it was due at the last ``tick_due()``, or has been made due since."""
+        """Return whether a sweep was due at the last ``tick_due()``, or was made due since then."""
         return self._now >= self._sweep_at
 
     def begin_sweep(self) -> None:
@@ -50,13 +50,13 @@ class Schedule:
         return True
 
     def set_next_sweep(self, interval_seconds: float) -> None:
-        """Set the next sweep to an interval after this one began. The interval varies, so that agents that started together
-        drift apart."""
+        """Make the next sweep due one interval after the present sweep began. The interval varies at random, so that the sweeps
+        of agents that started together drift apart."""
         self._sweep_at = self.swept_from + interval_seconds * random.uniform(0.95, 1.05)
 
     def tick_due(self) -> bool:
-        """Return whether a tick is due, and set the next time from now. A tick is due with each sweep too, so that one turn of
-        the loop does both."""
+        """Return whether a tick is due, and if so set the time of the next tick. A tick is also due with each sweep, so that one
+        turn of the loop does both."""
         self._now = time.monotonic()
         if self._now < self.next():
             return False
@@ -64,7 +64,7 @@ class Schedule:
         return True
 
     def suspended_seconds(self) -> float:
-        """Return how long the machine was suspended since the last call, 0.0 for not at all."""
+        """Return how long the machine was suspended since the last call, or 0.0 if it was not suspended."""
         now = asleep()
         if now <= self._asleep + SUSPENDED_SECONDS:
             return 0.0

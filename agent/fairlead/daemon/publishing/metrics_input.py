@@ -1,5 +1,5 @@
-"""Collects the input of the metrics. It is imported only when there is something to show, because it imports the metrics
-library."""
+"""Collects the input of the metrics. The agent imports this module only when it writes metrics, because the module imports the
+metrics library."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fairlead import __version__
 from fairlead.daemon.publishing.agent_state import AgentState
 from fairlead.daemon.publishing.metrics import MetricsInput
 from fairlead.history.memory import History
-from fairlead.host.clock import boottime
+from fairlead.host.boot_clock import boottime
 from fairlead.host.nvml import Worker
 from fairlead.model.verdict import State
 
@@ -23,14 +23,14 @@ def metrics_input(
     history: History,
     proofs: Mapping[str, int],
 ) -> MetricsInput:
-    """Return what a scrape of this agent shows now.
+    """Return the values that a scrape of this agent shows now.
 
-    ``sources``: by name, the time of the last answer, in CLOCK_BOOTTIME seconds. ``proofs``: runs of the return command by
-    outcome.
+    ``sources``: the time of each source's last answer in CLOCK_BOOTTIME seconds, by the source's name. ``proofs``: the number
+    of runs of the return command by outcome.
     """
     sweep, verdict, decision = state.sweep, state.verdict, state.decision
     remembered = decision.state
-    born = time.time() - boottime()  # from the clock as it is set now, so that a step of the clock moves all times alike
+    born = time.time() - boottime()  # the boot's Unix time by the present clock, so a step of the clock moves all times alike
     return MetricsInput(
         version=__version__,
         slurm_node=state.document.slurm_node,

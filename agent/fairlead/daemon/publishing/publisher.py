@@ -1,6 +1,6 @@
 """Writes all files that the agent publishes under /run/fairlead: verdict, status, topology, plans, environment, metrics.
 
-A full or read-only disk is reported once, and the agent tries again. It never ends the agent.
+The agent reports a full or read-only disk once, and tries again. Such a disk never ends the agent.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from fairlead.config import Document
 from fairlead.errors import DataError, HostError
 from fairlead.host import log
 from fairlead.host.atomic_file import write_atomic, write_if_changed
+from fairlead.host.boot_clock import boottime
 from fairlead.host.bounded_disk import Direct, Storage
-from fairlead.host.clock import boottime
 from fairlead.model.facts import Missing, Node
 from fairlead.model.verdict import State, Verdict, parse_line
 
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from fairlead.daemon.jobs.job_tables import JobTables
     from fairlead.daemon.publishing.metrics import Metrics, MetricsInput
 
-TEXTFILE_SECONDS = 14.0  # with a thorough sweep if there is one by then; Prometheus scrapes about every 15 s
+# The text file of metrics is written again after this time, because Prometheus scrapes about every 15 s. If a thorough sweep
+# comes at most one interval earlier, the file is written with that sweep.
+TEXTFILE_SECONDS = 14.0
 
 
 class Publisher:
@@ -35,7 +37,7 @@ class Publisher:
         self._disk = disk or Direct()
         self.trouble: dict[str, str] = {}
         self.sequence = 0
-        self._lock = threading.Lock()  # for the verdict, which the loop writes, or the loop's watchdog where the loop cannot
+        self._lock = threading.Lock()  # guards the verdict: the loop writes it, or the loop watchdog while the loop is blocked
         self.verdict: Verdict | None = None
         self._facts: object = None
         self._metrics: Metrics | None = None
@@ -48,7 +50,7 @@ class Publisher:
         self.sequence = earlier.sequence if earlier is not None else 0
 
     def change(self, document: Document) -> None:
-        """Use another document, and make the folders."""
+        """Use another document, and make the run directory and its folders."""
         self.document = document
         self.run_dir = document.agent.run_dir
         for sub, mode in (("", 0o755), ("/plans", 0o755), ("/presets", 0o755), ("/jobs", 0o711)):
@@ -70,10 +72,10 @@ class Publisher:
         return found.st_dev, found.st_ino
 
     def _keep_folder(self) -> None:
-        """Make the folder again where somebody has removed it.
+        """Make the run directory again if somebody has removed it. Raises HostError if the agent cannot make it.
 
-        This cannot be done in the unit's sandbox, where systemd mounts the folder and the rest of /run is read-only. Then it
-        raises HostError, which ends the agent, and systemd makes the folder when it starts the agent again.
+        The agent cannot make it in the unit's sandbox, where systemd mounts this directory and the rest of /run is read-only.
+        The HostError then ends the agent. systemd makes the directory when it starts the agent again.
         """
         if self._find_folder() == self._folder_id is not None:
             return
@@ -82,7 +84,7 @@ class Publisher:
             raise HostError(f"{self.run_dir} was removed, and cannot be made inside the unit; systemd makes it at the next start")
 
     def _read_earlier(self) -> Verdict | None:
-        """Return the last verdict of the agent before this one."""
+        """Return the verdict in the run directory, which an earlier agent wrote, or None if it cannot be read."""
         try:
             with open(f"{self.run_dir}/verdict", encoding="ascii", errors="replace") as f:
                 return parse_line(f.read(4096))
@@ -90,7 +92,7 @@ class Publisher:
             return None
 
     def publish_verdict(self, state: State, text: str) -> bool:
-        """Write a verdict that is valid from now for ``ttl_seconds``. Return whether it differs from the one before."""
+        """Write a verdict that is valid from now for ``ttl_seconds``. Return whether it differs from the verdict before."""
         self._keep_folder()
         before = self.verdict
         with self._lock:
@@ -105,8 +107,8 @@ class Publisher:
         return verdict
 
     def publish_unknown(self, text: str, late: Callable[[], bool]) -> None:
-        """Publish ``unknown`` in place of a verdict that lets jobs start, if ``late()`` is true. Another thread than the
-        loop's calls this."""
+        """Publish ``unknown`` in place of a verdict other than ``drain``, if ``late()`` is true. The thread of the loop
+        watchdog calls this."""
         with self._lock:
             last = self.verdict or self._read_earlier()
             if late() and (last is None or last.state is not State.DRAIN):
@@ -119,8 +121,11 @@ class Publisher:
         return max(options.verdict_ttl_seconds, int(3 * options.interval_seconds))
 
     def publish_node(self, node: Node) -> None:
-        """Write what the task prolog reads (topology, plans, environment) where it has changed. Where NVIDIA GPUs do not
-        answer, the files stay as they are. A node that has only AMD GPUs does not need NVML here."""
+        """Write the files that the task prolog reads (topology, plans, environment) if their content has changed.
+
+        While NVML cannot list the NVIDIA GPUs of the node, the files stay as they are. A node with only AMD GPUs does not need
+        NVML here.
+        """
         gpus: tuple[object, ...]
         if isinstance(node.gpus, Missing):
             from fairlead.topology.distances import accelerators
@@ -167,7 +172,7 @@ class Publisher:
         try:
             os.rmdir(f"{self.run_dir}/{name}")
         except OSError:
-            pass  # it does not exist; or it is not empty, and the agent tries again
+            pass  # the folder does not exist, or it is not empty and the agent tries again later
 
     def _environment(self, tables: JobTables, interface: str, scratch: str) -> bool:
         try:
@@ -183,7 +188,7 @@ class Publisher:
         written += [self._remove(f"presets/{name}") for name in self._names("presets") if f"presets/{name}" not in files]
         if not self.document.jobenv.scratch:
             written += [self._remove(name) for name in ("scratch", *(f"ended/{n}" for n in self._names("ended")))]
-            self._remove_folder("ended")  # without this folder the epilog writes nothing there
+            self._remove_folder("ended")  # the epilog writes into this folder only if it exists
         return all(written)
 
     def publish_status(self, data: bytes) -> None:
@@ -191,7 +196,7 @@ class Publisher:
         self._write("status.json", data)
 
     def metrics_due(self, within_seconds: float = 0.0) -> bool:
-        """Return whether the text file of metrics must be written within this time, even if nothing happens."""
+        """Return whether the text file of metrics is due within this time."""
         return time.monotonic() + within_seconds >= self._textfile_at
 
     def write_metrics_soon(self) -> None:
@@ -215,7 +220,7 @@ class Publisher:
         self._textfile_at = time.monotonic() + TEXTFILE_SECONDS
         if options.metrics_textfile:
             data = self._metrics.render()
-            # the run directory is in memory, so it does not hang
+            # the run directory is in memory, so a write there does not hang
             beside = os.path.dirname(options.metrics_textfile) == self.run_dir
             disk = Direct() if beside else self._disk
             try:

@@ -9,7 +9,7 @@ import msgspec
 
 from fairlead import __version__
 from fairlead.daemon.publishing.agent_state import AgentState
-from fairlead.host.clock import boottime
+from fairlead.host.boot_clock import boottime
 from fairlead.model.facts import Gpu, Missing
 from fairlead.model.finding import OVERRUN, Finding, Level, as_data
 from fairlead.policy import PolicyState, identity, ladder
@@ -27,8 +27,8 @@ def status_json(
 ) -> bytes:
     """Return the content of the file.
 
-    ``hold``: a person's hold. ``history``: the last events. ``proof``: the state of the return command. ``topology``: what is
-    known of slurmctld's topology. ``trouble``: what the agent cannot write, one line each.
+    ``hold``: the admin hold, or None if there is none. ``history``: the last events. ``proof``: the state of the return command.
+    ``topology``: one line on slurmctld's topology. ``trouble``: what the agent cannot write, one line for each problem.
     """
     document, decision, slurm, node = state.document, state.decision, state.slurm, state.sweep.node
     data: dict[str, object] = {
@@ -93,7 +93,8 @@ def remembered(state: PolicyState) -> dict[str, object]:
 
 
 def _finding(finding: Finding, escalations: Mapping[str, EscalationStep]) -> dict[str, object]:
-    """Return a finding with its escalation step. ``id`` names the finding as the check reported it, as acknowledgements do."""
+    """Return a finding with its escalation step. ``id`` is the name that acknowledgements use: that of the finding as its check
+    reported it, before the escalation."""
     escalated = ladder.as_escalated(finding, escalations)
     raised = (
         {"from": finding.action.value, "why": escalations[ladder.escalation_key(finding)].why}

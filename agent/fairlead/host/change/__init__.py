@@ -1,8 +1,10 @@
-"""Makes Changes: files by temp and rename, kernel values and config space by write and read-back, units by systemctl.
+"""Executes changes of a node.
 
-Before anything is changed for the first time, what was there is noted below ``UNDO``, so a run that is killed at any point
-leaves either the old or the new state and always a way back. Written is not done: a value that does not read back as
-wanted is a failure, said in one line.
+A file is replaced by rename(2). A kernel value or a register of config space is written and read back. If it does not read
+back as written, the change has failed. Units are changed by systemctl.
+
+Before fairlead changes a file, a value or a register for the first time, it saves the old state below ``UNDO``. So a run that
+is killed at any point leaves either the old or the new state, and the old state can be restored.
 """
 
 from __future__ import annotations
@@ -15,9 +17,10 @@ from msgspec import Struct
 
 from fairlead.errors import FairleadError, HostError, next_step
 from fairlead.host.atomic_file import write_file
-from fairlead.host.change import apt_transaction, gpus, nvml_release, reload
+from fairlead.host.change import apt_transaction, dnf_transaction, gpus, nvml_release, reload
 from fairlead.host.change.change_text import diff, target, verbs
 from fairlead.host.change.gpus import NvmlSet
+from fairlead.host.change.package_command import LaterError
 from fairlead.host.change.tools import commands, enable_in_image, is_image, made_anew, systemctl
 from fairlead.host.change.undo import UNDO, remember, undo_changes
 from fairlead.host.change.values import RefusedError, current_choice, write_bits, write_kernel_value
@@ -54,13 +57,17 @@ __all__ = [
     "write_file",
 ]
 
-# What was there before is in a file of theirs, was nothing, or (packages) is the former set, declared again.
+# These changes have no undo record. Their earlier state is in a file that has a record, or there was none. The earlier packages
+# come back when the earlier set is declared again.
 NOT_UNDONE = Unit | Module | BootLoader | Reboot | Packages | ModuleReload
 
 
 class ChangeOutcome(Struct, frozen=True, kw_only=True):
-    """What became of one change. ``message`` is one line: what was done, or why it was not; ``hint``: what to do about that.
-    ``skipped``: not for here (done), or not now (not done)."""
+    """Holds the result of one change.
+
+    ``message``: one line with what was done, or why nothing was done. ``hint``: what a person can do about a failure.
+    ``skipped``: if ``done``, this system needs no (further) step, because it does not run. If not ``done``, the change waits.
+    """
 
     change: AnyChange
     done: bool
@@ -77,9 +84,11 @@ def execute(
     undo: str = UNDO,
     run_dir: str = nvml_release.RUN_DIR,
 ) -> tuple[ChangeOutcome, ...]:
-    """Make the changes in order. One that fails does not stop the others, but that what the kernel refused is not persisted:
-    no file of the same setting is written after it, and that nothing follows packages that did not move. Nothing is raised for
-    a failure."""
+    """Execute the changes in order, and return their outcomes. A failed change raises nothing and does not stop the others.
+
+    There are two exceptions. If a kernel value or an NVML value was refused, the later files of its setting are not written, so
+    that the refused value is not persisted. If a change of packages failed, the later changes of its setting are skipped.
+    """
     with gpus.setting(nvml_set, root, run_dir) as nvml:
         return _execute(changes, root, nvml, undo, run_dir)
 
@@ -106,9 +115,9 @@ def _execute(
             outcomes.append(_make(change, root, nvml_set, run_dir))
         except (OSError, FairleadError) as e:
             if record and isinstance(e, RefusedError):
-                os.unlink(record)  # nothing was changed, so there is nothing to undo, and a later reset takes nothing away
+                os.unlink(record)  # nothing was changed, so there is nothing to undo
             words = f"{e.strerror or e}" if isinstance(e, OSError) else str(e)
-            later = isinstance(e, apt_transaction.LaterError | reload.BusyError)
+            later = isinstance(e, LaterError | reload.BusyError)
             if isinstance(change, Packages):
                 unmoved.add(change.setting)
             if isinstance(change, KernelValue | Nvml):
@@ -152,11 +161,7 @@ def _make(change: AnyChange, root: Root, nvml_set: NvmlSet | None, run_dir: str 
         case Reboot():
             return ChangeOutcome(change=change, done=False, skipped=True, message=f"{change.what}: waits for a reboot")
         case Packages():
-            if not apt_transaction.has_apt(root):
-                if root.is_live:
-                    raise HostError("no apt on this node", hint="only apt can be driven: docs/how-to/driver.md")
-                return ChangeOutcome(change=change, done=True, skipped=True, message=f"{target(change)}: no apt in this tree")
-            return ChangeOutcome(change=change, done=True, message=f"{target(change)}: {apt_transaction.install(change, root)}")
+            return _change_packages(change, root)
         case ModuleReload():
             if not root.is_live:
                 return ChangeOutcome(change=change, done=True, skipped=True, message=f"{target(change)}: not a running system")
@@ -168,6 +173,18 @@ def _make(change: AnyChange, root: Root, nvml_set: NvmlSet | None, run_dir: str 
             return ChangeOutcome(change=change, done=True, message=f"{target(change)}: done")
 
 
+def _change_packages(change: Packages, root: Root) -> ChangeOutcome:
+    """Change the packages by apt or dnf, as their format is. A tree without this program is left as it is."""
+    by_dnf = any(p.format == "rpm" for p in change.allowed)
+    program = "dnf" if by_dnf else "apt"
+    if not (dnf_transaction.has_dnf(root) if by_dnf else apt_transaction.has_apt(root)):
+        if root.is_live:
+            raise HostError(f"no {program} on this node", hint="only apt and dnf can be driven: docs/how-to/driver.md")
+        return ChangeOutcome(change=change, done=True, skipped=True, message=f"{target(change)}: no {program} in this tree")
+    done = dnf_transaction.install(change, root) if by_dnf else apt_transaction.install(change, root)
+    return ChangeOutcome(change=change, done=True, message=f"{target(change)}: {done}")
+
+
 def _bytes(content: str | None) -> bytes | None:
     return None if content is None else content.encode("utf-8", "surrogateescape")
 
@@ -175,9 +192,10 @@ def _bytes(content: str | None) -> bytes | None:
 def undo_all(
     root: Root, *, nvml_set: NvmlSet | None = None, undo: str = UNDO, busy: bool = False, drained: bool = False
 ) -> tuple[ChangeOutcome, ...]:
-    """Bring back the state before fairlead, last change first; the record of what came back is removed.
+    """Restore the state before fairlead, from the undo records in the reverse order of their names.
 
-    busy, drained: as for apply; what may not be changed now stays, with its record, and its outcome is ``skipped``.
+    ``busy``: a job runs on the node. ``drained``: the node is drained. A state that may not be restored now keeps its record,
+    and its outcome is ``skipped``. The record of a restored state is removed.
     """
     outcomes: list[ChangeOutcome] = []
     for path, change in reversed(undo_changes(root, undo)):
@@ -190,7 +208,7 @@ def undo_all(
 
 
 def undo_one(path: str, change: AnyChange, root: Root, nvml_set: NvmlSet | None = None) -> ChangeOutcome:
-    """Bring back one state that ``undo_changes`` gave with its record's ``path``; the record goes once that is done."""
+    """Execute one change of ``undo_changes``, and remove its undo record ``path`` if the change succeeds."""
     try:
         with gpus.setting(nvml_set, root, nvml_release.RUN_DIR) as nvml:
             outcome = _make(change, root, nvml)

@@ -1,7 +1,8 @@
-"""The NVIDIA modules out and in again, so that the installed driver is the loaded one without a reboot.
+"""Unloads the NVIDIA modules and loads them again, so that the installed driver is loaded without a reboot.
 
-Everything that holds a GPU has to let go: the agent is asked to (``nvml_release``), NVIDIA's daemons are stopped for the time;
-another program is named, and the reload is left to a reboot. Source: NVIDIA driver README, "Kernel Modules"; modprobe(8).
+No process may have a GPU open meanwhile. So the agent is asked to release NVML (``nvml_release``), and NVIDIA's daemons are
+stopped until the modules are loaded. If another program has a GPU open, the error names that program, and the installed driver
+is loaded at the next reboot. Source: NVIDIA driver README, "Kernel Modules"; modprobe(8).
 """
 
 from __future__ import annotations
@@ -10,27 +11,27 @@ import os
 import time
 
 from fairlead.errors import HostError
-from fairlead.host import installed_packages
+from fairlead.host import installed_kernels
 from fairlead.host.change import nvml_release
 from fairlead.host.change.tools import MODPROBE_SECONDS, run, systemctl
 from fairlead.host.root import Root
 from fairlead.model.change import ModuleReload
 
-#: Dependents first; those that are not loaded are passed over.
+#: The modules in the order of unloading: each comes before the modules that it needs. A module that is not loaded is skipped.
 MODULES = ("nvidia_peermem", "gdrdrv", "nvidia_fs", "nvidia_uvm", "nvidia_drm", "nvidia_modeset", "nvidia")
-#: What NVIDIA ships to hold the GPUs open; started again in this order.
+#: NVIDIA's services that have GPUs open. They are started again in this order.
 UNITS = ("nvidia-persistenced.service", "nvidia-fabricmanager.service", "nvidia-imex.service", "nvidia-dcgm.service")
 LET_GO_SECONDS = 20.0
 
 
 class BusyError(HostError):
-    """A program holds a GPU: a reboot is what is left."""
+    """The modules can only be loaded by a reboot: a program has a GPU open, or the running kernel has no NVIDIA module."""
 
 
 def reload(change: ModuleReload, root: Root, run_dir: str = nvml_release.RUN_DIR) -> str:
-    """Take the modules out and put them in. Raises HeldError where a program holds a GPU, HostError."""
+    """Unload the modules and load them again. Raises BusyError (see there), or HostError if a command fails."""
     release = root.value("/proc/sys/kernel/osrelease")
-    if isinstance(release, str) and installed_packages.module_of(root, release) == "none":
+    if isinstance(release, str) and installed_kernels.module_of(root, release) == "none":
         raise BusyError(f"the running kernel {release} has no NVIDIA module", hint="reboot: what is installed is loaded then")
     loaded = [m for m in MODULES if root.exists(f"/sys/module/{m}")]
     stopped: list[str] = []
@@ -70,7 +71,7 @@ def _wait_free(root: Root, seconds: float = LET_GO_SECONDS) -> None:
 
 
 def users_of_gpus(root: Root) -> list[tuple[int, str]]:
-    """Processes with a /dev/nvidia* open, or with the driver's library mapped: (process id, command name)."""
+    """Return (process id, command name) of each process that has a /dev/nvidia* open or has the driver's library mapped."""
     found = []
     for name in root.names("/proc"):
         if name.isascii() and name.isdecimal() and int(name) != os.getpid() and _uses(root, name):

@@ -1,4 +1,4 @@
-"""Reads the machine's clocks. Everything that expires is in CLOCK_BOOTTIME, which goes on during suspend and is never set."""
+"""Reads the machine's clocks. Times of expiry are in CLOCK_BOOTTIME, which goes on during suspend and is never set."""
 
 from __future__ import annotations
 

@@ -1,0 +1,112 @@
+"""Writes and reads the part of dnf's versionlock list that belongs to fairlead.
+
+The list (/etc/dnf/plugins/versionlock.list) has one line for each package that dnf may not move, with the form
+``NAME-EPOCH:VERSION-RELEASE.*``. fairlead's lines are between two marks. All other lines belong to other people and stay as they
+are. Other people also write lines of other forms (``*nvidia*580*``), and lines with ``!``, which exclude a version.
+
+`dnf versionlock delete` writes the list again without its comments, so it removes fairlead's marks too. If all of fairlead's
+lines are still there in one piece, they count as fairlead's again.
+
+Source: dnf versionlock plugin of dnf-plugins-core 4.3, "Notes", and versionlock.py (``sack``: the forms of a line; without its
+list the plugin stops every run of dnf).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
+
+from fairlead.model.change import Package
+
+LIST = "/etc/dnf/plugins/versionlock.list"
+CONF = "/etc/dnf/plugins/versionlock.conf"
+BEGIN = "# begin of fairlead's lines (setting driver); changes made here are put back"
+END = "# end of fairlead's lines"
+#: So many lines in one piece are recognised without marks. One line could be another person's.
+RECOGNISED = 2
+_ANY = re.compile(r"[^\n]*\n|[^\n]+")
+_CONF = re.compile(r"^[ \t]*(enabled|locklist)[ \t]*[=:][ \t]*(\S*)[ \t]*$", re.MULTILINE)
+_LINE = re.compile(r"([A-Za-z0-9][A-Za-z0-9.+_-]*)-([0-9]+:[^-\s]+-[^-\s]+)\.(?:\*|[A-Za-z0-9_]+)")
+
+
+def with_lines(text: str | None, packages: Iterable[Package]) -> str | None:
+    """Return the list with these packages as fairlead's lines. Return None for a list that does not exist and has no line."""
+    lines = [f"{p.name}-{p.version}.*\n" for p in packages]
+    parts = list(_parts(text or ""))
+    if lines and len(lines) >= RECOGNISED and not any(mine for mine, _ in parts):
+        others = _ANY.findall(text or "")
+        starts = (at for at in range(len(others)) if others[at : at + len(lines)] == lines)
+        at = next(starts, len(others))
+        others[at : at + len(lines)] = []
+    else:
+        others = [line for mine, line in parts if not mine]
+    if not lines:
+        return None if text is None else "".join(others)
+    if others and not others[-1].endswith("\n"):
+        others[-1] += "\n"
+    return "".join((*others, f"{BEGIN}\n", *lines, f"{END}\n"))
+
+
+def fault(conf: str) -> str:
+    """Return why dnf does not follow the list though the plugin is installed (its configuration is ``conf``), or ""."""
+    said = dict(_CONF.findall(conf))
+    if said.get("enabled", "1").lower() in ("0", "no", "false", "off"):
+        return "the versionlock plugin is switched off"
+    where = said.get("locklist", LIST)
+    return f"the versionlock plugin reads {where} instead of {LIST}" if where != LIST else ""
+
+
+def ours(text: str | None) -> dict[str, str]:
+    """Return the versions in fairlead's lines, by package name."""
+    found = (_LINE.fullmatch(line.rstrip("\r\n")) for mine, line in _parts(text or "") if mine)
+    return {match[1]: match[2] for match in found if match}
+
+
+def against(text: str | None, name: str, have: str, wanted: str, architecture: str) -> str:
+    """Return the line by which somebody else keeps a package from the version ``wanted``, or "".
+
+    ``have``: the installed version, or "". A line keeps the package if it names another version of this package, or if it allows
+    the installed version and not the wanted version. A line with ``!`` keeps it from each version that the line names.
+    """
+    found = ""
+    for mine, line in _parts(text or ""):
+        pattern = line.strip()
+        if mine or not pattern or pattern.startswith("#"):
+            continue
+        allowed = _names(pattern.removeprefix("!"), name, wanted, architecture)
+        if pattern.startswith("!"):
+            if allowed:
+                return pattern
+        elif allowed:
+            return ""  # dnf allows each version that any line allows
+        elif ((match := _LINE.fullmatch(pattern)) and match[1] == name) or (have and _names(pattern, name, have, architecture)):
+            found = found or pattern
+    return found
+
+
+def _names(pattern: str, name: str, version: str, architecture: str) -> bool:
+    """Say whether a line of the list means this package. dnf tries these forms, with and without the epoch."""
+    bare, number = version.partition(":")[2], version.rpartition("-")[0]
+    words = [f"{name}-{form}{end}" for form in (version, bare) for end in ("", f".{architecture}")]
+    words += [f"{name}-{number}", f"{name}-{number.partition(':')[2]}", f"{name}.{architecture}", name]
+    return any(fnmatchcase(word, pattern) for word in words)
+
+
+def _parts(text: str) -> Iterator[tuple[bool, str]]:
+    """Yield each line of the list with its end, and whether it is fairlead's: a mark, or a lock between the marks.
+
+    Where the second mark is missing, fairlead's part ends before the first line that cannot be fairlead's.
+    """
+    lines = _ANY.findall(text)
+    bare = [line.rstrip("\r\n") for line in lines]
+    inside = open_ended = False
+    for at, (line, word) in enumerate(zip(lines, bare, strict=True)):
+        if word in (BEGIN, END):
+            inside = word == BEGIN
+            open_ended = inside and END not in bare[at:]
+            yield True, line
+            continue
+        lock = _LINE.fullmatch(word) is not None
+        inside = inside and (lock or not open_ended)
+        yield inside and lock, line
