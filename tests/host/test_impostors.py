@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,10 +16,10 @@ from fairlead.checks import fabric_manager, imex
 from fairlead.daemon.jobs.local_jobs import steps
 from fairlead.host import process
 from fairlead.host.root import Root
-from fairlead.model.facts import Missing
 from fairlead.model.tuned_profile import COMM as TUNED
 from fairlead.settings.irq_affinity import BALANCER
 
+AGENT = Path(process.__file__).parents[2]
 USER = 65432
 JOB = 1999999999
 DAEMONS = {"nv-fabricmanage": fabric_manager.STAT, "nvidia-imex": imex.STAT, "irqbalance": BALANCER, "tuned": TUNED}
@@ -149,15 +150,22 @@ def test_a_command_line_that_never_comes_holds_nobody(tmp_path: Path) -> None:
     assert process.slurmd_names(str(tmp_path)) == [] and not process.jobs_running(str(tmp_path))
 
 
+FIND_AS_USER = f"""
+import os
+from fairlead.host import process
+os.setresuid({USER}, {USER}, {USER})
+print(process.find("nvidia-imex"))
+"""
+
+
 @needs_root
 @pytest.mark.root
 def test_without_root_it_is_not_known_rather_than_absent(start: Start) -> None:
+    """The search runs in its own process, because a user id holds for all threads of a process."""
     real = start("nvidia-imex", user=None)
     if len(pids("nvidia-imex")) > 1:
         pytest.skip("another nvidia-imex runs on this machine")
-    os.seteuid(USER)
-    try:
-        found = process.find("nvidia-imex")
-    finally:
-        os.seteuid(0)
-    assert real.poll() is None and isinstance(found, Missing) and "only root may see" in found.detail
+    said = subprocess.run(
+        [sys.executable, "-c", FIND_AS_USER], env={"PYTHONPATH": str(AGENT)}, capture_output=True, text=True, check=False
+    )
+    assert real.poll() is None and said.stdout.startswith("Missing(") and "only root may see" in said.stdout, said
