@@ -20,7 +20,7 @@ from fairlead.cli.output import print_json
 from fairlead.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from fairlead.selftest.claim_differences import Difference
+    from fairlead.selftest.claim_differences import ClaimDifference
     from fairlead.selftest.selftest_report import SelftestReport
 
 
@@ -81,7 +81,7 @@ def _compare(args: argparse.Namespace) -> ExitCode:
     return ExitCode.WARN if any(found.values()) else ExitCode.OK
 
 
-def _data(path: str, report: SelftestReport, found: tuple[Difference, ...]) -> dict[str, Any]:
+def _data(path: str, report: SelftestReport, found: tuple[ClaimDifference, ...]) -> dict[str, Any]:
     return {"file": path, "machine": report.machine, "differences": found}
 
 
@@ -108,7 +108,7 @@ def _summary(report: SelftestReport) -> str:
     return f"{name}, kernel {machine.kernel}: {', '.join(said)}, in {report.seconds:.0f} s"
 
 
-def _lines(found: tuple[Difference, ...]) -> list[str]:
+def _lines(found: tuple[ClaimDifference, ...]) -> list[str]:
     if not found:
         return ["nothing differs from what the documentation claims"]
     lines = [f"{len(found)} differences from what the documentation claims:"]

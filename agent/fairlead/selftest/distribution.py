@@ -11,7 +11,7 @@ from fairlead.host import kernel
 from fairlead.host.root import Root
 from fairlead.host.software import software
 from fairlead.model.facts import Missing
-from fairlead.selftest.selftest_report import Machine
+from fairlead.selftest.selftest_report import MachineSoftware
 
 _OS_RELEASE = ("/etc/os-release", "/usr/lib/os-release")  # os-release(5)
 #: The values of ID and VERSION_CODENAME that are known. A site may have invented another one, which could name the site.
@@ -32,12 +32,12 @@ _SECONDS = 5.0
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def describe(root: Root) -> Machine:
+def describe(root: Root) -> MachineSoftware:
     """Return the names and versions of the machine's software. What is not found is ""."""
     names = os_release(root)
     module, installed = kernel.module_version(root), software(root)
     library = installed.library_file
-    return Machine(
+    return MachineSoftware(
         distribution=names.get("ID", ""),
         version=names.get("VERSION_ID", ""),
         kernel=kernel_release(os.uname().release),

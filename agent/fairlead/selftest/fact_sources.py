@@ -181,9 +181,11 @@ def read_nvml(deadline_seconds: float) -> Iterator[Message]:
     found = gpu.gpus(result.raw)
     yield {"secrets": serials(result.raw), "gpus": 0 if isinstance(found, Missing) else len(found)}
     said = row("nvml", found, began)
-    if result.stuck is not None:
-        call = result.stuck.call or "the worker's own code"
-        said["reasons"] = [f"{call} has not returned for {result.stuck.seconds:.0f} s", *said["reasons"]]
+    if (stuck := result.stuck) is not None:
+        crashed = stuck.process_state == "X"
+        call = f"{stuck.call or 'the worker itself'}{f' of {stuck.gpu}' if stuck.gpu else ''}"
+        how = f"the worker died in {call}" if crashed else f"{call} did not return within {deadline_seconds:.0f} s"
+        said |= {"state": "crashed" if crashed else "hung", "reasons": [how, *said["reasons"]]}
     yield said
 
 

@@ -79,7 +79,7 @@ def _planned(name: str, setting: Setting, node: Node, document: config.Document)
 
 
 def _plan(setting: Setting, want: Want, node: Node) -> tuple[str, list[str], int]:
-    """Return the state of an Observed row, the reasons, and the length of the plan."""
+    """Return the state of a SettingRow, the reasons, and the length of the plan."""
     try:
         observed = setting.observe(node)
         if isinstance(observed, Missing):

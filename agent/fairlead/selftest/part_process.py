@@ -1,4 +1,4 @@
-"""Runs each part of the self-test in a process of its own, with a time limit, so that a part that hangs or crashes stops no other.
+"""Runs each part of the self-test in a process with a time limit, so that a part that hangs or crashes stops no other.
 
 A part writes its rows to a pipe, one line of JSON each. Before it does something that may hang, it says so. A part that is late
 is killed together with all processes that it started. A process in state D cannot be killed. Nobody waits for it, and the report

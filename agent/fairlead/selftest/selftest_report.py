@@ -33,7 +33,7 @@ class Row(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     reasons: Annotated[Reasons, Meta(description="Why the state is not the best one, each in one redacted line.")] = ()
 
 
-class Source(Row, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SourceRow(Row, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Says whether one source of facts could be read."""
 
     state: Annotated[
@@ -44,7 +44,7 @@ class Source(Row, frozen=True, kw_only=True, forbid_unknown_fields=True):
     missing: Annotated[Count, Meta(description="How many values could not be read.")] = 0
 
 
-class Judged(Row, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CheckRow(Row, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Says what one check made of the facts. The texts of findings are not in the report, because they describe the site."""
 
     state: Annotated[
@@ -57,7 +57,7 @@ class Judged(Row, frozen=True, kw_only=True, forbid_unknown_fields=True):
     unknown: Annotated[Count, Meta(description="Number of findings of the level unknown.")] = 0
 
 
-class Observed(Row, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SettingRow(Row, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Says whether one setting could be observed and planned. Nothing was applied."""
 
     state: Annotated[
@@ -68,7 +68,7 @@ class Observed(Row, frozen=True, kw_only=True, forbid_unknown_fields=True):
     changes: Annotated[Count, Meta(description="How many changes the plan has.")] = 0
 
 
-class HookRun(Row, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class HookRow(Row, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Says how one hook ended in a private mount namespace, with made-up variables."""
 
     state: Annotated[Literal["run", "hung", "not_run"], Meta(description="hung: the hook did not end in time, and was killed.")]
@@ -82,7 +82,7 @@ class HookRun(Row, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = ""
 
 
-class Machine(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class MachineSoftware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Describes the machine by names of software, never by names of the site. "" means that it was not found."""
 
     distribution: Annotated[Word, Meta(description="ID of os-release.")] = ""
@@ -118,9 +118,9 @@ class SelftestReport(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     root: Annotated[bool, Meta(description="The command ran as root.")] = False
     document: Annotated[Literal["", "read", "refused"], Meta(description='The node\'s document. "": there is none.')] = ""
     seconds: Annotated[float, Meta(ge=0, le=1e5, description="How long the run took.")] = 0.0
-    machine: Machine = Machine()
-    sources: Annotated[tuple[Source, ...], Meta(max_length=NAMES_MAX)] = ()
-    checks: Annotated[tuple[Judged, ...], Meta(max_length=NAMES_MAX)] = ()
-    settings: Annotated[tuple[Observed, ...], Meta(max_length=NAMES_MAX)] = ()
-    hooks: Annotated[tuple[HookRun, ...], Meta(max_length=NAMES_MAX)] = ()
+    machine: MachineSoftware = MachineSoftware()
+    sources: Annotated[tuple[SourceRow, ...], Meta(max_length=NAMES_MAX)] = ()
+    checks: Annotated[tuple[CheckRow, ...], Meta(max_length=NAMES_MAX)] = ()
+    settings: Annotated[tuple[SettingRow, ...], Meta(max_length=NAMES_MAX)] = ()
+    hooks: Annotated[tuple[HookRow, ...], Meta(max_length=NAMES_MAX)] = ()
     untouched: Untouched = Untouched()

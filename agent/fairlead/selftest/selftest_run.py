@@ -19,7 +19,7 @@ from fairlead.selftest.fact_sources import FILES, NVML, SOURCES, Reading
 from fairlead.selftest.judged_parts import judge_machine
 from fairlead.selftest.part_process import Message, PartResult, all_ended, run_part
 from fairlead.selftest.report_redaction import ReportRedactor, own_names
-from fairlead.selftest.selftest_report import HookRun, Judged, Machine, Observed, SelftestReport, Source, Untouched
+from fairlead.selftest.selftest_report import CheckRow, HookRow, MachineSoftware, SelftestReport, SettingRow, SourceRow, Untouched
 
 SOURCE_SECONDS = 12.0  # longer than the waits of the readers themselves
 NVML_SECONDS = 20.0
@@ -66,10 +66,10 @@ class SelftestRun:
             document=how,
             seconds=round(time.monotonic() - self._began, 2),
             machine=_redacted_machine(replace(machine, gpus_of_nvml=self._gpus), redactor),
-            sources=_rows(rows, Source, redactor),
-            checks=_rows(judged, Judged, redactor),
-            settings=_rows(planned, Observed, redactor),
-            hooks=_rows(hooks, HookRun, redactor),
+            sources=_rows(rows, SourceRow, redactor),
+            checks=_rows(judged, CheckRow, redactor),
+            settings=_rows(planned, SettingRow, redactor),
+            hooks=_rows(hooks, HookRow, redactor),
             untouched=Untouched(
                 files=len(before.files),
                 changed=tuple(redactor.row({"reasons": changed})["reasons"]),
@@ -105,14 +105,16 @@ class SelftestRun:
             self._secrets += row.get("secrets", ())
         return said
 
-    def _machine(self, reading: Reading) -> Machine:
+    def _machine(self, reading: Reading) -> MachineSoftware:
         def work() -> Iterator[Message]:
             yield msgspec.to_builtins(distribution.describe(reading.root))
             yield {"gpus_on_bus": len(nvidia_gpus(reading.devices))}
 
         said = self._part("machine", SOURCE_SECONDS, work)
-        found: Message = {key: value for row in said.rows for key, value in row.items() if key in Machine.__struct_fields__}
-        return msgspec.convert(found, Machine)
+        found: Message = {
+            key: value for row in said.rows for key, value in row.items() if key in MachineSoftware.__struct_fields__
+        }
+        return msgspec.convert(found, MachineSoftware)
 
     def _source(self, source: fact_sources.FactSource, reading: Reading) -> Message:
         said = self._part(source.name, SOURCE_SECONDS, lambda: fact_sources.read_source(source, reading))
@@ -186,9 +188,9 @@ def _rows(rows: _Rows, kind: type[Any], redactor: ReportRedactor) -> tuple[Any, 
     return tuple(found)
 
 
-def _redacted_machine(machine: Machine, redactor: ReportRedactor) -> Machine:
+def _redacted_machine(machine: MachineSoftware, redactor: ReportRedactor) -> MachineSoftware:
     """Redact the names of software. Distribution and version are from a list of known words, and stay: cloud images have users
     with the same names."""
-    texts = {name: value for name in Machine.__struct_fields__ if isinstance(value := getattr(machine, name), str)}
+    texts = {name: value for name in MachineSoftware.__struct_fields__ if isinstance(value := getattr(machine, name), str)}
     kept = ("distribution", "version")
     return replace(machine, **{name: redactor.text(text, 80) for name, text in texts.items() if name not in kept})
