@@ -68,21 +68,33 @@ def run_hooks() -> Iterator[Message]:
     empty = _RUN / "empty"
     empty.write_text("#!/bin/sh\nexit 0\n")
     empty.chmod(0o755)
+    hung: set[str] = set()
     for name in HOOKS:
         yield doing(f"run {name}")
-        yield _row(name, folder, str(empty))
+        row = _row(name, folder, str(empty)) if _file(name) not in hung else _not_run(name, "the same hook hung before")
+        if row["state"] == "hung":
+            hung.add(_file(name))
+        yield row
+
+
+def _file(name: str) -> str:
+    return "prolog" if name.startswith("prolog") else name
+
+
+def _not_run(name: str, why: str) -> Message:
+    return {"name": name, "state": "not_run", "reasons": [why]}
 
 
 def _row(name: str, folder: Path, empty: str) -> Message:
     began = time.monotonic()
     if name in ("task-prolog", "bind-plan") and not {0, 1} <= os.sched_getaffinity(0):
-        return {"name": name, "state": "not_run", "reasons": ["a task needs the CPUs 0 and 1, and this process may not use them"]}
+        return _not_run(name, "a task needs the CPUs 0 and 1, and this process may not use them")
     try:
         ends, over_empty = _repeated(name, folder, empty)
     except subprocess.TimeoutExpired:
         return {"name": name, "state": "hung", "reasons": [f"it did not end within {ONCE_SECONDS:.0f} s"]}
     except OSError as e:
-        return {"name": name, "state": "not_run", "reasons": [f"it cannot be started: {e.strerror}"]}
+        return _not_run(name, f"it cannot be started: {e.strerror}")
     first = ends[0]
     return {
         "name": name,
@@ -147,8 +159,7 @@ def _one(name: str, folder: Path, task: int) -> HookEnd:
     if name == "task-prolog":
         end = _once([str(folder / name)], variables, user=_NOBODY)
         return end._replace(said=end.said + f"bound to {sorted(os.sched_getaffinity(task))}\n".encode())
-    file = "prolog" if name.startswith("prolog") else name
-    end = _once([str(folder / file)], variables, user=None)
+    end = _once([str(folder / _file(name))], variables, user=None)
     return end._replace(said=end.said + _record())
 
 

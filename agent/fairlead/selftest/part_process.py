@@ -11,6 +11,7 @@ import ctypes
 import os
 import select
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -21,7 +22,7 @@ import msgspec
 from fairlead.model.json_text import NOT_JSON
 from fairlead.model.plain_text import one_line
 
-_PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 _END_SECONDS = 2.0
 _OUTPUT_MAX_BYTES = 4 << 20
 _PROGRESS_SECONDS = 2.0
@@ -75,6 +76,7 @@ def _child(work: Callable[[], Iterable[Message]], writing: int) -> None:
     code = 1
     try:
         os.setsid()
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         for ended_by in (signal.SIGINT, signal.SIGTERM):
             signal.signal(ended_by, signal.SIG_DFL)
         null = os.open(os.devnull, os.O_RDWR)
@@ -147,16 +149,20 @@ def _messages(data: bytes) -> tuple[tuple[Message, ...], str]:
 @contextmanager
 def all_ended() -> Iterator[list[str]]:
     """Yield a list. At the end of the block, kill every process that the block started and left, also those of its children, and
-    put those that cannot be killed on the list."""
+    put those that cannot be killed on the list. SIGTERM interrupts the block as SIGINT does."""
     left: list[str] = []
     before = _children()
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    is_main = threading.current_thread() is threading.main_thread()
+    handler = signal.signal(signal.SIGTERM, signal.default_int_handler) if is_main else None
     try:
         yield left
     finally:
         left += [_name(pid) for pid in _kill_all(before)]
         libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        if is_main:
+            signal.signal(signal.SIGTERM, handler)
 
 
 def _kill_all(before: set[int]) -> list[int]:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, get_origin
 
 import msgspec
 
-from fairlead.config.mistakes import mistakes
-from fairlead.errors import DataError, FairleadError, HostError, InputMissing, UsageError, next_step
+from fairlead.config import schema_keys
+from fairlead.errors import DataError, HostError, InputMissing, UsageError, next_step
 from fairlead.model.json_text import NOT_JSON
 from fairlead.model.plain_text import one_line
-from fairlead.selftest.selftest_report import REPORT_MAX_BYTES, SCHEMA, SelftestReport
+from fairlead.selftest.selftest_report import NAMES_MAX, REPORT_MAX_BYTES, SCHEMA, SelftestReport
 
 _MISTAKES_MAX = 20
 _MISTAKE_MAX = 160  # characters
@@ -40,15 +40,39 @@ def decoded(data: bytes, path: str) -> SelftestReport:
         raise DataError(f"{where}: not JSON: {e}", hint=hint) from None
     if not isinstance(value, dict) or value.get("schema") != SCHEMA or isinstance(value["schema"], bool):
         raise DataError(f"{where}: not a report of schema {SCHEMA}", hint=hint)
-    if found := [_said(e) for e in islice(mistakes(value, SelftestReport, where), _MISTAKES_MAX + 1)]:
+    if found := [one_line(said, _MISTAKE_MAX) for said in islice(_mistakes(value, SelftestReport, ""), _MISTAKES_MAX + 1)]:
         more = "; and more" if len(found) > _MISTAKES_MAX else ""
         raise DataError(f"{where}: {'; '.join(found[:_MISTAKES_MAX])}{more}", hint=hint)
-    return msgspec.convert(value, SelftestReport)
+    try:
+        return msgspec.convert(value, SelftestReport)
+    except msgspec.ValidationError as e:
+        raise DataError(f"{where}: {one_line(str(e), _MISTAKE_MAX)}", hint=hint) from None
 
 
-def _said(error: FairleadError) -> str:
-    key, reason = getattr(error, "key", ""), getattr(error, "reason", str(error))
-    return one_line(f"{key}: {reason}" if key else reason, _MISTAKE_MAX)
+def _mistakes(value: object, schema: Any, key: str) -> Iterator[str]:
+    """Yield each part of a value that its type does not allow, with its key. The caller stops after enough of them, so a file of
+    thousands of mistakes takes no more time. (``config.mistakes`` finds all, and searches for the key that was meant.)"""
+    bare = schema_keys.bare(schema)
+    if schema_keys.is_table(bare) and isinstance(value, dict):
+        known = schema_keys.fields(bare)
+        for name, entry in value.items():
+            inner = f"{key}.{name}".strip(".")
+            if name not in known:
+                yield f"{inner}: unknown key"
+            else:
+                yield from _mistakes(entry, known[name], inner)
+        for field in msgspec.structs.fields(bare):
+            if field.required and field.name not in value:
+                yield f"{key}.{field.name}: is missing".strip(".")
+        return
+    if get_origin(bare) is tuple and isinstance(value, list):
+        for number, entry in enumerate(value):
+            yield from _mistakes(entry, schema_keys.value_type(bare), f"{key}[{number}]")
+        value = [] if len(value) <= NAMES_MAX else value
+    try:
+        msgspec.convert(value, schema)
+    except msgspec.ValidationError as e:
+        yield f"{key}: {str(e).partition(' - at ')[0]}"
 
 
 def encoded(report: SelftestReport) -> bytes:
