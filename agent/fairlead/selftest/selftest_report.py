@@ -85,13 +85,13 @@ class HookRow(Row, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class MachineSoftware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Describes the machine by names of software, never by names of the site. "" means that it was not found."""
 
-    distribution: Annotated[Word, Meta(description="ID of os-release.")] = ""
+    distribution: Annotated[Word, Meta(description="ID of os-release, or other if the distribution is not known.")] = ""
     version: Annotated[Word, Meta(description="VERSION_ID of os-release. A distribution without one has its code name.")] = ""
     kernel: Annotated[Word, Meta(description="The kernel's release, without the name that a builder added.")] = ""
-    architecture: Word = ""
+    architecture: Annotated[Word, Meta(description="The name of the processor architecture in uname.")] = ""
     python: Annotated[Word, Meta(description="The Python that runs fairlead.")] = ""
-    libc: Word = ""
-    init: Annotated[Word, Meta(description="The name of process 1.")] = ""
+    libc: Annotated[Word, Meta(description="The C library and its version.")] = ""
+    init: Annotated[Word, Meta(description="The program of process 1, or other.")] = ""
     systemd: Annotated[Word, Meta(description="The version of systemctl.")] = ""
     cgroup: Annotated[Word, Meta(description="1, 2 or hybrid.")] = ""
     selinux: Annotated[Word, Meta(description="enforcing, permissive or off.")] = ""
@@ -118,9 +118,9 @@ class SelftestReport(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     root: Annotated[bool, Meta(description="The command ran as root.")] = False
     document: Annotated[Literal["", "read", "refused"], Meta(description='The node\'s document. "": there is none.')] = ""
     seconds: Annotated[float, Meta(ge=0, le=1e5, description="How long the run took.")] = 0.0
-    machine: MachineSoftware = MachineSoftware()
-    sources: Annotated[tuple[SourceRow, ...], Meta(max_length=NAMES_MAX)] = ()
-    checks: Annotated[tuple[CheckRow, ...], Meta(max_length=NAMES_MAX)] = ()
-    settings: Annotated[tuple[SettingRow, ...], Meta(max_length=NAMES_MAX)] = ()
-    hooks: Annotated[tuple[HookRow, ...], Meta(max_length=NAMES_MAX)] = ()
-    untouched: Untouched = Untouched()
+    machine: Annotated[MachineSoftware, Meta(description="Names and versions of software.")] = MachineSoftware()
+    sources: Annotated[tuple[SourceRow, ...], Meta(max_length=NAMES_MAX, description="Where facts come from.")] = ()
+    checks: Annotated[tuple[CheckRow, ...], Meta(max_length=NAMES_MAX, description="What the checks made of the facts.")] = ()
+    settings: Annotated[tuple[SettingRow, ...], Meta(max_length=NAMES_MAX, description="What was planned.")] = ()
+    hooks: Annotated[tuple[HookRow, ...], Meta(max_length=NAMES_MAX, description="How the hooks ended.")] = ()
+    untouched: Annotated[Untouched, Meta(description="What the run changed.")] = Untouched()

@@ -1,0 +1,72 @@
+"""The self-test on a lab node of every release, with systemd, Slurm and simulated GPUs, and what its report differs in.
+
+A lab node is no proof of a distribution: it shows that the command ends, changes nothing and says the truth there. Each difference
+has its reason beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairlead.selftest import claims
+from fairlead.selftest.claim_differences import differences
+from fairlead.selftest.report_file import read_report
+from tests.lab.host import Host
+from tests.lab.ledger import own_name
+from tests.lab.rack import Rack
+from tests.lab.wheels import wheelhouse
+from tests.selftest.reports import PROJECT
+
+pytestmark = [pytest.mark.slow, pytest.mark.rack, pytest.mark.timeout(400)]
+NODES = [("bookworm", False), ("trixie", False), ("forky", False), ("bookworm", True), ("trixie", True)]
+AT = "/opt/selftest"
+
+
+def bring(host: Host, suite: str) -> None:
+    """Put this checkout and the wheels of the root's Python on the node."""
+    target = host.path(AT)
+    for name in ("agent", "slurm"):
+        shutil.copytree(PROJECT / name, target / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for wheel in wheelhouse(suite).glob("*.whl"):
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(target / "agent")
+
+
+def report_of(host: Host, out: Path) -> dict[str, Any]:
+    """Run the command on the node. Return its report, which is kept in ``out``."""
+    variables = f"PYTHONPATH={AT}/agent PYTHONDONTWRITEBYTECODE=1"
+    done = host.run(f"{variables} python3 -m fairlead selftest --json", check=False, timeout=150)
+    assert done.returncode in (0, 1) and "Traceback" not in done.stderr, done
+    out.write_text(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize(("suite", "el"), NODES, ids=[f"{'el-' if el else ''}{suite}" for suite, el in NODES])
+def test_on_a_lab_node(suite: str, el: bool, tmp_path: Path) -> None:
+    with Rack(nodes_wanted=1, suite=suite, name=own_name(suite), el=el) as rack:
+        (host,) = rack.nodes
+        bring(host, suite)
+        host.run("mkdir -p /etc/fairlead /run/fairlead /var/lib/fairlead")
+        said = report_of(host, tmp_path / "report.json")
+        found = {d.part: d.found for d in differences(read_report(str(tmp_path / "report.json")))}
+        kept = os.environ.get("FAIRLEAD_SELFTEST_REPORTS")
+        if kept:
+            shutil.copy(tmp_path / "report.json", Path(kept) / f"{'el-' if el else ''}{suite}.json")
+    print(found)
+    assert said["untouched"]["changed"] == [] == said["untouched"]["processes_left"]
+    assert {r["name"]: (r["status"], r["digest"]) for r in said["hooks"]} == {
+        name: (claim.status, claim.digest) for name, claim in claims.HOOKS.items()
+    }
+    assert said["machine"]["init"] == "systemd" and said["machine"]["gpus_of_nvml"] == 8
+    assert said["machine"]["distribution"] == ("rocky" if el else "debian")
+    assert host.name not in json.dumps(said).replace("gpu1_", "")
+    wrong = {part for part in found if part.split()[0] in ("source", "check", "setting")}
+    assert not wrong, {part: found[part] for part in wrong}
