@@ -1,7 +1,6 @@
 """The self-test on a lab node of every release, with systemd, Slurm and simulated GPUs, and what its report differs in.
 
-A lab node is no proof of a distribution: it shows that the command ends, changes nothing and says the truth there. Each difference
-has its reason beside it.
+A lab node is no proof of a distribution. It shows that the command ends there, changes nothing, and says what differs.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from fairlead import config
 from fairlead.selftest import claims
 from fairlead.selftest.claim_differences import differences
 from fairlead.selftest.report_file import read_report
@@ -27,6 +27,13 @@ from tests.selftest.reports import PROJECT
 pytestmark = [pytest.mark.slow, pytest.mark.rack, pytest.mark.timeout(400)]
 NODES = [("bookworm", False), ("trixie", False), ("forky", False), ("bookworm", True), ("trixie", True)]
 AT = "/opt/selftest"
+#: What differs on every lab node, and why.
+OF_THE_LAB = {
+    "source disks": "the node has no block device",
+    "source kernel_log": "the kernel log is a FIFO",
+    "hook bind-plan": "the machine's hybrid hierarchy has the cpuset, and the node has not mounted it",
+}
+OF_EL = {"distribution": "the root has the names of EL and is none"}
 
 
 def bring(host: Host, suite: str) -> None:
@@ -55,18 +62,18 @@ def test_on_a_lab_node(suite: str, el: bool, tmp_path: Path) -> None:
         (host,) = rack.nodes
         bring(host, suite)
         host.run("mkdir -p /etc/fairlead /run/fairlead /var/lib/fairlead")
+        document = config.resolve_layers("gpu1", [("test", {"agent": {"kmsg_path": "/etc/fairlead-sim/kmsg"}})])[0]
+        host.path("/etc/fairlead/node.json").write_bytes(config.encode_document(document))
         said = report_of(host, tmp_path / "report.json")
         found = {d.part: d.found for d in differences(read_report(str(tmp_path / "report.json")))}
         kept = os.environ.get("FAIRLEAD_SELFTEST_REPORTS")
         if kept:
             shutil.copy(tmp_path / "report.json", Path(kept) / f"{'el-' if el else ''}{suite}.json")
-    print(found)
     assert said["untouched"]["changed"] == [] == said["untouched"]["processes_left"]
-    assert {r["name"]: (r["status"], r["digest"]) for r in said["hooks"]} == {
-        name: (claim.status, claim.digest) for name, claim in claims.HOOKS.items()
-    }
+    hooks = {r["name"]: (r["status"], r["digest"]) for r in said["hooks"] if r["name"] != "bind-plan"}
+    assert hooks == {name: (c.status, c.digest) for name, c in claims.HOOKS.items() if name != "bind-plan"}
     assert said["machine"]["init"] == "systemd" and said["machine"]["gpus_of_nvml"] == 8
     assert said["machine"]["distribution"] == ("rocky" if el else "debian")
     assert host.name not in json.dumps(said).replace("gpu1_", "")
-    wrong = {part for part in found if part.split()[0] in ("source", "check", "setting")}
-    assert not wrong, {part: found[part] for part in wrong}
+    slow = {part for part, text in found.items() if part.startswith("hook ") and text.endswith(" ms")}  # of a loaded machine
+    assert {*found} - slow == {*OF_THE_LAB, *(OF_EL if el else ())}, found

@@ -74,12 +74,13 @@ def kernel_release(release: str) -> str:
 
 
 def cgroup(root: Root) -> str:
-    """Return the version of the cgroup hierarchy: 2, hybrid (version 1 with a unified one beside it), 1, or "" for none."""
-    if root.exists("/sys/fs/cgroup/cgroup.controllers"):
-        return "2"
-    if root.exists("/sys/fs/cgroup/unified/cgroup.procs"):
-        return "hybrid"
-    return "1" if root.names("/sys/fs/cgroup") else ""
+    """Return the version of the cgroup hierarchy that this process is in (cgroups(7), /proc/PID/cgroup): 1, 2, hybrid (both), or ""
+    for none. The hierarchy of version 2 has the number 0, and systemd's own one of version 1 has no controller."""
+    text = root.read_text("/proc/self/cgroup")
+    lines = [line.split(":", 2) for line in text.splitlines() if line.count(":") >= 2] if isinstance(text, str) else []
+    first = any(number != "0" and controllers and not controllers.startswith("name=") for number, controllers, _ in lines)
+    second = any(number == "0" for number, _, _ in lines)
+    return "hybrid" if first and second else "1" if first else "2" if second else ""
 
 
 def _text(root: Root, path: str) -> str:

@@ -40,8 +40,7 @@ _PATH = re.compile(r"(?<![\w.<>@*-])/[^\s'\",;:()<>]+")
 _PUBLIC = re.compile(
     r"/proc/(?:(?:@|sys/|driver/|irq/)[^ ]*|mounts|modules|cmdline|cpuinfo|meminfo|uptime|version)"
     r"|/proc/(?:(?:\d+|self)/[a-z]+|net/[a-z0-9_]+)"
-    r"|/sys/(?:bus|class/(?:infiniband|nvme|dmi|net)|devices|kernel|module|hypervisor|block)(?:/[^ ]*)?"
-    r"|/sys/fs/(?:cgroup|ext4|selinux)(?:/[^ ]*)?"
+    r"|/sys(?:/[^ ]*)?"
     r"|/dev/(?:kmsg|nvidia[^ ]*|infiniband[^ ]*|null)|/@[^ ]*"
     r"|/(?:run|var/lib|opt)/fairlead(?:/[^ ]*)?|/etc/(?:[a-z.-]+/)*[0-9a-z-]*fairlead[^ ]*"
     r"|/etc/(?:nccl\.conf|os-release|tuned/active_profile|default/grub|default/irqbalance|chrony/chrony\.conf|chrony\.conf)"
