@@ -21,6 +21,7 @@ from fairlead.selftest import claims
 from fairlead.selftest.fact_sources import FILES, NVML, SOURCES
 from fairlead.selftest.selftest_report import REPORT_MAX_BYTES
 from tests.host.conftest import faults, library  # noqa: F401  (fixtures)
+from tests.host.users_fuse import fuse, needs_fuse
 from tests.lab.faults import Faults
 from tests.selftest.reports import PROJECT, row, run
 
@@ -190,6 +191,19 @@ def test_a_hook_that_hangs_is_killed_and_named(tmp_path: Path) -> None:
     assert [row(said, "hooks", name)["state"] for name in ("prolog", "prolog-drain", "epilog")] == ["hung", "not_run", "run"]
     left = subprocess.run(["pgrep", "-f", str(tmp_path / "slurm/prolog")], capture_output=True, text=True, check=False).stdout
     assert left == ""
+
+
+@needs_fuse
+@pytest.mark.parametrize("unkillable", [False, True])
+def test_a_file_system_that_never_answers_stops_only_what_reads_it(unkillable: bool) -> None:
+    """/home of a dead server. If not even SIGKILL ends a wait for it, the report names the process, and nobody waits for it."""
+    with fuse(Path("/"), ("fuse.x", "server:/home", "home"), user=0, reads=unkillable) as sees:
+        began = time.monotonic()
+        said = report(before=("nsenter", "--mount", f"--target={sees}"))
+        assert time.monotonic() - began < 110
+    assert [r["name"] for r in said["sources"] if r["state"] in ("hung", "crashed", "not_run")] == []
+    assert said["untouched"]["processes_left"] == (["a process in state D"] if unkillable else [])
+    assert {r["state"] for r in said["hooks"]} <= {"run", "not_run"} and len(said["checks"]) > 30
 
 
 HOSTILE = r"""

@@ -24,7 +24,8 @@ _INITS = frozenset({"systemd", "init", "openrc-init", "runit", "s6-svscan", "tin
 _LINE = re.compile(r"^(ID|VERSION_ID|VERSION_CODENAME)=[\"']?([A-Za-z0-9._-]{1,40})", re.MULTILINE)
 #: The number, and the words of distributions. A site that builds its own kernel may put its own name after them.
 _RELEASE = re.compile(
-    r"\d+\.\d+(?:\.\d+)*(?:[-.~+_](?:\d[\d.]*|el\d+(?:_\d+)?|deb\d+u?\d*|bpo|amd64|arm64|cloud|generic|azure|aws|default|rt))*"
+    r"\d+\.\d+(?:\.\d+)*(?:[-.~+_](?:\d+(?:\.\d+)*|el\d+(?:_\d+)*|deb\d+u?\d*|bpo|amd64|arm64|cloud|generic|azure|aws|gcp|oracle"
+    r"|default|rt)(?![A-Za-z0-9]))*"
 )
 _SYSTEMD = re.compile(r"systemd (\d+)")
 _SLURM = re.compile(r"slurm\S* (\d+\.\d+(?:\.\d+)?)")
@@ -74,8 +75,8 @@ def kernel_release(release: str) -> str:
 
 
 def cgroup(root: Root) -> str:
-    """Return the version of the cgroup hierarchy that this process is in (cgroups(7), /proc/PID/cgroup): 1, 2, hybrid (both), or ""
-    for none. The hierarchy of version 2 has the number 0, and systemd's own one of version 1 has no controller."""
+    """Return the version of the cgroup hierarchy that this process is in (cgroups(7), /proc/PID/cgroup): 1, 2, hybrid (both),
+    or "" for none. The hierarchy of version 2 has the number 0, and systemd's own one of version 1 has no controller."""
     text = root.read_text("/proc/self/cgroup")
     lines = [line.split(":", 2) for line in text.splitlines() if line.count(":") >= 2] if isinstance(text, str) else []
     first = any(number != "0" and controllers and not controllers.startswith("name=") for number, controllers, _ in lines)

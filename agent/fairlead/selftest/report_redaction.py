@@ -97,15 +97,16 @@ def _address(match: re.Match[str]) -> str:
     return match[0] if text in ("::", "::1") else "<address>"
 
 
-def own_names(root: Root) -> list[str]:
-    """Return the values that identify this machine, its site and its users: host names, user names, serial numbers, ids."""
+def own_names(root: Root) -> Iterator[list[str]]:
+    """Yield the values that identify this machine, its site and its users: host names, user names, serial numbers, ids. The
+    names of homes come last, because /home may be a file system of a server that does not answer."""
     found = [os.uname().nodename, os.uname().nodename.partition(".")[0], os.uname().nodename.partition(".")[2]]
     found += [os.environ.get(name, "") for name in ("USER", "LOGNAME", "SUDO_USER", "HOSTNAME")]
     for path in (*(f"/sys/class/dmi/id/{name}" for name in _DMI), "/etc/hostname", "/etc/machine-id", "/etc/mailname"):
         text = root.read_text(path)
         found += [text.strip(), text.strip().partition(".")[0]] if isinstance(text, str) else []
-    found += [*_hosts(root), *_users(root), *root.names("/home"), *_interfaces(root)]
-    return [name for name in found if name]
+    yield [name for name in (*found, *_hosts(root), *_users(root), *_interfaces(root)) if name]
+    yield list(root.names("/home"))
 
 
 def _hosts(root: Root) -> Iterator[str]:

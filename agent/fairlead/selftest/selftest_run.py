@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from fairlead import __version__, checks, config, settings
-from fairlead.errors import FairleadError
+from fairlead.errors import FairleadError, HostError
 from fairlead.host.gather import nvidia_gpus
 from fairlead.host.root import Root
 from fairlead.selftest import distribution, fact_sources, hook_runs, private_mounts, untouched
@@ -22,6 +22,7 @@ from fairlead.selftest.report_redaction import ReportRedactor, own_names
 from fairlead.selftest.selftest_report import CheckRow, HookRow, MachineSoftware, SelftestReport, SettingRow, SourceRow, Untouched
 
 SOURCE_SECONDS = 12.0  # longer than the waits of the readers themselves
+NAMES_SECONDS = 5.0
 NVML_SECONDS = 20.0
 HOOKS_SECONDS = 40.0
 WHOLE_SECONDS = 100.0
@@ -38,6 +39,7 @@ class SelftestRun:
         self._began = time.monotonic()
         self._secrets: list[str] = []
         self._gpus = 0
+        self._not_compared = ""
         self._digests: list[dict[str, str]] = []
         self._document_path = document_path
         self._is_root = os.geteuid() == 0
@@ -47,8 +49,8 @@ class SelftestRun:
         """Run every part, and return the redacted report. Raises FairleadError if a named document is wrong."""
         document, how = self._document()
         reading = Reading(document)
-        before = untouched.stamps(self._root)
         with all_ended() as left:
+            before = self._stamps()
             machine = self._machine(reading)
             rows = {source.name: self._source(source, reading) for source in SOURCES}
             rows[FILES.name] = self._files(reading)
@@ -56,9 +58,11 @@ class SelftestRun:
             judged, planned = self._judge(reading, rows[NVML.name])
             hooks = self._hooks()
             self._files(reading)
-            self._secrets += own_names(self._root)
-        changed = untouched.changes(before, untouched.stamps(self._root))
+            after = self._stamps()
+            self._names()
+        changed = untouched.changes(before, after)
         changed += untouched.value_changes(*self._digests) if len(self._digests) == 2 else []
+        changed += [self._not_compared] if self._not_compared else []
         redactor = ReportRedactor(self._secrets)
         return SelftestReport(
             fairlead=__version__,
@@ -104,6 +108,21 @@ class SelftestRun:
         for row in said.rows:
             self._secrets += row.get("secrets", ())
         return said
+
+    def _stamps(self) -> untouched.Stamps:
+        """Return the state of fairlead's files and of the mounts. If a folder does not answer, nothing is compared, and the
+        report says so."""
+        said = self._part("files of fairlead", NAMES_SECONDS, lambda: [untouched.stamps(self._root)._asdict()], guarded=False)
+        if said.state != "done":
+            self._not_compared = f"fairlead's files could not be compared: {said.reason}"
+        return untouched.Stamps(**next((row for row in said.rows if "files" in row), {"files": {}, "mounts": ()}))
+
+    def _names(self) -> None:
+        """Learn what the report must not contain. Raises HostError if even the first names cannot be read."""
+        said = self._part("names to redact", NAMES_SECONDS, lambda: ({"secrets": names} for names in own_names(self._root)))
+        if not said.rows:
+            hint = "see whether /etc/hosts and /etc/passwd can be read"
+            raise HostError(f"the names that the report must not contain could not be read: {said.reason}", hint=hint)
 
     def _machine(self, reading: Reading) -> MachineSoftware:
         def work() -> Iterator[Message]:

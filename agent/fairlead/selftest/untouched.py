@@ -6,7 +6,7 @@ A running agent writes its own files all the time. They are not compared then.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from fairlead.host.root import Root
@@ -22,20 +22,20 @@ _DEPTH_MAX = 3
 class Stamps(NamedTuple):
     """Holds what identifies the state of each file (inode, size, mode, times), and the mount points."""
 
-    files: Mapping[str, tuple[int, ...]]
-    mounts: frozenset[str]
+    files: Mapping[str, Sequence[int]]
+    mounts: Collection[str]
 
 
 def stamps(root: Root) -> Stamps:
     """Return the state of fairlead's files and the mount points now."""
     folders = [f for f in _FOLDERS if not (f in _AGENTS and agent_runs(root))]
-    found: dict[str, tuple[int, ...]] = {}
+    found: dict[str, Sequence[int]] = {}
     for path in (*_FILES, *folders, *(entry for folder in folders for entry in _below(folder))):
         if len(found) < _FILES_MAX and (stamp := _stamp(path)) is not None:
             found[path] = stamp
     text = root.read_text("/proc/self/mountinfo")
     points = (line.split(" ")[4] for line in text.splitlines() if line.count(" ") > 5) if isinstance(text, str) else ()
-    return Stamps(found, frozenset(points))
+    return Stamps(found, sorted({*points}))
 
 
 def agent_runs(root: Root) -> bool:
@@ -51,7 +51,7 @@ def changes(before: Stamps, after: Stamps) -> list[str]:
     for path in sorted({*before.files, *after.files}):
         if before.files.get(path) != after.files.get(path):
             found.append(_change(path, path in before.files, path in after.files))
-    for path in sorted(before.mounts ^ after.mounts):
+    for path in sorted({*before.mounts} ^ {*after.mounts}):
         found.append(_change(f"the mount {path}", path in before.mounts, path in after.mounts))
     return found
 
