@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from fairlead import config
 from fairlead.selftest import claims
 from fairlead.selftest.fact_sources import FILES, NVML, SOURCES
 from fairlead.selftest.selftest_report import REPORT_MAX_BYTES
@@ -220,10 +221,16 @@ exec "$@"
 """
 
 
-def test_no_name_of_the_machine_is_in_the_report(here: dict[str, Any]) -> None:
+def test_no_name_of_the_machine_is_in_the_report(here: dict[str, Any], tmp_path: Path) -> None:
     """Every name of a private machine ends in "secret", and the twin says the same without one: nothing else is lost."""
     words = ("unshare", "--mount", "--uts", "--propagation", "private", "sh", "-c", HOSTILE, "sh")
-    said = report(before=(*words, "env", "USER=usersecret", "SUDO_USER=sudosecret"))
+    paths = ["/scratch/gpu07secret/x", "/home/alicesecret", "/proc/sys/gpu07secret", "/proc/sys/usersecret/10.1.2.3"]
+    layers = [("test", {"checks": {"fs_space": {"paths": paths}}})]
+    document = tmp_path / "node.json"
+    document.write_bytes(config.encode_document(config.resolve_layers("gpu07secret", layers)[0]))
+    users = ("env", "USER=usersecret", "SUDO_USER=sudosecret")
+    said = report("--document", str(document), before=(*words, *users))
+    assert row(said, "sources", "spaces")["missing"] and row(said, "checks", "fs_space")["state"] == "lacks"
     text = json.dumps(said)
     assert "secret" not in text.lower() and "0123456789abc5ec" not in text and "10.1.2.3" not in text
     assert said["machine"]["distribution"] == "other"

@@ -12,7 +12,7 @@ from fairlead.host.gather import gather
 from fairlead.host.kmsg import past_now
 from fairlead.host.nvml import Worker
 from fairlead.model.check_definition import Check, CheckParams, Past
-from fairlead.model.facts import Missing, Node
+from fairlead.model.facts import Missing, Node, unreadable
 from fairlead.model.finding import Finding, Level
 from fairlead.model.setting import HardwareAbsent, Setting, Want
 from fairlead.selftest.fact_sources import Reading, serials
@@ -22,7 +22,7 @@ from fairlead.selftest.part_process import Message, doing
 def judge_machine(reading: Reading, nvml_failed: str) -> Iterator[Message]:
     """Yield a row for each check and each setting. ``nvml_failed``: why NVML is not asked again, or "" to ask it."""
     document = reading.document
-    raw: Any = Missing("unreadable", nvml_failed)  # type: ignore[arg-type]
+    raw: Any = unreadable(nvml_failed)
     stuck = None
     if not nvml_failed:
         yield doing("ask NVML")
@@ -34,8 +34,8 @@ def judge_machine(reading: Reading, nvml_failed: str) -> Iterator[Message]:
             worker.close()
         yield {"secrets": serials(raw)}
     yield doing("read the machine")
-    how = {"wanted": judge.wanted(document), "unsupported": document.unsupported, "stuck": stuck}
-    node = gather(reading.root, raw, reads=reading.patterns, **how)  # type: ignore[arg-type]
+    wanted, unsupported = judge.wanted(document), document.unsupported
+    node = gather(reading.root, raw, reads=reading.patterns, wanted=wanted, unsupported=unsupported, stuck=stuck)
     yield doing("read the kernel log")
     past = past_now(document.agent.kmsg_path, node.boot_id if isinstance(node.boot_id, str) else "")
     for name, check in checks.load().items():

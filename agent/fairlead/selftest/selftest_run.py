@@ -50,6 +50,7 @@ class SelftestRun:
         document, how = self._document()
         reading = Reading(document)
         with all_ended() as left:
+            self._names()
             before = self._stamps()
             machine = self._machine(reading)
             rows = {source.name: self._source(source, reading) for source in SOURCES}
@@ -59,7 +60,6 @@ class SelftestRun:
             hooks = self._hooks()
             self._files(reading)
             after = self._stamps()
-            self._names()
         changed = untouched.changes(before, after)
         changed += untouched.value_changes(*self._digests) if len(self._digests) == 2 else []
         changed += [self._not_compared] if self._not_compared else []
