@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from fairlead import config
-from fairlead.provision.node_hardware import NodeHardware, Port
+from fairlead.provision.node_hardware import NodeHardware, SeenPort
 from fairlead.provision.site_proposal import Proposal, propose
 from fairlead.provision.site_text import site_text
 
 PROFILES = [config.load_profile(name) for name in config.profile_names()]
-IB = tuple(Port(f"mlx5_{n}", "InfiniBand", 400.0) for n in range(8))
+IB = tuple(SeenPort(f"mlx5_{n}", "InfiniBand", 400.0) for n in range(8))
 H100 = NodeHardware(
     vendor="NVIDIA", product="DGXH100", gpus={"10de:2330": 8}, nvswitches=4, ports=IB, cpus=224, memory_bytes=2 << 40
 )
@@ -42,7 +42,7 @@ def test_equal_nodes_get_one_class_and_others_their_own() -> None:
 
 def test_a_broken_board_does_not_become_the_expectation() -> None:
     """Node n3 has lost a GPU, an NVSwitch and an adapter. It stays in the class of its board, and its class names it."""
-    broken = replace(H100, gpus={"10de:2330": 7}, nvswitches=3, ports=(*IB[:7], Port("mlx5_7", "InfiniBand", 0.0)))
+    broken = replace(H100, gpus={"10de:2330": 7}, nvswitches=3, ports=(*IB[:7], SeenPort("mlx5_7", "InfiniBand", 0.0)))
     proposal = propose({"n1": H100, "n2": H100, "n3": broken}, PROFILES)
     assert shape(proposal) == {"hgx-h100": (("n1", "n2", "n3"), "hgx-h100", "infiniband")}
     differs = proposal.classes[0].unlike
@@ -98,7 +98,7 @@ def test_gpus_without_a_profile_get_a_class_to_complete() -> None:
     ],
 )
 def test_the_fabric(vendor: str, asset_tag: str, layer: str, gbps: float, fabric: str) -> None:
-    node = replace(H100, vendor=vendor, asset_tag=asset_tag, ports=(Port("x0", layer, gbps),))
+    node = replace(H100, vendor=vendor, asset_tag=asset_tag, ports=(SeenPort("x0", layer, gbps),))
     assert {c.fabric for c in propose({"n1": node, "n2": node}, PROFILES).classes} == {fabric}
     assert fabric in config.fabric_names()
 
@@ -109,7 +109,9 @@ MACHINES = st.builds(
     product=st.text(max_size=8).map(lambda t: "".join(c for c in t if c.isprintable())),
     gpus=st.dictionaries(st.sampled_from(["10de:2330", "10de:26b9", "10de:20b2", "10de:1234"]), st.integers(1, 16), max_size=2),
     nvswitches=st.integers(0, 6),
-    ports=st.lists(st.builds(Port, st.just("x"), st.sampled_from(["InfiniBand", "Ethernet", "?"]), st.just(100.0))).map(tuple),
+    ports=st.lists(st.builds(SeenPort, st.just("x"), st.sampled_from(["InfiniBand", "Ethernet", "?"]), st.just(100.0))).map(
+        tuple
+    ),
     cpus=st.integers(0, 8192),
     memory_bytes=st.integers(0, 1 << 43),
 )

@@ -32,9 +32,10 @@ COMMAND = reading(
 #: PCI base and sub class of a GPU (display or 3D controller) and of an NVSwitch (other bridge): PCI Code and ID Assignment.
 _GPU, _BRIDGE = (0x0300, 0x0302), 0x0680
 _TEXT = 64
+_CPULIST_MAX = 4096  # characters; a longer list would cost a hostile node nothing, and this host seconds
 
 
-class Port(Struct, frozen=True, order=True):
+class SeenPort(Struct, frozen=True, order=True):
     """Describes one RDMA port. device: its kernel name. layer: InfiniBand, Ethernet, or another word for a vendor's own kind.
     gbps: its rate in Gbit/s, or 0 if it is not active."""
 
@@ -52,11 +53,11 @@ class NodeHardware(Struct, frozen=True, kw_only=True):
     asset_tag: str = ""
     gpus: Mapping[str, int] = {}
     nvswitches: int = 0
-    ports: tuple[Port, ...] = ()
+    ports: tuple[SeenPort, ...] = ()
     cpus: int = 0
     memory_bytes: int = 0
 
-    def ports_of(self, layer: str) -> tuple[Port, ...]:
+    def ports_of(self, layer: str) -> tuple[SeenPort, ...]:
         return tuple(port for port in self.ports if port.layer == layer)
 
 
@@ -98,18 +99,18 @@ def _hex(text: str) -> int:
     return int(text, 16) if re.fullmatch(r"0x[0-9a-f]{1,6}", text) else 0
 
 
-def _ports(parts: Mapping[str, str]) -> Iterable[Port]:
+def _ports(parts: Mapping[str, str]) -> Iterable[SeenPort]:
     for path, layer in parts.items():
         found = re.fullmatch(rf"({_PORTS}/([A-Za-z0-9_.-]{{1,32}})/ports/[0-9]{{1,3}})/link_layer", path)
         if not found:
             continue
         rate = re.match(r"([0-9]{1,5}(?:\.[0-9])?) Gb/sec", parts.get(f"{found[1]}/rate", ""))
         active = parts.get(f"{found[1]}/state", "").endswith("ACTIVE")
-        yield Port(found[2], layer[:_TEXT], float(rate[1]) if rate and active else 0.0)
+        yield SeenPort(found[2], layer[:_TEXT], float(rate[1]) if rate and active else 0.0)
 
 
 def _cpus(text: str) -> int:
     try:
-        return parse_cpu_set(text).bit_count()
+        return parse_cpu_set(text[:_CPULIST_MAX]).bit_count()
     except ValueError:
         return 0
