@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from fairlead.errors import ExitCode
 from fairlead.host.nvml import Worker
@@ -32,6 +33,13 @@ PARTS: tuple[tuple[str, Callable[[parts.Proof, Part], object]], ...] = (
     ("worker", parts.worker),
     ("settings", parts.settings),
 )
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that ends with fairlead's exit code for a wrong command line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(ExitCode.USAGE, f"gpu: {message}; see --help\n")
 
 
 class OutOfTime(Exception):
@@ -134,7 +142,7 @@ def restore(proof: parts.Proof) -> list[str]:
 
 def arguments() -> argparse.Namespace:
     """Return the command line's options."""
-    parser = argparse.ArgumentParser(prog="gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog="gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [name for name, _ in PARTS]
     parser.add_argument("--report", default=".cache/gpu/report", metavar="FOLDER", help="where the report goes")
     parser.add_argument(

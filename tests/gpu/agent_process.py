@@ -29,7 +29,11 @@ class AgentFailed(Exception):
 
 @dataclass
 class Phase:
-    """What was measured in one phase. ``findings``: first summary and number of polls of each finding that is not ok."""
+    """What was measured in one phase. ``findings``: each finding that is not ok, with the number of polls that had it.
+
+    The agent writes its status when a finding comes or goes, and otherwise every 14 s. So ``findings`` has them all, and
+    ``sweeps`` and ``sweep_seconds`` are those of the statuses that were written.
+    """
 
     seconds: float = 0.0
     cpu_seconds: float = 0.0
@@ -38,6 +42,12 @@ class Phase:
     sweep_seconds: list[float] = field(default_factory=list)
     findings: dict[str, dict[str, Any]] = field(default_factory=dict)
     verdicts: list[str] = field(default_factory=list)
+
+    def add(self, findings: list[dict[str, Any]]) -> None:
+        """Add the findings of one poll. Findings whose summaries differ only in numbers are one."""
+        for finding in findings:
+            key = f"{finding['check']} {finding['level']} {finding['device']} {DIGITS.sub('N', finding['summary'])}"
+            self.findings.setdefault(key, {**finding, "polls": 0})["polls"] += 1
 
     @property
     def cpu_percent(self) -> float:
@@ -57,6 +67,7 @@ class AgentProcess:
         data = config.to_data(config.profile_document("localhost"))
         options = {"run_dir": str(self.run_dir), "state_dir": str(folder / "state"), "interval_seconds": interval_seconds}
         data["agent"] |= {**options, "metrics_textfile": str(self.metrics), "nvml_deadline_seconds": 20.0}
+        data["checks"]["gpu_leftovers"]["allowed_units"] = ["*"]  # the matrix product runs outside of any job
         data["slurm"] |= {"bin_dir": str(folder / "no-slurm-here")}
         if root != "/":
             data["agent"]["kmsg_path"] = str(folder / "kmsg")
@@ -120,8 +131,9 @@ class AgentProcess:
         """Measure the agent for this time. Raises AgentFailed if it ends meanwhile."""
         assert self._process is not None
         phase = Phase()
-        first, start, cpu = self.status(), time.monotonic(), self._cpu_seconds()
+        first = self.status()
         seen = first["sweep"]["count"]
+        start, cpu = time.monotonic(), self._cpu_seconds()
         while time.monotonic() < start + seconds:
             time.sleep(min(POLL_SECONDS, seconds))
             if self._process.poll() is not None:
@@ -130,17 +142,14 @@ class AgentProcess:
             if status["sweep"]["count"] != seen:
                 seen = status["sweep"]["count"]
                 phase.sweep_seconds.append(status["sweep"]["seconds"])
-            for finding in status["findings"]:
-                key = f"{finding['check']} {finding['level']} {finding['device']} {DIGITS.sub('N', finding['summary'])}"
-                entry = phase.findings.setdefault(key, {**finding, "polls": 0})
-                entry["polls"] += 1
+            phase.add(status["findings"])
             verdict = (self.run_dir / "verdict").read_text().split("\t")[1]
             if phase.verdicts[-1:] != [verdict]:
                 phase.verdicts.append(verdict)
         phase.seconds = time.monotonic() - start
         phase.cpu_seconds = self._cpu_seconds() - cpu
-        phase.sweeps = seen - first["sweep"]["count"]
         phase.pss_kib = sum(pss_kib(pid) for pid in self._pids())
+        phase.sweeps = seen - first["sweep"]["count"]
         return phase
 
     def _pids(self) -> Iterator[int]:

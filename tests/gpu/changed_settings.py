@@ -175,10 +175,9 @@ def put_back(worker: Worker, journal: Journal) -> list[str]:
                 break
             except HostError as e:
                 why = str(e)
-        if not why:
-            done, value = is_effective(worker, trial, trial.before)
-            why = "" if done else f"NVML reads {value}"
-        if why:
+        done, value = is_effective(worker, trial, trial.before, seconds=0.0 if why else SETTLE_SECONDS)
+        if not done:  # a change that was refused, and so was never made, needs no putting back
+            why = why or f"NVML reads {value}"
             alarms.append(f"NOT PUT BACK: {trial.what} of GPU {trial.pci} must be {trial.before}: {why}. Run: {trial.by_hand}")
         else:
             journal.remove(trial)

@@ -253,9 +253,10 @@ def _tell(phase: Phase, part: Part) -> None:
     part.data |= {"sweep_seconds": sweeps, "findings": list(phase.findings.values()), "verdicts": phase.verdicts}
     cost = f"{phase.cpu_percent:.2f} % of a core, {phase.pss_kib / 1024:.1f} MiB"
     budget = f"(budget {CPU_BUDGET_PERCENT:g} %, {PSS_BUDGET_MIB} MiB with its worker)"
-    part.lines.append(f"agent: {cost} {budget}, {phase.sweeps} sweeps in {phase.seconds:.0f} s, verdicts {phase.verdicts}")
+    part.lines.append(f"agent: {cost} {budget}, {phase.seconds:.0f} s, verdicts {phase.verdicts}")
     if sweeps:
-        part.lines.append(f"sweeps: median {1000 * sweeps[len(sweeps) // 2]:.1f} ms, longest {1000 * sweeps[-1]:.1f} ms")
+        middle, longest = 1000 * sweeps[len(sweeps) // 2], 1000 * sweeps[-1]
+        part.lines.append(f"sweeps: {phase.sweeps}; {len(sweeps)} of them: median {middle:.1f} ms, longest {longest:.1f} ms")
     for finding in phase.findings.values():
         where = f" {finding['device']}" if finding["device"] else ""
         part.lines.append(

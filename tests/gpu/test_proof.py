@@ -1,0 +1,164 @@
+"""The whole proof in a short form on a simulated machine, and what it says when something is not as it should be."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.gpu.conftest import Bench
+
+PARTS = ["calls", "snapshot", "clients", "counters", "agent", "load", "worker", "settings"]
+
+
+@pytest.fixture
+def smi(bench: Bench, tmp_path: Path) -> Path:
+    """An nvidia-smi that prints one line of CSV: what the machine tree says, or what a test has put into LIE (NAME=VALUE)."""
+    script = tmp_path / "nvidia-smi"
+    script.write_text("""#!/bin/sh
+# nvidia-smi -i PCI --query-gpu=A,B,C --format=...
+names=$(printf '%s' "${3#--query-gpu=}" | tr ',' ' ')
+line=
+for name in $names; do
+    case $name in
+    temperature.gpu) value=34 ;;
+    power.draw) value=70.00 ;;
+    power.limit | power.default_limit) value=700.00 ;;
+    clocks.sm) value=345 ;;
+    clocks.max.sm) value=1980 ;;
+    memory.used) value=0 ;;
+    memory.total) value=81559 ;;
+    pstate) value=P0 ;;
+    persistence_mode | ecc.mode.current) value=Enabled ;;
+    mig.mode.current) value=Disabled ;;
+    ecc.errors.* | utilization.gpu) value=0 ;;
+    pcie.link.gen.*) value=5 ;;
+    pcie.link.width.*) value=16 ;;
+    *) value='[N/A]' ;;
+    esac
+    case ${LIE-} in "$name="*) value=${LIE#*=} ;; esac
+    line="$line, $value"
+done
+printf '%s\\n' "${line#, }"
+""")
+    script.chmod(0o755)
+    return script
+
+
+@pytest.mark.root
+@pytest.mark.heavy
+@pytest.mark.trees
+def test_the_whole_proof_agrees_on_a_healthy_machine_and_its_report_has_each_part(bench: Bench, smi: Path) -> None:
+    before = bench.faults.control.read_text()
+    done = bench.run("--smi", str(smi))
+    assert done.returncode == 0, done.stderr
+    report = bench.report()
+    assert list(report["parts"]) == PARTS and report["complete"] and report["alarms"] == []
+    assert {part["result"] for part in report["parts"].values()} == {"agrees"}
+    calls, clients, load = (report["parts"][name]["data"] for name in ("calls", "clients", "load"))
+    assert calls["calls"]["nvmlDeviceGetPowerUsage"]["0"]["median"] > 0
+    assert calls["calls"]["nvmlDeviceGetTemperatureThreshold(2)"].keys() == {"3"}, "the simulated GPU has no such threshold"
+    assert sum(row["agrees"] is True for row in clients["nvidia-smi"]) >= 18
+    assert sum(row["agrees"] is True for row in clients["nvitop"]) >= 11
+    assert report["parts"]["agent"]["data"]["cpu_percent"] > 0
+    assert report["parts"]["agent"]["data"]["pss_kib"] > 10_000 and report["parts"]["agent"]["data"]["findings"] == []
+    assert load["product"]["right"] and load["product"]["products"] > 0 and load["findings"] == []
+    assert report["parts"]["settings"]["data"].keys() == {
+        "persistence", "power_limit_milliwatts", "locked_clocks", "application_clocks",
+    }  # fmt: skip
+    assert "nvml persistence_mode: recorded 1, written by hand 0" in report["parts"]["snapshot"]["data"]["differences"]
+    assert (bench.report_folder / "machine.tar.gz").stat().st_size > 10_000
+    assert not (bench.report_folder / "changed-settings.json").exists()
+    text = bench.text()
+    assert "simulated: yes" in text and "finding" not in text.split("== agent")[1].split("== worker")[0]
+    assert bench.faults.control.read_text() != before, "the settings were really changed"
+    assert bench.set_values("power.limit_milliwatts") == ["650000", "700000"]
+
+
+def test_a_client_that_says_another_value_is_named(bench: Bench, smi: Path) -> None:
+    bench.environment["LIE"] = "power.limit=650.00"
+    done = bench.run("--parts", "clients", "--smi", str(smi))
+    assert done.returncode == 1
+    part = bench.report()["parts"]["clients"]
+    assert part["result"] == "differs"
+    assert "nvidia-smi says 650.0 for power_limit_watts" in part["why"]
+    assert [row["metric"] for row in part["data"]["nvidia-smi"] if row["agrees"] is False] == ["power_limit_watts"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("script", "words"), [("exit 9", "ended with 9"), ("echo no devices", "printed 'no devices'")])
+def test_a_client_that_fails_is_not_compared_and_the_other_one_is(bench: Bench, smi: Path, script: str, words: str) -> None:
+    smi.write_text(f"#!/bin/sh\n{script}\n")
+    done = bench.run("--parts", "clients", "--smi", str(smi))
+    part = bench.report()["parts"]["clients"]
+    assert done.returncode == 0 and words in part["data"]["nvidia-smi"]["not_compared"]
+    assert "nvidia-smi: not compared" in bench.text()
+
+
+@pytest.mark.slow
+def test_a_finding_of_the_agent_is_for_a_person_to_judge(bench: Bench) -> None:
+    bench.faults.set(0, "remap.failed", 1)
+    done = bench.run("--parts", "agent")
+    part = bench.report()["parts"]["agent"]
+    assert (done.returncode, part["result"]) == (1, "differs")
+    assert any(finding["device"] == "0000:1b:00.0" for finding in part["data"]["findings"]) and "to judge: " in part["why"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "words"), [("wrong", "ended with 1"), ("absent", "libcuda.so.1: cannot open")])
+def test_a_matrix_product_that_is_wrong_or_not_possible_is_said(bench: Bench, nvml_folder: Path, fault: str, words: str) -> None:
+    bench.environment["FAIRLEAD_SIM_CUDA"] = fault
+    if fault == "absent":
+        bench.environment["LD_LIBRARY_PATH"] = str(nvml_folder)
+    done = bench.run("--parts", "load")
+    part = bench.report()["parts"]["load"]
+    assert (done.returncode, part["result"]) == (1, "not run" if fault == "absent" else "failed")
+    assert words in part["why"]
+
+
+def test_a_call_that_is_refused_is_named(bench: Bench) -> None:
+    bench.faults.error(None, "nvmlDeviceGetPowerUsage", 999)
+    done = bench.run("--parts", "calls")
+    part = bench.report()["parts"]["calls"]
+    assert (done.returncode, part["why"]) == (1, "nvmlDeviceGetPowerUsage answers NVML UNKNOWN (999)")
+
+
+@pytest.mark.slow
+def test_a_call_of_20_ms_is_named(bench: Bench) -> None:
+    bench.faults.delay("nvmlDeviceGetTemperature", 21)
+    done = bench.run("--parts", "calls")
+    assert done.returncode == 1 and "nvmlDeviceGetTemperature(0) takes 2" in bench.report()["parts"]["calls"]["why"]
+
+
+def test_a_driver_that_crashes_in_one_part_does_not_end_the_run(bench: Bench) -> None:
+    bench.faults.crash("nvmlDeviceGetTotalEnergyConsumption")  # the agent's worker does not make this call
+    done = bench.run("--parts", "counters", "calls")
+    parts = bench.report()["parts"]
+    assert done.returncode == 1 and parts["counters"]["why"] == "the reading was ended by SIGABRT"
+    assert parts["calls"]["result"] == "agrees"
+
+
+def test_a_run_that_takes_too_long_ends_itself_and_leaves_what_it_has(bench: Bench) -> None:
+    bench.faults.hang("nvmlDeviceGetTotalEnergyConsumption")
+    done = bench.run("--parts", "calls", "counters", "--limit-seconds", "23")
+    assert done.returncode == 1 and "OUT OF TIME" in done.stderr
+    report = bench.report()
+    assert not report["complete"] and report["parts"]["calls"]["result"] == "agrees"
+    assert (report["parts"]["counters"]["result"], report["parts"]["counters"]["why"]) == ("failed", "ended before its end")
+
+
+@pytest.mark.slow
+def test_a_killed_run_leaves_the_parts_that_it_has(bench: Bench) -> None:
+    bench.faults.hang("nvmlDeviceGetTotalEnergyConsumption")
+    process = bench.start("--parts", "calls", "counters")
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("gpu: counters"):
+            break
+    process.kill()
+    process.communicate(timeout=20)
+    report = bench.report()
+    assert report["parts"]["calls"]["result"] == "agrees" and "has not reached its end" in bench.text()
+    found = subprocess.run(["pgrep", "-f", f"tests.gpu.counters.*{process.pid}"], capture_output=True, check=False)
+    assert found.returncode == 1
