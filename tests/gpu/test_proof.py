@@ -63,6 +63,7 @@ def test_the_whole_proof_agrees_on_a_healthy_machine_and_its_report_has_each_par
     assert sum(row["agrees"] is True for row in clients["nvitop"]) >= 11
     assert report["parts"]["agent"]["data"]["cpu_percent"] > 0
     assert report["parts"]["agent"]["data"]["pss_kib"] > 10_000 and report["parts"]["agent"]["data"]["findings"] == []
+    assert load["counters"]["gpm"]["metrics"]["sm_percent"] == 99 and load["counters"]["samples"]["gpu_percent"]["most"] == 99
     assert load["product"]["right"] and load["product"]["products"] > 0 and load["findings"] == []
     assert report["parts"]["settings"]["data"].keys() == {
         "persistence", "power_limit_milliwatts", "locked_clocks", "application_clocks",

@@ -1,4 +1,4 @@
-"""What the proof changes is put back: at once, after a killed worker, after Ctrl-C, after a killed run. Else a line is shouted."""
+"""What the proof changes is put back: at once, after a killed worker, after Ctrl-C, after a killed run. Else it is shouted."""
 
 from __future__ import annotations
 
