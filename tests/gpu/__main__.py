@@ -17,21 +17,22 @@ from typing import NoReturn
 
 from fairlead.errors import ExitCode
 from fairlead.host.nvml import Worker
-from tests.gpu import changed_settings, matrix_product, parts, target
+from tests.gpu import agent_parts, changed_settings, client_part, matrix_product, nvml_parts, target
 from tests.gpu.agent_process import AgentFailed
+from tests.gpu.proof import JOURNAL, Proof
 from tests.gpu.report import Part, Report, Result
 
 LIMIT_SECONDS = 470.0  # under 8 minutes
 RESERVE_SECONDS = 20.0  # of it, to put back settings and to write the report
-PARTS: tuple[tuple[str, Callable[[parts.Proof, Part], object]], ...] = (
-    ("calls", parts.calls),
-    ("snapshot", parts.snapshot),
-    ("clients", parts.outside),
-    ("counters", parts.counters),
-    ("agent", parts.agent),
-    ("load", parts.load),
-    ("worker", parts.worker),
-    ("settings", parts.settings),
+PARTS: tuple[tuple[str, Callable[[Proof, Part], object]], ...] = (
+    ("calls", nvml_parts.calls),
+    ("snapshot", nvml_parts.snapshot),
+    ("clients", client_part.compare_clients),
+    ("counters", nvml_parts.counters),
+    ("agent", agent_parts.agent),
+    ("load", agent_parts.load),
+    ("worker", nvml_parts.worker),
+    ("settings", nvml_parts.settings),
 )
 
 
@@ -55,7 +56,7 @@ def main() -> int:
     args = arguments()
     folder = Path(args.report).resolve()
     try:
-        changed = changed_settings.Journal(folder / parts.JOURNAL).read()
+        changed = changed_settings.Journal(folder / JOURNAL).read()
         found = target.find(args.gpu, deadline_seconds=args.deadline_seconds, in_use=args.in_use)
     except target.Refused as e:
         print(f"gpu: {e}", file=sys.stderr)
@@ -65,7 +66,7 @@ def main() -> int:
     except ValueError as e:
         print(f"gpu: {e}; see what it lists, put that back, and remove the file", file=sys.stderr)
         return ExitCode.BAD_DATA
-    proof = parts.Proof(
+    proof = Proof(
         found, folder, args.root, args.idle_seconds, args.load_seconds, args.sessions, args.counter_seconds, args.size, args.smi,
         args.locked_clocks, args.interval_seconds,
     )  # fmt: skip
@@ -78,7 +79,7 @@ def main() -> int:
     return ExitCode.INTERRUPTED if interrupted else ExitCode.OK if report.passed else ExitCode.WARN
 
 
-def run(proof: parts.Proof, report: Report, names: list[str], limit_seconds: float) -> bool:
+def run(proof: Proof, report: Report, names: list[str], limit_seconds: float) -> bool:
     """Run the parts, put back what is changed, and write the report. Return whether the run was interrupted."""
     interrupted = False
 
@@ -110,7 +111,7 @@ def run(proof: parts.Proof, report: Report, names: list[str], limit_seconds: flo
     return interrupted
 
 
-def run_part(proof: parts.Proof, report: Report, name: str, function: Callable[[parts.Proof, Part], object]) -> None:
+def run_part(proof: Proof, report: Report, name: str, function: Callable[[Proof, Part], object]) -> None:
     """Run one part and write the report with it. A part that fails does not end the run."""
     part = Part(name)
     start = time.monotonic()
@@ -129,7 +130,7 @@ def run_part(proof: parts.Proof, report: Report, name: str, function: Callable[[
     print(f"gpu: {name} {part.result.value}: {part.why}", file=sys.stderr, flush=True)
 
 
-def restore(proof: parts.Proof) -> list[str]:
+def restore(proof: Proof) -> list[str]:
     """Put back what a part of this run, or an earlier run that was killed, has left changed. Return what could not be."""
     if not proof.journal.read():
         return []

@@ -105,8 +105,7 @@ class AgentProcess:
         while not self.status():
             if self._process.poll() is not None or time.monotonic() > end:
                 self.__exit__(None, None, None)
-                last = (self.folder / "log").read_text().splitlines()[-3:]
-                raise AgentFailed("the agent made no sweep: " + " | ".join(last))
+                raise AgentFailed("the agent made no sweep: " + " | ".join(self.last_lines(3)))
             time.sleep(0.05)
         return self
 
@@ -118,6 +117,10 @@ class AgentProcess:
             except subprocess.TimeoutExpired:
                 pass
         self._context.__exit__(None, None, None)
+
+    def last_lines(self, count: int = 20) -> list[str]:
+        """Return the end of its log."""
+        return (self.folder / "log").read_text(errors="replace").splitlines()[-count:]
 
     def status(self) -> dict[str, Any]:
         """Return its status file, or {} if there is none yet."""
@@ -137,7 +140,7 @@ class AgentProcess:
         while time.monotonic() < start + seconds:
             time.sleep(min(POLL_SECONDS, seconds))
             if self._process.poll() is not None:
-                raise AgentFailed("the agent ended: " + (self.folder / "log").read_text()[-300:])
+                raise AgentFailed("the agent ended: " + " | ".join(self.last_lines(3)))
             status = self.status() or first
             if status["sweep"]["count"] != seen:
                 seen = status["sweep"]["count"]

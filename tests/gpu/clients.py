@@ -60,6 +60,7 @@ VALUES = (
     Value("pcie_link_width_lanes", "pcie.link.width.current"),
     Value("pcie_link_width_max_lanes", "pcie.link.width.max"),
 )  # fmt: skip
+Name = Callable[[Value], tuple[str, float]]  # a value's name in one program, and the factor to the metric's unit
 WORDS = {"Enabled": 1.0, "Disabled": 0.0, "Yes": 1.0, "No": 0.0}
 #: What nvitop's process prints: each expression with what nvitop says, as text.
 NVITOP = """
@@ -90,17 +91,12 @@ def number(text: str) -> float | None:
     return float(match[1]) if match else None
 
 
-def smi_query() -> list[str]:
-    """Return the names that nvidia-smi is asked for."""
-    return [value.smi for value in VALUES if value.smi]
-
-
-def smi_values(output: str) -> dict[str, float | None]:
-    """Return nvidia-smi's values by name, from one line of its CSV without units. Raises ValueError for anything else."""
+def smi_values(names: list[str], output: str) -> dict[str, float | None]:
+    """Return nvidia-smi's values by the names that it was asked for, from its CSV line. Raises ValueError for anything else."""
     rows = list(csv.reader(io.StringIO(output)))
-    if len(rows) != 1 or len(rows[0]) != len(smi_query()):
+    if len(rows) != 1 or len(rows[0]) != len(names):
         raise ValueError(f"nvidia-smi printed {output.strip()[:200]!r}")
-    return dict(zip(smi_query(), map(number, rows[0]), strict=True))
+    return dict(zip(names, map(number, rows[0]), strict=True))
 
 
 def nvitop_values(output: str) -> dict[str, float | None]:

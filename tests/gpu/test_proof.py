@@ -89,12 +89,31 @@ def test_a_client_that_says_another_value_is_named(bench: Bench, smi: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("script", "words"), [("exit 9", "ended with 9"), ("echo no devices", "printed 'no devices'")])
-def test_a_client_that_fails_is_not_compared_and_the_other_one_is(bench: Bench, smi: Path, script: str, words: str) -> None:
+def test_a_client_that_fails_differs_and_the_other_one_is_compared(bench: Bench, smi: Path, script: str, words: str) -> None:
     smi.write_text(f"#!/bin/sh\n{script}\n")
     done = bench.run("--parts", "clients", "--smi", str(smi))
     part = bench.report()["parts"]["clients"]
-    assert done.returncode == 0 and words in part["data"]["nvidia-smi"]["not_compared"]
-    assert "nvidia-smi: not compared" in bench.text()
+    assert done.returncode == 1 and "nvidia-smi was not compared" in part["why"] and words in part["why"]
+    assert len(part["data"]["nvitop"]) > 10
+
+
+@pytest.mark.slow
+def test_a_release_of_a_client_that_does_not_know_a_name_is_asked_for_the_others(bench: Bench, smi: Path) -> None:
+    known = smi.read_text()
+    refuse = (
+        "case $3 in *power.default_limit*) echo 'Field \"power.default_limit\" is not a valid field to query.'; exit 2 ;; esac"
+    )
+    smi.write_text(known.replace("line=\n", f"line=\n{refuse}\n", 1))
+    assert bench.run("--parts", "clients", "--smi", str(smi)).returncode == 0
+    rows = {row["name"]: row["agrees"] for row in bench.report()["parts"]["clients"]["data"]["nvidia-smi"]}
+    assert rows["power.default_limit"] is None and rows["power.limit"] is True
+
+
+@pytest.mark.slow
+def test_a_machine_without_nvidia_smi_is_compared_with_nvitop(bench: Bench) -> None:
+    assert bench.run("--parts", "clients", "--smi", "/nonexistent").returncode == 0
+    assert list(bench.report()["parts"]["clients"]["data"]) == ["nvitop"]
+    assert "nvidia-smi: not compared: it is not installed" in bench.text()
 
 
 @pytest.mark.slow
