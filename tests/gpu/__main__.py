@@ -8,9 +8,11 @@ Exit codes: 0 everything agrees, 1 something differs or is not put back, 64 usag
 from __future__ import annotations
 
 import argparse
+import re
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -63,9 +65,12 @@ def main() -> int:
         for trial in changed:
             print(f"gpu: NOT PUT BACK since an earlier run: {trial.what}. Run: {trial.by_hand}", file=sys.stderr)
         return e.code
-    except ValueError as e:
+    except (ValueError, OSError) as e:
         print(f"gpu: {e}; see what it lists, put that back, and remove the file", file=sys.stderr)
         return ExitCode.BAD_DATA
+    except KeyboardInterrupt:
+        print("gpu: interrupted. Nothing was changed.", file=sys.stderr)
+        return ExitCode.INTERRUPTED
     proof = Proof(
         found, folder, args.root, args.idle_seconds, args.load_seconds, args.sessions, args.counter_seconds, args.size, args.smi,
         args.locked_clocks, args.interval_seconds,
@@ -119,11 +124,14 @@ def run_part(proof: Proof, report: Report, name: str, function: Callable[[Proof,
     report.parts.append(part)
     try:
         function(proof, part)
-    except (AgentFailed, OSError) as e:
-        part.result, part.why = Result.FAILED, str(e)
     except (OutOfTime, Interrupted):
         part.result, part.why = Result.FAILED, "ended before its end"
         raise
+    except (AgentFailed, OSError) as e:
+        part.result, part.why = Result.FAILED, str(e)
+    except Exception as e:  # a driver that nobody has met yet may say what no part expects, and the other parts still count
+        part.result, part.why = Result.FAILED, f"{type(e).__name__}: {e}"
+        part.lines += traceback.format_exc().splitlines()
     finally:
         part.seconds = time.monotonic() - start
         report.write()
@@ -168,6 +176,8 @@ def arguments() -> argparse.Namespace:
     args = parser.parse_args()
     if args.size % matrix_product.STEP or args.size <= 0:
         parser.error(f"--size must be a multiple of {matrix_product.STEP}")
+    if not re.fullmatch(r"off|\d+-\d+", args.locked_clocks):
+        parser.error("--locked-clocks must be off, or two numbers in MHz such as 1200-1500")
     return args
 
 

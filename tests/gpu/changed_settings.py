@@ -103,8 +103,8 @@ def trials(gpu: dict[str, Any], locked_clocks: str) -> list[Trial]:
         found.append(Trial(pci, "locked_clocks", f"{clock}-{clock}", locked_clocks, now))
     memory, graphics = application.get("memory_hertz"), application.get("sm_hertz")
     if isinstance(memory, int) and isinstance(graphics, int):
-        pair = [f"{memory // MEGA},{graphics // MEGA - less * STEP_MEGAHERTZ}" for less in (10, 0)]
-        found.append(Trial(pci, "application_clocks", *pair))
+        lower, present = (f"{memory // MEGA},{graphics // MEGA - less * STEP_MEGAHERTZ}" for less in (10, 0))
+        found.append(Trial(pci, "application_clocks", lower, present))
     return found
 
 

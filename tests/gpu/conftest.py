@@ -25,7 +25,7 @@ SHORT = (
 )  # fmt: skip
 
 
-class Bench:
+class Machine:
     """A machine with simulated H100s, on which the proof runs. ``faults`` breaks the NVML library."""
 
     def __init__(self, folder: Path, libraries: list[Path]) -> None:
@@ -97,8 +97,8 @@ def cuda_folder(compiled: Callable[[Path, str], Path]) -> Path:
 
 
 @pytest.fixture
-def bench(tmp_path: Path, nvml_folder: Path, cuda_folder: Path) -> Iterator[Bench]:
+def machine(tmp_path: Path, nvml_folder: Path, cuda_folder: Path) -> Iterator[Machine]:
     """A healthy machine; what hangs in it is let go at the end."""
-    made = Bench(tmp_path, [nvml_folder, cuda_folder])
+    made = Machine(tmp_path, [nvml_folder, cuda_folder])
     yield made
     made.faults.clear()

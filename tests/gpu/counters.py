@@ -15,6 +15,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -123,9 +124,9 @@ def main(pci: str, seconds: float) -> None:
     n.nvmlInit()
     handle = n.nvmlDeviceGetHandleByPciBusId(pci.encode())
     found = {
-        "gpm": answer(lambda: gpm(handle, seconds)),
-        "energy": answer(lambda: energy(handle, seconds)),
-        "samples": {name: answer(lambda kind=kind: samples(handle, kind)) for kind, name in SAMPLES.items()},
+        "gpm": answer(partial(gpm, handle, seconds)),
+        "energy": answer(partial(energy, handle, seconds)),
+        "samples": {name: answer(partial(samples, handle, kind)) for kind, name in SAMPLES.items()},
     }
     n.nvmlShutdown()
     json.dump(found, sys.stdout)
