@@ -166,8 +166,8 @@ def test_a_driver_that_crashes_in_one_part_does_not_end_the_run(machine: Machine
 
 
 def test_a_part_that_meets_what_nobody_expected_fails_alone_and_says_where(tmp_path: Path) -> None:
-    def surprised(_: Proof, _part: Part) -> None:
-        part.lines.append(f"{ {}['a key that no driver has given so far'] }")
+    def surprised(_proof: Proof, _part: Part) -> None:
+        raise KeyError("a value that no driver has left out so far")
 
     proof = Proof(Target("0000:1b:00.0", {}, {}), tmp_path)
     report = Report(tmp_path)
