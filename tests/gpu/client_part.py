@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import sys
 import tempfile
@@ -23,8 +24,8 @@ def compare_clients(proof: Proof, part: Part) -> None:
                 before = clients.metrics_of(agent.once(60.0), proof.target.pci)
                 values, which = ask(proof)
                 after = clients.metrics_of(agent.once(60.0), proof.target.pci)
-            except FileNotFoundError:
-                part.lines.append(f"{program}: not compared: it is not installed")
+            except OSError as e:
+                part.lines.append(f"{program}: not compared: it cannot be run: {e.strerror}")
                 continue
             except ValueError as e:
                 part.lines.append(f"{program}: not compared: {e}")
@@ -43,7 +44,7 @@ def compare_clients(proof: Proof, part: Part) -> None:
 
 
 def _smi(proof: Proof) -> tuple[dict[str, float | None], clients.Name]:
-    """Ask nvidia-smi, without the names that its release does not know. Raises FileNotFoundError, or ValueError if it fails."""
+    """Ask nvidia-smi, without the names that its release does not know. Raises OSError, or ValueError if it fails."""
     names = [value.smi for value in clients.VALUES if value.smi]
     for _ in range(len(names)):
         query = f"--query-gpu={','.join(names)}"
@@ -60,7 +61,7 @@ def _smi(proof: Proof) -> tuple[dict[str, float | None], clients.Name]:
 def _nvitop(proof: Proof) -> tuple[dict[str, float | None], clients.Name]:
     """Ask nvitop. Raises FileNotFoundError where it is not installed, or ValueError if it fails."""
     if importlib.util.find_spec("nvitop") is None:
-        raise FileNotFoundError("nvitop")
+        raise FileNotFoundError(errno.ENOENT, "not installed", "nvitop")
     words = [value.nvitop for value in clients.VALUES if value.nvitop]
     ended = children.ended([sys.executable, "-c", clients.NVITOP, str(proof.target.values["uuid"]), *words], 30.0)
     if ended.code:

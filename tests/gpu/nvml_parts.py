@@ -113,7 +113,14 @@ def settings(proof: Proof, part: Part) -> None:
         for trial in changed_settings.trials(proof.target.values, proof.locked_clocks):
             said = changed_settings.attempt(made, proof.journal, trial)
             alarms = changed_settings.put_back(made, proof.journal)
-            part.lines.append(f"{trial.what}: {said}; {'NOT PUT BACK' if alarms else f'it is {trial.before} again'}")
+            back = (
+                "NOT PUT BACK"
+                if alarms
+                else f"it is {trial.before} again"
+                if not said.startswith("not ")
+                else "it was not changed"
+            )
+            part.lines.append(f"{trial.what}: {said}; {back}")
             part.data[trial.what] = {"before": trial.before, "tried": trial.value, "said": said, "put_back": not alarms}
             if "but reads" in said or said.startswith("refused"):
                 part.differs(f"{trial.what} was {said}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +43,8 @@ def find(index: int, *, deadline_seconds: float = DEADLINE_SECONDS, in_use: bool
         worker.close()
     if isinstance(result.raw, Missing):
         stuck = result.stuck
+        if stuck is not None and not stuck.call and stuck.process_state == "X":
+            raise Refused(f"{result.raw.detail}: see whether {sys.executable} can run.", ExitCode.UNAVAILABLE)
         if stuck is not None and stuck.process_state == "X":
             raise Refused(f"{result.raw.detail}: see `dmesg`, and install the driver again.", ExitCode.UNAVAILABLE)
         raise Refused(f"{result.raw.detail}: see `dmesg`; a reboot ends a driver that hangs.", ExitCode.UNAVAILABLE)

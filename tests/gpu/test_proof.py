@@ -117,7 +117,7 @@ def test_a_release_of_a_client_that_does_not_know_a_name_is_asked_for_the_others
 def test_a_machine_without_nvidia_smi_is_compared_with_nvitop(machine: Machine) -> None:
     assert machine.run("--parts", "clients", "--smi", "/nonexistent").returncode == 0
     assert list(machine.report()["parts"]["clients"]["data"]) == ["nvitop"]
-    assert "nvidia-smi: not compared: it is not installed" in machine.text()
+    assert "nvidia-smi: not compared: it cannot be run: No such file" in machine.text()
 
 
 @pytest.mark.slow
