@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # tests/conftest.py says which tests stay together; one process: make test PARALLEL=
 PARALLEL ?= -n auto --max-worker-restart=1
 
-.PHONY: setup apt demo test test-all lint unit bench scorecard lab-down docs lock release packages clean
+.PHONY: setup apt demo test test-all lint unit bench scorecard gpu gpu-wheels lab-down docs lock release packages clean
 
 setup: $(VENV)/.done ## .venv with fairlead and every developer tool; the machine trees in .cache/machines
 	@$(BIN)/python -m tests.lab.trees >/dev/null
@@ -51,6 +51,12 @@ scorecard: ## faults and their harmless twins, noticed by whom and how soon: fai
 	@tests/lab/apt.sh
 	@$(MAKE) --no-print-directory setup
 	@$(BIN)/python -m tests.scorecard --page
+
+gpu: ## proof on a real GPU, in under 8 minutes and without network, into .cache/gpu/report: make gpu GPU="--gpu 1 --no-settings"
+	@tests/gpu/run.sh $(GPU)
+
+gpu-wheels: ## what `make gpu` needs where there is no network and no `make setup`: make gpu-wheels FOR="3.11 3.12"
+	@tests/gpu/wheels.sh "$(PYTHON)" $(or $(FOR),3.11 3.12 3.13)
 
 docs: setup ## generated tables: README, docs/reference
 	@$(BIN)/python -m tests.docs_write

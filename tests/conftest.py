@@ -51,6 +51,8 @@ SECONDS = {
     "tests/lint/test_lint.py": 45,
     "hooks": 40,
     "tests/alive/test_nvml.py": 40,
+    "tests/gpu/test_proof.py": 40,
+    "tests/gpu/test_put_back.py": 30,
     "tests/hooks/test_env_in_real_jobs.py": 35,
     "tests/daemon/loop/test_main_loop.py": 30,
     "tests/settings/test_settings.py": 30,

@@ -62,9 +62,11 @@ def serve(cluster: Cluster, name: str) -> None:
 
 
 def folder(cluster: Cluster, name: str, job: int) -> str:
-    """Of that job on that node."""
+    """Return the job's folder on that node's local disk. Slurm may show a running job before its record is there."""
     here = cluster.node_dirs(name).run
-    start = (here / f"jobs/{job}").read_text().split("\t")[4]
+    record = here / f"jobs/{job}"
+    until(lambda: record.exists() and record.read_text().endswith("\n"), "the prolog's record")
+    start = record.read_text().split("\t")[4]
     return f"{scratch.published(str(here), WHERE[name][2])}/{UID}/{job}.{start}"
 
 
@@ -202,7 +204,7 @@ def idle(cluster: Cluster, name: str) -> bool:
 STOP_ALL = """
 import os, signal, time
 print(os.getpid(), flush=True)
-end = time.monotonic() + 100
+end = time.monotonic() + 300
 while time.monotonic() < end:
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         try:
@@ -229,7 +231,7 @@ def test_no_process_of_the_users_holds_the_epilog(site: Cluster) -> None:
         until(lambda: "\tended\t" in (site.node_dirs("n1").run / f"jobs/{number}").read_text(), "the epilog")
         began = time.monotonic()
         until(lambda: idle(site, "n1"), "the epilog is held")
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < 60, "the stopped processes would hold it for the 300 seconds of the attack"
         serve(site, "n1")
         assert site.run(["/bin/ls", "-d", own], check=False).returncode, "the folder stays"
     finally:

@@ -18,6 +18,7 @@ from fairlead.provision.agent_accounts import AgentAccount, SshAccounts
 from fairlead.provision.provision_progress import SilentProgress
 from fairlead.provision.provision_report import NodeResult
 from fairlead.provision.provision_run import _add_result
+from fairlead.provision.ssh_fetch import NodeAnswer
 
 SITE = Site(
     file="site.toml",
@@ -77,10 +78,10 @@ def test_readers_of_a_report_go_on_without_a_node_that_none_of_them_can_read(kin
 class Falls(SshAccounts):
     """A reader with a fault that only one node's answer meets."""
 
-    def _account(self, node: str, address: str, answer: bytes, error: bytes, code: int | None) -> AgentAccount:
+    def _account(self, node: str, address: str, answer: NodeAnswer) -> AgentAccount:
         if node == "gpu2":
             raise KeyError("boot_seconds")
-        return super()._account(node, address, answer, error, code)
+        return super()._account(node, address, answer)
 
 
 def test_a_fault_of_a_reader_costs_one_account(tmp_path: Any) -> None:
@@ -103,6 +104,7 @@ def test_what_ends_the_program_itself_is_not_kept_from_it() -> None:
 COLLECT = {
     "fairlead.provision.provision_run": ("node_result",),
     "fairlead.provision.agent_accounts": ("self._account",),
+    "fairlead.cli.init": ("parse_hardware",),
     "fairlead.provision.maintain.node_access": ("parse_reading", "apply_outcome"),
     "fairlead.provision.planned_changes": ("of_result",),
     "fairlead.provision.networks": ("_ports",),

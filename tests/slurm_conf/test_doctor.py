@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fairlead.cli import main
 from fairlead.slurm import slurm_conf
 from fairlead.slurm.conf_review import review
+from fairlead.slurm.plugstack import plugstack_text
 
 HOOKS = (
     "/etc/slurm/prolog.d/50-fairlead",
@@ -35,7 +36,7 @@ NodeName=gpu[1-4] Gres=gpu:8
 """
 
 
-def remarks(text: str, plugstack: str = "", version: tuple[int, int] | None = (24, 5)) -> dict[str, str]:
+def remarks(text: str, plugstack: str = "", version: tuple[int, ...] | None = (24, 5, 4)) -> dict[str, str]:
     conf = slurm_conf.parse("/etc/slurm/slurm.conf", {"/etc/slurm/slurm.conf": text}.get)
     return {r.what: r.level for r in review(conf, hooks=HOOKS, plugstack=plugstack, version=version)}
 
@@ -65,11 +66,47 @@ def test_each_flaw_is_found(old: str, new: str, what: str, level: str) -> None:
     assert [lv for w, lv in found.items() if what in w] == [level], found
 
 
-@pytest.mark.parametrize(("version", "level"), [((23, 11), "warn"), ((24, 11), "wrong"), ((26, 5), "wrong"), (None, "warn")])
-def test_pyxis_with_task_prolog(version: tuple[int, int] | None, level: str) -> None:
+@pytest.mark.parametrize(
+    ("version", "level"),
+    [
+        ((22, 5, 8), "warn"),
+        ((24, 5, 4), "warn"),
+        ((24, 11, 0), "wrong"),
+        ((24, 11, 6), "wrong"),
+        ((24, 11, 7), "warn"),
+        ((24, 11), "warn"),
+        ((25, 5, 1), "wrong"),
+        ((25, 5, 2), "warn"),
+        ((26, 5, 5), "warn"),
+        (None, "warn"),
+    ],
+)
+def test_pyxis_with_task_prolog(version: tuple[int, ...] | None, level: str) -> None:
+    """Slurm mended it in 24.11.7 and 25.05.2 (its CHANGELOG). Seen with pyxis 0.24: 24.11.5 fails each task, 26.05.5 does not."""
     found = remarks(GOOD, "required /usr/lib/slurm/spank_pyxis.so\n", version)
     assert [lv for w, lv in found.items() if "pyxis" in w] == [level]
     assert not [w for w in remarks(GOOD, "# required spank_pyxis.so\n", version) if "pyxis" in w]
+
+
+def test_a_task_prolog_under_pyxis_is_said_not_to_bind_unless_the_spank_plugin_does() -> None:
+    conf = slurm_conf.parse("slurm.conf", {"slurm.conf": GOOD}.get)
+    for plugstack, said in (("required spank_pyxis.so\n", True), ("optional fairlead.so\nrequired spank_pyxis.so\n", False)):
+        found = [r for r in review(conf, hooks=HOOKS, plugstack=plugstack, version=(26, 5, 5)) if "pyxis" in r.what]
+        assert ["cannot bind" in r.why for r in found] == [said]
+
+
+def test_plugins_of_included_files_are_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The usual installation of pyxis: plugstack.conf includes plugstack.conf.d, and pyxis.conf is there."""
+    folder = tmp_path / "etc/slurm"
+    (folder / "plugstack.conf.d").mkdir(parents=True)
+    (folder / "slurm.conf").write_text(GOOD)
+    (folder / "plugstack.conf").write_text("include plugstack.conf.d/*\n")
+    (folder / "plugstack.conf.d/pyxis.conf").write_text("required /usr/lib/slurm/spank_pyxis.so\ninclude pyxis.conf\n")
+    main(["doctor", "--root", str(tmp_path)])
+    assert "pyxis with TaskProlog" in capsys.readouterr().out
+    (folder / "slurm.conf").write_text(f"{GOOD}PlugStackConfig=/etc/slurm/none.conf\n")
+    main(["doctor", "--root", str(tmp_path)])
+    assert "pyxis" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -95,6 +132,14 @@ def test_includes_continuations_comments_and_case() -> None:
     assert conf.options("PrologFlags") == {"alloc", "contain"}
     assert conf.get("TaskProlog") == "/t"
     assert conf.nodes == ({"nodename": "a[1-2]", "cpus": "4"},)
+
+
+@pytest.mark.timeout(20)
+def test_files_that_include_each_other_twice_end() -> None:
+    slurm_conf.parse("/c/a", {"/c/a": "Include b\nInclude b\n", "/c/b": "Include a\nInclude a\n"}.get)
+    pair = {"/c/plugstack.conf": "include d/*\n", "/c/d/1": "include *\n", "/c/d/2": "include *\nrequired x.so\n"}
+    text = plugstack_text("/c/plugstack.conf", pair.get, lambda pattern: [p for p in pair if p.startswith("/c/d/")])
+    assert text == "required x.so"
 
 
 def test_an_include_of_itself_ends() -> None:

@@ -29,6 +29,7 @@ COMMANDS = {
     "slurm-config": "make gres.conf, NodeName lines and topology.conf from the machines and the fabric",
     "snapshot": "write this machine as a machine tree",
     "agent": "run the node agent",
+    "init": "propose a site.toml from the hardware of the nodes",
     "apply": "make this node what its document says",
     "plan": "show what provision would change on each node, why, and which nodes need a reboot or a drain",
     "render": "write what a playbook of your own needs to use fairlead's roles",

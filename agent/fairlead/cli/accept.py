@@ -20,6 +20,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from fairlead import config
+from fairlead.cli.slurm_options import add_bin_dir
 from fairlead.errors import ExitCode, FairleadError, HostError, InputMissing, UsageError
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     add("--resume", default="", metavar="RUN", help="wait for the jobs of a run that was killed, and judge it")
     add("--cancel", default="", metavar="RUN", help="cancel the jobs of a run that was killed")
     add("--slurm-conf", default="", metavar="FILE", help="the slurm.conf to use, where Slurm's commands do not find it")
-    add("--bin-dir", metavar="DIR", default="/usr/bin", help="where sbatch, squeue and scancel are")
+    add_bin_dir(parser)
     add("--json", action="store_true", help="print the results as one JSON document")
     add("-q", "--quiet", action="store_true", help="print no progress on standard error")
 

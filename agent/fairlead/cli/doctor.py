@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import glob
 import os
 import re
 import stat
@@ -21,6 +22,7 @@ from fairlead.errors import DataError, ExitCode, FairleadError, InputMissing
 from fairlead.slurm import slurm_conf
 from fairlead.slurm.amend import amend
 from fairlead.slurm.conf_review import Remark, review
+from fairlead.slurm.plugstack import plugstack_path, plugstack_text
 
 HOOKS = (
     "/etc/slurm/prolog.d/50-fairlead",
@@ -66,15 +68,22 @@ def _conf_path(root: str, named: str) -> str:
     raise InputMissing("no slurm.conf found", hint="name it with --slurm-conf")
 
 
-def _version(root: str) -> tuple[int, int] | None:
+def _matching(root: str, pattern: str) -> list[str]:
+    """Return the paths of the files below ``root`` that match a pattern of shell wildcards."""
+    found = glob.glob(pattern.lstrip("/"), root_dir=root)
+    return [f"/{path}" for path in found if os.path.isfile(os.path.join(root, path))]
+
+
+def _version(root: str) -> tuple[int, ...] | None:
+    """Return this machine's release of Slurm, such as (24, 11, 5), or None if it is not known."""
     if root != "/":
         return None
     try:
         done = subprocess.run(["scontrol", "--version"], capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    match = re.search(r"slurm\S* (\d+)\.(\d+)", done.stdout)
-    return (int(match[1]), int(match[2])) if match else None
+    match = re.search(r"slurm\S* (\d+(?:\.\d+){1,2})", done.stdout)
+    return tuple(map(int, match[1].split("."))) if match else None
 
 
 def _safe(root: str, path: str, *, executable: bool) -> Iterator[Remark]:
@@ -163,7 +172,7 @@ def _diff(args: argparse.Namespace, path: str, conf: slurm_conf.SlurmConf, plugs
 def run(args: argparse.Namespace) -> ExitCode:
     path = _conf_path(args.root, args.slurm_conf)
     conf = slurm_conf.parse(path, lambda p: _text(args.root, p))
-    plugstack = _text(args.root, os.path.join(os.path.dirname(path), "plugstack.conf")) or ""
+    plugstack = plugstack_text(plugstack_path(conf), lambda p: _text(args.root, p), lambda p: _matching(args.root, p))
     if args.diff:
         return _diff(args, path, conf, plugstack)
     remarks = [*review(conf, hooks=HOOKS, plugstack=plugstack, version=_version(args.root))]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from fairlead import config
 from fairlead.cli.output import columns, print_json, state_word
+from fairlead.cli.slurm_options import add_bin_dir
 from fairlead.errors import ExitCode, InputMissing, UsageError
 from fairlead.provision.terminal_frame import beneath
 
@@ -41,7 +42,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--slurm-conf", default="", metavar="FILE", help="the slurm.conf to use, where Slurm's commands do not find it"
     )
-    parser.add_argument("--bin-dir", metavar="DIR", default="/usr/bin", help="where sinfo and squeue are")
+    add_bin_dir(parser)
     parser.add_argument(
         "--watch", nargs="?", type=float, const=5.0, metavar="SECONDS", help="show it again and again (every 5 s)"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,17 +10,16 @@ from ClusterShell.NodeSet import NodeSet, NodeSetException
 from msgspec import Struct
 
 from fairlead.config import Site
+from fairlead.config.site import AnsibleOptions
 from fairlead.errors import UsageError
 from fairlead.provision.agent_accounts import AccountSource, AgentAccount, SshAccounts
 from fairlead.provision.roster import RosterFold, RosterRow, as_data, fold, rows
-from fairlead.provision.ssh import SSH_ARGS, shared_connections
+from fairlead.provision.ssh import ssh_options
+from fairlead.provision.ssh_fetch import deadline_seconds
 from fairlead.slurm.listing import Listed, listed
 from fairlead.slurm.scontrol import Scontrol
 
 AGENTS_SECONDS = 30.0  # with --watch, the agents are asked at most once in this time
-#: The deadline for all agents' answers is ALL_SECONDS plus EACH_SECONDS for each node, because a new ssh connection takes the
-#: admin host 0.07 s of CPU time (docs/how-to/fleet.md).
-ALL_SECONDS, EACH_SECONDS = 10.0, 0.1
 
 
 class FleetPoll(Struct, frozen=True, kw_only=True):
@@ -97,16 +95,13 @@ class FleetPoller:
 
     def _fetch(self, addresses: dict[str, str]) -> dict[str, AgentAccount]:
         if self._source is None:
-            seconds = self._seconds or ALL_SECONDS + EACH_SECONDS * len(addresses)
+            seconds = self._seconds or deadline_seconds(len(addresses))
             self._source = self._over_ssh(next(iter(addresses.values()), ""), seconds)
         return self._source.fetch(addresses)
 
     def _over_ssh(self, address: str, seconds: float) -> SshAccounts:
         """Return the source of the agents' status: ssh as the site configures it, over the connections that `fairlead
         provision` keeps."""
-        own = self._site.ansible.ssh_args if self._site is not None else ""
-        key = self._site.ansible.private_key if self._site is not None else ""
-        kept = shared_connections(own, address) if self._program == "ssh" else ""
-        options = " ".join(filter(None, (own, f"-i {shlex.quote(key)}" if key else "", SSH_ARGS, kept)))
-        user = self._site.ansible.user if self._site is not None else ""
-        return SshAccounts(program=self._program, options=options, user=user, seconds=seconds, on_answer=self._on_answer)
+        ansible = self._site.ansible if self._site is not None else AnsibleOptions(user="")
+        options = ssh_options(ansible.ssh_args, ansible.private_key, address, self._program)
+        return SshAccounts(program=self._program, options=options, user=ansible.user, seconds=seconds, on_answer=self._on_answer)

@@ -39,6 +39,7 @@ from fairlead.cli.maintain_slurm import (
     say,
 )
 from fairlead.cli.output import columns, print_json
+from fairlead.cli.slurm_options import add_bin_dir
 from fairlead.cli.time_options import local, span, window
 from fairlead.errors import DataError, ExitCode, HostError, InputMissing, SlurmError, UsageError
 
@@ -114,7 +115,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     add("--wheelhouse", default="", metavar="DIR", help="as in `fairlead provision`")
     add("--ssh", default="ssh", metavar="PROGRAM", help="the program to call in place of ssh")
     add("--slurm-conf", default="", metavar="FILE", help="the slurm.conf to use, where Slurm's commands do not find it")
-    add("--bin-dir", metavar="DIR", default="/usr/bin", help="where scontrol, sinfo and squeue are")
+    add_bin_dir(parser)
     add("--json", action="store_true", help="print the report as JSON")
     add("-q", "--quiet", action="store_true", help="print nothing while it runs")
 

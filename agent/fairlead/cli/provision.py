@@ -20,6 +20,7 @@ from fairlead import config
 from fairlead.cli.audited import actor
 from fairlead.cli.chosen_settings import chosen
 from fairlead.cli.output import print_json
+from fairlead.cli.slurm_options import add_bin_dir
 from fairlead.errors import ExitCode, HostError, InputMissing, UsageError
 from fairlead.host.change import write_file
 
@@ -82,7 +83,7 @@ def choose_nodes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--slurm-conf", default="", metavar="FILE", help="the slurm.conf to use, where Slurm's commands do not find it"
     )
-    parser.add_argument("--bin-dir", metavar="DIR", default="/usr/bin", help="where scontrol is")
+    add_bin_dir(parser)
     parser.add_argument(
         "--tags", default="", metavar="NAMES", help="only these settings or groups of settings: nccl,kernel,pcie,limits"
     )

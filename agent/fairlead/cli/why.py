@@ -15,6 +15,7 @@ from fairlead.cli import status as status_command
 from fairlead.cli.agent_client import agent_pid
 from fairlead.cli.audit import STATE_DIR, as_data
 from fairlead.cli.output import print_json
+from fairlead.cli.slurm_options import add_bin_dir
 from fairlead.cli.why_text import SHOWN, owner, steps, why_text
 from fairlead.daemon.requests.audit_trail import Trail
 from fairlead.errors import DataError, ExitCode, FairleadError, InputMissing, SlurmUnavailable
@@ -30,7 +31,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     where = f"the site.toml that says how ssh reaches the node (default: {SITE} if it exists)"
     parser.add_argument("--site", metavar="FILE", default="", help=where)
     parser.add_argument("--no-slurm", action="store_true", help="do not ask slurmctld")
-    parser.add_argument("--bin-dir", default="/usr/bin", metavar="DIR", help="where scontrol and sinfo are")
+    add_bin_dir(parser)
     parser.add_argument("--slurm-bin", dest="bin_dir", default=argparse.SUPPRESS, help=argparse.SUPPRESS)  # its older name
     parser.add_argument("--history", action="store_true", help="show the whole audit trail, not only its end")
     parser.add_argument("--state-dir", metavar="DIR", default=STATE_DIR, help=argparse.SUPPRESS)

@@ -40,8 +40,21 @@ class Peak(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     source: str
 
 
+class Match(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Says how `fairlead init` recognises this kind of node.
+
+    ``gpus``: the PCI IDs of its GPU. ``gpu_count``: how many GPUs its board carries, or 0 if that depends on the server.
+    ``nvswitches``: how many NVSwitches the kernel of the node sees. ``source``: who publishes the PCI IDs.
+    """
+
+    gpus: tuple[Annotated[str, Meta(pattern=r"^[0-9a-f]{4}:[0-9a-f]{4}$")], ...]
+    source: str
+    gpu_count: Annotated[int, Meta(ge=0)] = 0
+    nvswitches: Annotated[int, Meta(ge=0)] = 0
+
+
 class Profile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Holds a profile file (TOML).
+    """Holds a profile file (TOML). ``match``: how `fairlead init` recognises such a node, or None if it cannot.
 
     ``unsupported``: names of facts and of parts that this hardware does not have. A fact is a dotted name of a Gpu field, such
     as ``nvlinks`` or ``ecc.sram_threshold_exceeded``. Such a fact does not count as unreadable. A part is ``cpufreq``,
@@ -52,6 +65,7 @@ class Profile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     summary: str
     unsupported: tuple[str, ...] = ()
     unsupported_why: str = ""
+    match: Match | None = None
     values: tuple[Value, ...] = ()
     references: tuple[Reference, ...] = ()
     peaks: tuple[Peak, ...] = ()

@@ -1,16 +1,13 @@
 """Fetches over ssh what each node's agent reports: the verdict and the status in /run/fairlead.
 
-ClusterShell runs many ssh processes at once, and each runs one `head` on its node. All nodes together have one time limit. A
-node that has not answered by then is reported as not reached. No port is opened on a node. Nothing is started on it except the
-login shell, which becomes `head`. A node's root may be hostile. Therefore the length of an answer is limited, and only
-``agent_status`` reads the status in it.
+A node that has not answered in time is reported as not reached. A node's root may be hostile. Therefore ``ssh_fetch`` limits the
+length of an answer, and only ``agent_status`` reads the status in it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -21,29 +18,11 @@ from fairlead.model.plain_text import one_line
 from fairlead.model.verdict import State, parse_line
 from fairlead.policy.decision_rules import SETTING_PREFIX
 from fairlead.provision.agent_status import Status, status_of
-from fairlead.provision.node_answer import SAID, TEXT_MAX
-from fairlead.provision.ssh import ANSWER_MAX_BYTES
+from fairlead.provision.node_answer import TEXT_MAX
+from fairlead.provision.ssh_fetch import NodeAnswer, SshFetch, parts_of, reading
 
 TEXT = 200  # the longest name or version that is kept, in characters
 _PARTS = ("/run/fairlead/verdict", "/proc/uptime", "/run/fairlead/status.json")
-_END = "/dev/null"  # the last file that head prints: an answer with its heading is complete
-_HEADING = re.compile(rb"^==> (/\S+) <==\n", re.MULTILINE)
-
-
-def reading(files: Iterable[str]) -> str:
-    """Return the command that prints these files of a node in the form that ``parts_of`` reads. Every login shell can run this
-    command. GNU head writes ``==> NAME <==`` above each file that exists (coreutils manual, head)."""
-    return f"exec head -v -c {ANSWER_MAX_BYTES // 2} {' '.join(files)} {_END}"
-
-
-def parts_of(answer: bytes) -> dict[str, bytes] | None:
-    """Return the content of each file by its path, from the output of a ``reading`` command. Return None if the output is cut
-    short. What a login shell printed before the first file is left out."""
-    _, *pieces = _HEADING.split(answer[:ANSWER_MAX_BYTES] + b"\n")
-    parts = {name.decode("ascii", "replace"): content for name, content in zip(pieces[::2], pieces[1::2], strict=True)}
-    return parts if _END in parts else None
-
-
 COMMAND = reading(_PARTS)
 
 
@@ -137,95 +116,25 @@ def _status_fields(status: Status, now: float | None) -> dict[str, Any]:
 
 
 class SshAccounts:
-    """Fetches accounts over ssh. program: the ssh command. options: the site's ssh options and others, as one line. user: the
-    login name, or "" to let ssh choose it.
+    """Fetches accounts over ssh. The arguments are those of ``SshFetch``."""
 
-    seconds: the time limit for all nodes together. fanout: how many ssh processes run at once. on_answer: called with (answered,
-    total) each time a node has answered or failed.
-    """
-
-    def __init__(
-        self,
-        *,
-        program: str = "ssh",
-        options: str = "",
-        user: str = "",
-        seconds: float = 10.0,
-        fanout: int = 128,
-        on_answer: Callable[[int, int], None] | None = None,
-    ) -> None:
-        self._program = program
-        self._options = options
-        self._user = user
-        self._seconds = seconds
-        self._fanout = fanout
-        self._on_answer = on_answer or (lambda done, total: None)
+    def __init__(self, **ssh: Any) -> None:
+        self._ssh = SshFetch(**ssh)
 
     def fetch(self, addresses: Mapping[str, str]) -> dict[str, AgentAccount]:
-        from ClusterShell.Event import EventHandler
-        from ClusterShell.NodeSet import NodeSet
-        from ClusterShell.Task import TimeoutError as LateError
-        from ClusterShell.Task import task_self
-        from ClusterShell.Worker.EngineClient import EngineClientEOF
-        from ClusterShell.Worker.Ssh import SshClient, WorkerSsh
+        answers = self._ssh.fetch(addresses, COMMAND)
 
-        if not addresses:
-            return {}
-        task = task_self()
-        settings = {"fanout": self._fanout, "ssh_path": self._program, "ssh_options": self._options, "ssh_user": self._user}
-        for key, value in {**settings, "connect_timeout": max(1, min(10, int(self._seconds)))}.items():
-            task.set_info(key, value)
-        on_answer, wanted = self._on_answer, NodeSet.fromlist(list(addresses.values()))
-
-        class Counting(EventHandler):  # type: ignore[misc]
-            ended = 0
-
-            def ev_hup(self, worker: object, node: str, rc: int) -> None:
-                self.ended += 1
-                on_answer(self.ended, len(wanted))
-
-        answers: dict[str, bytearray] = {}
-        errors: dict[str, bytearray] = {}
-        endless: set[str] = set()
-
-        class Bounded(SshClient):  # type: ignore[misc]
-            """Runs ssh to one node, and kills ssh when the node has sent more than ANSWER_MAX_BYTES."""
-
-            def _handle_read(self, sname: str) -> None:
-                """Collect the data in blocks. ClusterShell itself reads line by line, and a node may send millions of lines."""
-                said = (answers if sname == self.worker.SNAME_STDOUT else errors).setdefault(str(self.key), bytearray())
-                said += self._read(sname)
-                if len(said) > ANSWER_MAX_BYTES:
-                    endless.add(str(self.key))
-                    self.popen.kill()
-                    raise EngineClientEOF
-
-        class Workers(WorkerSsh):  # type: ignore[misc]
-            SHELL_CLASS = Bounded
-
-        worker = Workers(wanted, Counting(), self._seconds, command=COMMAND, stderr=True)
-        task.schedule(worker)
-        with suppress(LateError):
-            task.resume(self._seconds)
-        codes = {str(key): code for code, keys in worker.iter_retcodes() for key in keys}
-        long = AgentAccount(reached=False, trouble=f"{SAID}: it does not end")
-
-        def account(node: str, address: str) -> AgentAccount:
-            said = bytes(answers.get(address, b"")), bytes(errors.get(address, b""))
+        def account(node: str) -> AgentAccount:
             return isolated(
-                lambda: long if address in endless else self._account(node, address, *said, codes.get(address)),
-                lambda why: AgentAccount(reached=False, trouble=why),
+                lambda: self._account(node, addresses[node], answers[node]), lambda why: AgentAccount(reached=False, trouble=why)
             )
 
-        return {node: account(node, address) for node, address in addresses.items()}
+        return {node: account(node) for node in addresses}
 
-    def _account(self, node: str, address: str, answer: bytes, error: bytes, code: int | None) -> AgentAccount:
-        if code == 0 or (code == 1 and parts_of(answer)):  # head exits with 1 if a file does not exist
-            found = parse_account(answer)
-            if found.node in ("", node):
-                return found
-            return AgentAccount(reached=False, trouble=f"ssh {address} leads to {found.node}")
-        if code is None:
-            return AgentAccount(reached=False, trouble=f"no answer in {self._seconds:g} s")
-        said = error.decode("utf-8", "replace").strip().splitlines()
-        return AgentAccount(reached=False, trouble=one_line(said[-1])[:200] if said else f"ssh ended with {code}")
+    def _account(self, node: str, address: str, answer: NodeAnswer) -> AgentAccount:
+        if answer.trouble:
+            return AgentAccount(reached=False, trouble=answer.trouble)
+        found = parse_account(answer.out)
+        if found.node in ("", node):
+            return found
+        return AgentAccount(reached=False, trouble=f"ssh {address} leads to {found.node}")

@@ -40,6 +40,15 @@ def shared_connections(ssh_args: str, address: str) -> str:
     return f"{_SHARED} -o ControlPath={home}/fairlead-%C" if os.path.isdir(home) and " " not in home and len(home) < 40 else ""
 
 
+def ssh_options(ssh_args: str, private_key: str, address: str, program: str = "ssh") -> str:
+    """Return all options for ssh as one line: the site's own, its key, those of fairlead, and those of a shared connection.
+
+    ``address``: any node's address, for which the admin's ssh configuration is read. Only the real ssh shares connections.
+    """
+    shared = shared_connections(ssh_args, address) if program == "ssh" else ""
+    return " ".join(filter(None, (ssh_args, f"-i {shlex.quote(private_key)}" if private_key else "", SSH_ARGS, shared)))
+
+
 class SshAnswer(Struct, frozen=True):
     """Holds the output of ssh and its exit status. code: None if ssh was killed. endless: ssh was killed because of the length
     of its output, and not because of its time."""

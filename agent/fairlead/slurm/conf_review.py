@@ -25,8 +25,9 @@ class Remark(Struct, frozen=True, kw_only=True):
     source: str = ""
 
 
-def review(conf: SlurmConf, *, hooks: Iterable[str], plugstack: str, version: tuple[int, int] | None) -> Iterator[Remark]:
-    """Return remarks on a slurm.conf. ``hooks``: paths of our hooks as installed. ``plugstack``: the text of plugstack.conf."""
+def review(conf: SlurmConf, *, hooks: Iterable[str], plugstack: str, version: tuple[int, ...] | None) -> Iterator[Remark]:
+    """Return remarks on a slurm.conf. ``hooks``: paths of our hooks as installed. ``plugstack``: the text of plugstack.conf with
+    the files that it includes. ``version``: Slurm's release, such as (24, 11, 5)."""
     installed = tuple(hooks)
     yield from _hook_line(conf, "Prolog", installed, f"/etc/slurm/prolog.d/{PROLOG_NAME}")
     yield from _hook_line(conf, "Epilog", installed, f"/etc/slurm/epilog.d/{PROLOG_NAME}")
@@ -149,36 +150,45 @@ def _binding(conf: SlurmConf) -> Iterator[Remark]:
         )
 
 
-def _pyxis(conf: SlurmConf, plugstack: str, version: tuple[int, int] | None) -> Iterator[Remark]:
-    lines = [ln for ln in plugstack.splitlines() if "pyxis" in ln and not ln.lstrip().startswith("#")]
-    if not lines or not conf.get("TaskProlog"):
+def _pyxis(conf: SlurmConf, plugstack: str, version: tuple[int, ...] | None) -> Iterator[Remark]:
+    _, names = _plugins(plugstack)
+    pyxis = next((at for at, name in enumerate(names) if "pyxis" in name), None)
+    if pyxis is None or not conf.get("TaskProlog"):
         return
-    if version is None:
+    fixed = _PYXIS_FIXED.get(version[:2]) if version else None
+    if fixed and version and (len(version) < 3 or version[2] < fixed):
         yield Remark(
-            level="warn", what="pyxis with TaskProlog, and this Slurm's version is not known", why=_PYXIS_WHY, fix=_PYXIS_FIX
+            level="wrong" if len(version) > 2 else "warn",
+            what=f"pyxis with TaskProlog on Slurm {_release(version)}",
+            why="before " + " and ".join(_release((*release, micro)) for release, micro in _PYXIS_FIXED.items()) + _PYXIS_BROKEN,
+            fix="upgrade Slurm, or take TaskProlog out and use the SPANK plugin listed before pyxis",
+            source="CHANGELOG of Slurm 24.11.7 and 25.05.2; NVIDIA/pyxis issue 163",
         )
-    elif version >= (24, 11):
-        yield Remark(
-            level="wrong",
-            what=f"pyxis with TaskProlog on Slurm {version[0]}.{version[1]:02d}",
-            why=_PYXIS_WHY,
-            fix=_PYXIS_FIX,
-            source="NVIDIA/pyxis issue 163",
-        )
-    else:
-        yield Remark(
-            level="warn",
-            what="pyxis with TaskProlog",
-            why="the task prolog runs inside the container, where a missing file ends the task",
-            fix="mount /etc/slurm/fairlead and /run/fairlead into containers (enroot mounts.d)",
-            source="NVIDIA/pyxis issue 83",
-        )
+        return
+    bound = "fairlead.so" in names[:pyxis]
+    yield Remark(
+        level="warn",
+        what="pyxis with TaskProlog",
+        why="the task prolog runs inside the container, where a missing file ends the task" + ("" if bound else _PYXIS_UNBOUND),
+        fix="mount /etc/slurm/fairlead and /run/fairlead into containers (setting enroot)"
+        + ("" if bound else "; to bind, list the SPANK plugin before pyxis"),
+        source="NVIDIA/pyxis issue 83; docs/how-to/containers.md",
+    )
+
+
+def _release(version: tuple[int, ...]) -> str:
+    return ".".join([str(version[0]), f"{version[1]:02d}", *map(str, version[2:])])
+
+
+def _plugins(plugstack: str) -> tuple[list[list[str]], list[str]]:
+    """Return the words of each line that names a plugin, and the plugins' file names, in the order in which Slurm loads them."""
+    lines = [words for line in plugstack.splitlines() if len(words := line.partition("#")[0].split()) > 1]
+    return lines, [words[1].rpartition("/")[2] for words in lines]
 
 
 def _spank(plugstack: str) -> Iterator[Remark]:
     """Yield remarks on fairlead's SPANK plugin in plugstack.conf."""
-    lines = [words for line in plugstack.splitlines() if len(words := line.partition("#")[0].split()) > 1]
-    names = [words[1].rpartition("/")[2] for words in lines]
+    lines, names = _plugins(plugstack)
     if "fairlead.so" not in names:
         return
     at = names.index("fairlead.so")
@@ -200,7 +210,11 @@ def _spank(plugstack: str) -> Iterator[Remark]:
         )
 
 
-_PYXIS_WHY = (
-    "from 24.11 on slurmstepd starts the task prolog by running itself inside the container, where its libraries are missing"
+#: The micro release in which a broken Slurm release runs a task prolog in a container of pyxis again. Other releases always do.
+_PYXIS_FIXED: dict[tuple[int, ...], int] = {(24, 11): 7, (25, 5): 2}
+_PYXIS_BROKEN = (
+    " slurmstepd starts the task prolog by running itself inside the container, where its file and libraries are missing"
 )
-_PYXIS_FIX = "take TaskProlog out on partitions with containers, or use the SPANK plugin listed before pyxis"
+_PYXIS_UNBOUND = (
+    ", and cannot bind the task, because the task has more capabilities in the container's user namespace than its prolog"
+)

@@ -42,6 +42,24 @@ def listed(client: Scontrol) -> tuple[Listed, ...]:
     return tuple(made)
 
 
+class GpuNode(Struct, frozen=True, kw_only=True):
+    """Describes a node as slurm.conf has it. address: NodeAddr. gres: its Gres text, or "" for none."""
+
+    name: str
+    address: str
+    gres: str
+
+
+def gpu_nodes(client: Scontrol, partition: str = "") -> tuple[GpuNode, ...]:
+    """Return the nodes of a partition, or of all partitions, whose Gres has GPUs. If none has GPUs in its Gres, return all nodes,
+    because a site may not have declared them yet. Raises SlurmUnavailable, SlurmError."""
+    mark = f"@{secrets.token_hex(12)}@"
+    command = ["sinfo", "-h", "-a", "-N", "-O", ",".join(f"{field}:{mark}" for field in ("NodeList", "NodeAddr", "Gres"))]
+    text = client.ask([*command, *(["-p", partition] if partition else [])])
+    nodes = {row[0]: GpuNode(name=row[0], address=row[1], gres=row[2]) for row in rows(text, mark, 3)}  # a row for each partition
+    return tuple(node for node in nodes.values() if "gpu" in node.gres) or tuple(nodes.values())
+
+
 def jobs_by_node(text: str) -> dict[str, list[JobOn]]:
     """Return the jobs on each node from squeue's ``%A|%t|%D|%N`` lines. Raises SlurmError for a line of another form."""
     found: dict[str, list[JobOn]] = {}

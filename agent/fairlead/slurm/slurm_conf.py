@@ -15,7 +15,10 @@ from fairlead.errors import InputMissing
 
 PAIR = re.compile(r"\b(\w++)\s*+=\s*(\"[^\"]*\"|\S+)")  # possessive, so that a long word without = takes linear time
 _LINES = {"nodename", "partitionname", "nodeset", "downnodes", "switchname", "frontendname", "include"}
-MAX_INCLUDES = 32
+INCLUDES_DEEP, INCLUDES_MAX = (
+    32,
+    1000,
+)  # files in each other, and files in all: two lines that include their own file would not end
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ def parse(path: str, read: Callable[[str], str | None]) -> SlurmConf:
         raise InputMissing(f"{path}: no such file", hint="name the file with --slurm-conf")
     values: dict[str, str] = {}
     nodes: list[dict[str, str]] = []
-    for line in _lines(path, text, read, 0):
+    for line in _lines(path, text, read, 0, iter(range(INCLUDES_MAX))):
         pairs = {k.lower(): v.strip('"') for k, v in PAIR.findall(line)}
         first = line.split("=", 1)[0].strip().lower()
         if first == "nodename":
@@ -59,14 +62,14 @@ def parse(path: str, read: Callable[[str], str | None]) -> SlurmConf:
     return SlurmConf(path=path, values=values, nodes=tuple(nodes))
 
 
-def _lines(path: str, text: str, read: Callable[[str], str | None], depth: int) -> Iterator[str]:
+def _lines(path: str, text: str, read: Callable[[str], str | None], depth: int, left: Iterator[int]) -> Iterator[str]:
     for raw in text.replace("\\\n", " ").splitlines():
         line = re.sub(r"(?<!\\)#.*", "", raw).strip()
         if line.lower().startswith("include "):
             target = line.split(None, 1)[1].strip()
             target = target if target.startswith("/") else os.path.join(os.path.dirname(path), target)
-            included = read(target) if depth < MAX_INCLUDES else None
+            included = read(target) if depth < INCLUDES_DEEP and next(left, None) is not None else None
             if included is not None:
-                yield from _lines(target, included, read, depth + 1)
+                yield from _lines(target, included, read, depth + 1, left)
         elif line:
             yield line

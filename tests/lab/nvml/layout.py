@@ -19,7 +19,7 @@ STRUCTURES = (
     "c_nvmlRowRemapperHistogramValues", "c_nvmlUtilization_t", "c_nvmlEccErrorCounts_t", "c_nvmlTemperature_v1_t",
     "c_nvmlMarginTemperature_v1_t", "c_nvmlGpuInstanceProfileInfo_t", "c_nvmlGpuInstanceProfileInfo_v2_t",
     "c_nvmlGpuInstanceInfo_t", "c_nvmlComputeInstanceProfileInfo_t", "c_nvmlComputeInstanceProfileInfo_v2_t",
-    "c_nvmlComputeInstanceInfo_t", "c_nvmlDeviceAttributes",
+    "c_nvmlComputeInstanceInfo_t", "c_nvmlDeviceAttributes", "c_nvmlGpmSupport_t", "c_nvmlGpmMetricsGet_t", "c_nvmlSample_t",
 )  # fmt: skip
 # Names that clients call and nvidia-ml-py does not: older versions of calls, which its wrappers left behind.
 OLDER = (

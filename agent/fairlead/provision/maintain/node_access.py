@@ -17,7 +17,7 @@ from fairlead.config import Site
 from fairlead.errors import DataError, FairleadError
 from fairlead.model.isolated import isolated
 from fairlead.model.verdict import one_line
-from fairlead.provision.agent_accounts import parse_account, parts_of, reading
+from fairlead.provision.agent_accounts import parse_account
 from fairlead.provision.agent_status import Status, status_of
 from fairlead.provision.inventory import Target, fold
 from fairlead.provision.maintain.maintenance_steps import ApplyOutcome, NodeReading
@@ -26,6 +26,7 @@ from fairlead.provision.provision_report import NodeResult
 from fairlead.provision.provision_run import ProvisionOptions
 from fairlead.provision.provision_run import run as provision
 from fairlead.provision.ssh import SSH_ARGS, ask, shared_connections
+from fairlead.provision.ssh_fetch import parts_of, reading
 
 READ_SECONDS = 20.0
 REBOOT_SECONDS = 30.0
