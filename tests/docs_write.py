@@ -34,7 +34,7 @@ from fairlead.measure.collective import size_text
 from fairlead.model.check_definition import CheckParams
 from fairlead.policy.decision_rules import Rules
 from fairlead.topology.picture.machine_svg import draw
-from tests import completion_scripts, man_pages, rooms
+from tests import completion_scripts, man_pages, rooms, selftest_pages
 from tests.lab.trees import MACHINES, ensure
 from tests.slurm import node_states
 
@@ -401,6 +401,7 @@ def architecture_page() -> str:
     return with_block(ARCHITECTURE.read_text(), "rooms", rooms.page_block(rooms.rooms_of(ROOT), rooms.room_sentences()))
 
 
+PROVED = ROOT / "docs/explanation/what-was-proved-where.md"
 #: Every generated file, and what it must hold.
 GENERATED: dict[Path, Callable[[], str]] = {
     ROOMS: lambda: rooms.draw(rooms.rooms_of(ROOT), "The rooms of fairlead"),
@@ -419,6 +420,8 @@ GENERATED: dict[Path, Callable[[], str]] = {
     ROOT / "docs/reference/policy.md": policy_page,
     ROOT / "docs/reference/options.md": options_page,
     ROOT / "docs/reference/metrics.md": metrics_page,
+    ROOT / "docs/reference/selftest-report.md": selftest_pages.format_page,
+    PROVED: lambda: with_block(PROVED.read_text(), "claims", selftest_pages.claims_block()),
     ROOT / "docs/images/width-x8.svg": picture,
     ROOT / "docs/README.md": index_page,
     ROOT / "README.md": lambda: with_block((ROOT / "README.md").read_text(), "checks and settings", readme_table()),

@@ -18,10 +18,10 @@ import pytest
 
 from fairlead import config
 from fairlead.cli.machine_tree import recorded_nvml
-from fairlead.cli.read_machine import past_of
 from fairlead.config import Document
 from fairlead.config.site import profile_layer
 from fairlead.host.gather import gather
+from fairlead.host.kmsg import past_now
 from fairlead.host.root import Root
 from fairlead.judge import judge, reads, wanted
 from fairlead.model.check_definition import Past
@@ -105,7 +105,7 @@ def sweep(tree: Path, document: Document, root: Root, yesterday: Node | None) ->
     node = gather(
         root, recorded_nvml(str(tree)), reads=reads(document), unsupported=document.unsupported, wanted=wanted(document)
     )
-    seen = past_of(str(tree / "dev/kmsg"), "")
+    seen = past_now(str(tree / "dev/kmsg"), "")
     past = Past(available=True, records=seen.records, log=seen.log, readable=readable_fields(yesterday or node))
     return node, {_said(f) for f in judge(document, node, past) if f.level is not Level.OK}
 

@@ -28,6 +28,7 @@ READING = {
     "topology",
     "config",
     "doctor",
+    "selftest",
     "version",
     "env",
     "plan",

@@ -15,6 +15,7 @@ from fairlead.config import Document
 from fairlead.daemon.loop.history_update import after_judging, before_judging
 from fairlead.errors import ExitCode
 from fairlead.history.memory import History
+from fairlead.host.kmsg import past_now
 from fairlead.judge import decide_at_once, judge, policies_of
 from fairlead.model.check_definition import Past
 from fairlead.model.facts import Node
@@ -61,7 +62,7 @@ def of_agent(document: Document, node: Node, root: Path) -> ExitCode:
     """Return what the agent's verdict comes to on a node that stays as it is; it has a history, and slurmctld accepts a drain."""
     boot_id = node.boot_id if isinstance(node.boot_id, str) else ""
     history = History("", boot_id)
-    history.add_records(read_machine.past_of(str(root / "dev/kmsg"), boot_id).records)
+    history.add_records(past_now(str(root / "dev/kmsg"), boot_id).records)
     state, drained = PolicyState(), False
     assert isinstance(node.uptime_seconds, float)
     for sweep in range(SWEEPS):

@@ -9,10 +9,10 @@ from typing import Any
 from fairlead import config
 from fairlead.cli.machine_tree import machine, recorded_nvml
 from fairlead.host.gather import gather
-from fairlead.host.kmsg import Follower
+from fairlead.host.kmsg import past_now
 from fairlead.judge import reads, wanted
 from fairlead.model.check_definition import Past
-from fairlead.model.facts import Missing, Node, StuckCall, unreadable
+from fairlead.model.facts import Missing, Node, StuckCall
 
 DOCUMENT = "/etc/fairlead/node.json"
 
@@ -64,24 +64,4 @@ def read_machine(args: argparse.Namespace, document: config.Document) -> tuple[N
     node = gather(root, raw, reads=reads(document), unsupported=document.unsupported, wanted=wanted(document), stuck=stuck)
     kmsg = document.agent.kmsg_path if root.is_live else os.path.join(args.root, "dev/kmsg")
     boot_id = node.boot_id if isinstance(node.boot_id, str) else ""
-    return node, past_of(kmsg, boot_id)
-
-
-def past_of(path: str, boot_id: str) -> Past:
-    """Return the kernel records that are in the log now. If the log is missing, the result reports this."""
-    import stat
-
-    try:
-        mode = os.stat(path).st_mode
-    except OSError as e:
-        return Past(available=False, log=unreadable(f"{path}: {e.strerror}"))
-    if stat.S_ISFIFO(mode):
-        return Past(available=False)  # the agent reads this FIFO, and would lose the records that are read here
-    follower = Follower(path, boot_id)
-    try:
-        records = []
-        while batch := follower.read():
-            records += batch
-        return Past(available=False, records=tuple(records), log=follower.state)
-    finally:
-        follower.close()
+    return node, past_now(kmsg, boot_id)

@@ -27,7 +27,7 @@ import stat
 import time
 
 from fairlead.host.hung_trace import HungTrace, is_ours
-from fairlead.model.check_definition import KernelRecord
+from fairlead.model.check_definition import KernelRecord, Past
 from fairlead.model.facts import Missing, unreadable
 from fairlead.model.kernel_text import begins_with_a_name, is_whole, lacks_its_device, name_follows
 from fairlead.model.plain_text import printable
@@ -242,3 +242,21 @@ def _sequence(data: bytes) -> int | None:
     if len(fields) < 3 or b";" not in data:
         return None
     return int(fields[1]) if fields[1].isdigit() else None
+
+
+def past_now(path: str, boot_id: str) -> Past:
+    """Return the kernel records that are in the log now. If the log is missing, the result reports this."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as e:
+        return Past(available=False, log=unreadable(f"{path}: {e.strerror}"))
+    if stat.S_ISFIFO(mode):
+        return Past(available=False)  # the agent reads this FIFO, and would lose the records that are read here
+    follower = Follower(path, boot_id)
+    try:
+        records = []
+        while batch := follower.read():
+            records += batch
+        return Past(available=False, records=tuple(records), log=follower.state)
+    finally:
+        follower.close()
