@@ -71,7 +71,7 @@ def installed(tree: Path, *packages: Package) -> None:
 
 
 def hold(tree: Path, packages: tuple[Package, ...], others: str = "") -> None:
-    write(tree, dnf_hold.LIST, dnf_hold.with_lines(others, [p for p in packages if p.kept]) or "")
+    write(tree, dnf_hold.LIST, dnf_hold.with_lines(others, dnf_hold.lines_of(p for p in packages if p.kept)) or "")
 
 
 def load(tree: Path, version: str) -> None:

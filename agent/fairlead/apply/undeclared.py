@@ -8,7 +8,7 @@ from fairlead.host import change as changing
 from fairlead.host.root import Root
 from fairlead.model.change import File
 
-OURS = "# Written by fairlead"  # each file of a setting begins with these words
+OURS = "Written by fairlead"  # the first line of each file of a setting has these words
 
 
 def restore(document: Document, root: Root, undo: str, *, dry_run: bool) -> list[Item]:
@@ -29,7 +29,8 @@ def _found(document: Document, root: Root, undo: str) -> list[tuple[str, File]]:
     for path, change in changing.undo_changes(root, undo):
         if isinstance(change, File) and change.setting not in document.settings:
             now = root.read_text(change.path)
-            if isinstance(now, str) and now.startswith(OURS):
+            others = change.lines is not None and change.content != change.before
+            if others or (isinstance(now, str) and OURS in now.partition("\n")[0]):
                 found.append((path, change))
     return found
 

@@ -47,12 +47,17 @@ class Change(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class File(Change, frozen=True, kw_only=True):
-    """Describes a whole file that fairlead writes. ``content`` None removes the file."""
+    """Describes a file that fairlead writes as a whole. ``content`` None removes the file.
+
+    ``lines``: None, or fairlead's lines in dnf's versionlock list, which other people and programs write too (``dnf_hold``). In
+    this case their lines are read again when the change is made, and they stay. ``content`` only shows the expected result.
+    """
 
     path: str
     content: str | None
     before: str | None = None
     mode: int = 0o644
+    lines: tuple[str, ...] | None = None
 
 
 class KernelValue(Change, frozen=True, kw_only=True):

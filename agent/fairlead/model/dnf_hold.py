@@ -14,7 +14,7 @@ list the plugin stops every run of dnf).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 
 from fairlead.model.change import Package
@@ -30,9 +30,14 @@ _CONF = re.compile(r"^[ \t]*(enabled|locklist)[ \t]*[=:][ \t]*(\S*)[ \t]*$", re.
 _LINE = re.compile(r"([A-Za-z0-9][A-Za-z0-9.+_-]*)-([0-9]+:[^-\s]+-[^-\s]+)\.(?:\*|[A-Za-z0-9_]+)")
 
 
-def with_lines(text: str | None, packages: Iterable[Package]) -> str | None:
-    """Return the list with these packages as fairlead's lines. Return None for a list that does not exist and has no line."""
-    lines = [f"{p.name}-{p.version}.*\n" for p in packages]
+def lines_of(packages: Iterable[Package]) -> tuple[str, ...]:
+    """Return the lines that keep these packages at their versions, each with its end."""
+    return tuple(f"{p.name}-{p.version}.*\n" for p in packages)
+
+
+def with_lines(text: str | None, lines: Sequence[str]) -> str | None:
+    """Return the list with these lines as fairlead's. Return None for a list that does not exist and gets no line."""
+    lines = list(lines)
     parts = list(_parts(text or ""))
     if lines and len(lines) >= RECOGNISED and not any(mine for mine, _ in parts):
         others = _ANY.findall(text or "")

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Literal
 
+import msgspec
 from msgspec import Meta, Struct
 
 from fairlead.errors import ConfigError
@@ -175,10 +176,9 @@ def plan(want: DriverWant, observed: Observed) -> tuple[AnyChange, ...]:
     changes = _packages(want, observed)
     moves = next((c for c in changes if isinstance(c, Packages) and (c.install or c.remove)), None)
     after = moves.disruption if moves else Disruption.NONE
-    for path, wanted, before in _hold_files(want, observed):
-        if before != wanted:
-            why = f"{path} does not name the driver's set" if want.hold else f"{path} is ours, and the driver is not to be kept"
-            changes.append(_file(path, wanted, before, why, after))
+    for file in _hold_files(want, observed, after):
+        if file.before != file.content:
+            changes.append(file)
     if moves is None:
         _check_library(want, observed)
         _check_next_kernel(want, observed)
@@ -210,34 +210,46 @@ def _check_plugin(want: DriverWant, observed: Observed) -> None:
         raise ConfigError(dnf_hold.LIST, "", "has bytes that are not UTF-8 text, and fairlead would change them", hint=hint)
 
 
-def _hold_files(want: DriverWant, observed: Observed) -> tuple[tuple[str, str | None, str | None], ...]:
-    """Return the files that keep the packages at their version: path, wanted text and present text."""
+def _hold_files(want: DriverWant, observed: Observed, disruption: Disruption) -> tuple[File, ...]:
+    """Return the files that keep the packages at their version."""
     kept = tuple(p for p in want.packages if p.kept) if want.hold else ()
+    why = "{} does not name the driver's set" if want.hold else "{} is ours, and the driver is not to be kept"
     if want.packages[0].format == "rpm":
-        return ((dnf_hold.LIST, dnf_hold.with_lines(observed.lock_list, kept), observed.lock_list),)
+        return (_list_file(observed.lock_list, dnf_hold.lines_of(kept), why, disruption),)
     return (
-        (apt_hold.PIN, apt_hold.pin_text(kept) if want.hold else None, observed.pin),
-        (apt_hold.UNATTENDED, apt_hold.unattended_text(kept) if want.hold else None, observed.unattended),
+        _file(apt_hold.PIN, apt_hold.pin_text(kept) if want.hold else None, observed.pin, why, disruption),
+        _file(apt_hold.UNATTENDED, apt_hold.unattended_text(kept) if want.hold else None, observed.unattended, why, disruption),
     )
 
 
 def _file(path: str, content: str | None, before: str | None, why: str, disruption: Disruption = Disruption.NONE) -> File:
+    """Return the change of a whole file. ``why``: words with {} where the path is to stand."""
     return File(
-        setting="driver", why=why, layer=Layer.PERSISTED, path=path, content=content, before=before, disruption=disruption
+        setting="driver",
+        why=why.format(path),
+        layer=Layer.PERSISTED,
+        path=path,
+        content=content,
+        before=before,
+        disruption=disruption,
     )
+
+
+def _list_file(before: str | None, lines: tuple[str, ...], why: str, disruption: Disruption = Disruption.NONE) -> File:
+    """Return the change of fairlead's lines in dnf's versionlock list. ``why`` as in ``_file``."""
+    whole = _file(dnf_hold.LIST, dnf_hold.with_lines(before, lines), before, why, disruption)
+    return msgspec.structs.replace(whole, lines=lines)
 
 
 def _no_longer_declared(observed: Observed) -> tuple[AnyChange, ...]:
     """Return the changes for a node that declares no driver any more. They remove our files and our lines, and the packages stay
     as they are."""
-    ours: list[tuple[str, str | None, str]] = [
-        (path, None, text)
-        for path, text in ((apt_hold.PIN, observed.pin), (apt_hold.UNATTENDED, observed.unattended))
-        if text is not None
+    why = "{} is ours, and no driver is declared any more"
+    ours = [
+        _file(path, None, text, why) for path, text in ((apt_hold.PIN, observed.pin), (apt_hold.UNATTENDED, observed.unattended))
     ]
-    if observed.lock_list is not None and (rest := dnf_hold.with_lines(observed.lock_list, ())) != observed.lock_list:
-        ours.append((dnf_hold.LIST, rest, observed.lock_list))
-    return tuple(_file(p, new, old, f"{p} is ours, and no driver is declared any more") for p, new, old in ours)
+    ours.append(_list_file(observed.lock_list, (), why))
+    return tuple(file for file in ours if file.content != file.before)
 
 
 def _packages(want: DriverWant, observed: Observed) -> list[AnyChange]:

@@ -22,9 +22,10 @@ from fairlead.host.change.change_text import diff, target, verbs
 from fairlead.host.change.gpus import NvmlSet
 from fairlead.host.change.package_command import LaterError
 from fairlead.host.change.tools import commands, enable_in_image, is_image, made_anew, systemctl
-from fairlead.host.change.undo import UNDO, remember, undo_changes
+from fairlead.host.change.undo import UNDO, present_text, remember, undo_changes
 from fairlead.host.change.values import RefusedError, current_choice, write_bits, write_kernel_value
 from fairlead.host.root import Root
+from fairlead.model import dnf_hold
 from fairlead.model.change import (
     AnyChange,
     BootLoader,
@@ -133,7 +134,7 @@ def _execute(
 def _make(change: AnyChange, root: Root, nvml_set: NvmlSet | None, run_dir: str = nvml_release.RUN_DIR) -> ChangeOutcome:
     match change:
         case File():
-            write_file(root.join(change.path), _bytes(change.content), change.mode)
+            write_file(root.join(change.path), _content(change, root), change.mode)
             return ChangeOutcome(
                 change=change, done=True, message=f"{change.path}: {'removed' if change.content is None else 'written'}"
             )
@@ -185,8 +186,10 @@ def _change_packages(change: Packages, root: Root) -> ChangeOutcome:
     return ChangeOutcome(change=change, done=True, message=f"{target(change)}: {done}")
 
 
-def _bytes(content: str | None) -> bytes | None:
-    return None if content is None else content.encode("utf-8", "surrogateescape")
+def _content(change: File, root: Root) -> bytes | None:
+    """Return what the file is to have. Of a file that others write too, their lines are read now, as they may have changed."""
+    text = change.content if change.lines is None else dnf_hold.with_lines(present_text(change.path, root), change.lines)
+    return None if text is None else text.encode("utf-8", "surrogateescape")
 
 
 def undo_all(

@@ -16,6 +16,7 @@ from fairlead.host.atomic_file import write_file
 from fairlead.host.change.change_text import target
 from fairlead.host.change.values import current_choice
 from fairlead.host.root import Root
+from fairlead.model import dnf_hold
 from fairlead.model.change import AnyChange, Disruption, File, KernelValue, Nvml, PciBits
 
 UNDO = "/var/lib/fairlead/undo"
@@ -23,6 +24,8 @@ UNDO = "/var/lib/fairlead/undo"
 
 def _record(change: AnyChange, root: Root) -> dict[str, Any]:
     match change:
+        case File(path=path, setting=setting, lines=lines) if lines is not None:
+            return {"kind": "lines", "setting": setting, "path": path}
         case File(path=path, setting=setting):
             try:
                 with open(root.join(path), "rb") as f:
@@ -94,16 +97,29 @@ def undo_changes(root: Root, undo: str = UNDO) -> tuple[tuple[str, AnyChange], .
         path = os.path.join(folder, name)
         try:
             with open(path, encoding="utf-8") as f:
-                found.append((path, _from_record(json.load(f))))
+                found.append((path, _from_record(json.load(f), root)))
         except (OSError, ValueError, KeyError, TypeError) as e:
             raise HostError(f"{path}: not an undo record: {e}", hint="remove it if it is of no use") from None
     return tuple(found)
 
 
-def _from_record(r: dict[str, Any]) -> AnyChange:
+def present_text(path: str, root: Root) -> str | None:
+    """Return the text of a file there, with each byte that is not UTF-8 as a surrogate, or None if there is no such file."""
+    try:
+        with open(root.join(path), encoding="utf-8", errors="surrogateescape", newline="") as f:
+            return f.read()
+    except FileNotFoundError:
+        return None
+
+
+def _from_record(r: dict[str, Any], root: Root) -> AnyChange:
     why = "as it was before fairlead"
     disruption = Disruption(r.get("disruption", "idle" if r["kind"] == "pci" else "none"))
     match r["kind"]:
+        case "lines":  # others have written to this file since, so only fairlead's lines go
+            before = present_text(r["path"], root)
+            rest = dnf_hold.with_lines(before, ())
+            return File(setting=r["setting"], why=why, path=r["path"], content=rest, before=before, lines=())
         case "file":
             content = None if r["content"] is None else base64.b64decode(r["content"]).decode("utf-8", "surrogateescape")
             return File(setting=r["setting"], why=why, path=r["path"], content=content, mode=r["mode"])
