@@ -22,6 +22,7 @@ from fairlead.host.change.package_command import (
     SIMULATE_SECONDS,
     TRANSACTION_SECONDS,
     LaterError,
+    no_room,
     refuse_undeclared,
     run,
     tool,
@@ -138,7 +139,7 @@ def _apt(root: Root, words: Sequence[str], seconds: float, change: Packages) -> 
     if "Could not get lock" in out or "Unable to acquire the dpkg frontend lock" in out:
         raise LaterError("another program has dpkg's lock", hint="run it again")
     if "No space left on device" in out:
-        raise HostError("no space left on this node while packages were unpacked", hint="make room, then run it again")
+        raise no_room(root, "No space left on device")
     unmet = _UNMET.findall(out)
     known = {p.name for p in change.allowed}
     if unmet:

@@ -28,6 +28,7 @@ from fairlead.host.change.package_command import (
     SIMULATE_SECONDS,
     TRANSACTION_SECONDS,
     LaterError,
+    no_room,
     refuse_undeclared,
     run,
     tool,
@@ -224,8 +225,8 @@ def _dnf(root: Root, words: Sequence[str], seconds: float, change: Packages) -> 
 
 def _failed(code: int, out: str, change: Packages, root: Root) -> HostError:
     """Return the error for what dnf said when it failed."""
-    if no_room := _NO_ROOM.search(out):
-        return HostError(f"no room for the packages on this node: {no_room[0]}", hint="make room there, then run it again")
+    if full := _NO_ROOM.search(out):
+        return no_room(root, full[0])
     if _NO_DATABASE.search(out):
         return HostError("rpm's database cannot be read", hint="`rpm --rebuilddb` makes it anew; then run it again")
     if unmet := _UNMET.findall(out):
