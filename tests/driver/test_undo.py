@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from fairlead import config
+from tests.driver.apt_node import AptNode, PackageNode
+from tests.driver.conftest import Debian
 from tests.driver.dnf_node import LIST, DnfNode
 from tests.driver.el_repository import driver_set
+from tests.driver.test_apt import wants
 from tests.driver.test_dnf import NEWER, declare, move, serve
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
@@ -34,6 +37,12 @@ def write(node: DnfNode, text: str) -> None:
     subprocess.run(node.words("sh", "-c", f"cat > {LIST}"), input=text.encode(), check=True, timeout=60)
 
 
+def declare_no_driver(node: PackageNode) -> None:
+    document = config.resolve_layers("gpu1", [("test", {"settings": {"tuned": {"managed": False}}})])[0]
+    script = "cat > /etc/fairlead/node.json"
+    subprocess.run(node.words("sh", "-c", script), input=config.encode_document(document), check=True, timeout=60)
+
+
 def test_undo_takes_only_fairlead_s_lines_from_dnf_s_list(node: DnfNode) -> None:
     shown = node.run("python3", "-m", "fairlead", "apply", "--undo", "--dry-run")
     assert f"-libnvidia-ml-3:{NEWER}-1.el9.*\n" in shown and not any(f"-{line}" in shown for line in (FIRST, *LATER))
@@ -45,9 +54,7 @@ def test_undo_takes_only_fairlead_s_lines_from_dnf_s_list(node: DnfNode) -> None
 
 
 def test_a_document_without_a_driver_takes_only_fairlead_s_lines(node: DnfNode) -> None:
-    document = config.resolve_layers("gpu1", [("test", {"settings": {"tuned": {"managed": False}}})])[0]
-    script = "cat > /etc/fairlead/node.json"
-    subprocess.run(node.words("sh", "-c", script), input=config.encode_document(document), check=True, timeout=60)
+    declare_no_driver(node)
     node.run("python3", "-m", "fairlead", "apply")
     assert node.locked() == f"{LATER[0]}{FIRST}{LATER[1]}"
 
@@ -64,3 +71,29 @@ def test_a_line_that_somebody_adds_while_packages_are_installed_stays(tmp_path: 
             running.communicate(timeout=120)
         listed = node.locked()
         assert "lustre-client-0:2.15.5-1.*\n" in listed and f"\nlibnvidia-ml-3:{NEWER}-1.el9.*\n" in listed
+
+
+@pytest.mark.parametrize("way", ["--undo", "a document without a driver", "an empty driver", "hold = false"])
+def test_apt_no_longer_holds_what_fairlead_held_and_another_version_may_come(way: str, tmp_path: Path, debian: Debian) -> None:
+    """Somebody else's holds stay. fairlead's own hold is not taken for somebody else's afterwards."""
+    with AptNode(tmp_path / "node") as node:
+        older, newer = debian.older, debian.newer
+        node.run("apt-mark", "hold", "slurmd")
+        node.serve(older.packages, debian.files)
+        node.declare(**wants(older))
+        node.apply()
+        assert {"slurmd", "nvidia-smi"} <= node.holds()
+        if way == "--undo":
+            node.run("python3", "-m", "fairlead", "apply", "--undo")
+        elif way == "a document without a driver":
+            declare_no_driver(node)
+            node.run("python3", "-m", "fairlead", "apply")
+        else:
+            node.declare(**(wants(older, hold=False) if way == "hold = false" else {}))
+            assert node.apply()["state"] == "changed"
+            assert node.apply()["changed"] == 0
+        assert node.holds() == {"slurmd"}
+        node.serve(newer.packages, debian.files)
+        node.declare(**wants(newer))
+        assert node.apply()["state"] == "changed"
+        assert node.versions("nvidia-smi") == {p.name: p.version for p in newer.packages if p.name == "nvidia-smi"}

@@ -171,16 +171,18 @@ class Packages(Change, frozen=True, kw_only=True):
     """Describes packages that change together in one transaction of apt or dnf. All packages of ``install`` are installed
     (exact files, by their hashes) and all packages of ``remove`` are removed, or nothing changes.
 
-    ``allowed``: the whole set of packages that may change. ``hold``: packages that apt-mark(8) keeps at their version. For dnf
-    it is empty, because a file keeps them (``dnf_hold``). ``mirror``: where files are fetched from that are not in the node's
-    cache. ``before``: the names and versions that are installed now. ``keep``: the beginnings (NAME_VERSION_, NAME-VERSION.) of
-    file names in the cache that stay there. These are the files of the former set, which undo needs.
+    ``allowed``: the whole set of packages that may change. ``hold``: packages that apt-mark(8) keeps at their version, and
+    ``unhold``: those that it keeps no longer. For dnf both are empty, because a file keeps the packages (``dnf_hold``).
+    ``mirror``: where files are fetched from that are not in the node's cache. ``before``: the names and versions that are
+    installed now. ``keep``: the beginnings (NAME_VERSION_, NAME-VERSION.) of file names in the cache that stay there. These are
+    the files of the former set, which undo needs.
     """
 
     install: tuple[Package, ...]
     allowed: tuple[Package, ...]
     remove: tuple[str, ...] = ()
     hold: tuple[str, ...] = ()
+    unhold: tuple[str, ...] = ()
     mirror: str = ""
     before: tuple[tuple[str, str], ...] = ()
     keep: tuple[str, ...] = ()

@@ -242,14 +242,22 @@ def _list_file(before: str | None, lines: tuple[str, ...], why: str, disruption:
 
 
 def _no_longer_declared(observed: Observed) -> tuple[AnyChange, ...]:
-    """Return the changes for a node that declares no driver any more. They remove our files and our lines, and the packages stay
-    as they are."""
+    """Return the changes for a node that declares no driver any more. They remove our holds, files and lines, and the packages
+    stay as they are."""
     why = "{} is ours, and no driver is declared any more"
+    free = _on_hold_by_us(observed)
+    holds = Packages(setting="driver", why=why.format("the hold"), layer=Layer.PERSISTED, install=(), allowed=(), unhold=free)
     ours = [
         _file(path, None, text, why) for path, text in ((apt_hold.PIN, observed.pin), (apt_hold.UNATTENDED, observed.unattended))
     ]
     ours.append(_list_file(observed.lock_list, (), why))
-    return tuple(file for file in ours if file.content != file.before)
+    return (*((holds,) if free else ()), *(file for file in ours if file.content != file.before))
+
+
+def _on_hold_by_us(observed: Observed) -> tuple[str, ...]:
+    """Return the packages that fairlead's pin file names and that apt keeps on hold."""
+    installed = observed.installed
+    return tuple(name for name in apt_hold.ours(observed.pin) if name in installed and installed[name].on_hold)
 
 
 def _packages(want: DriverWant, observed: Observed) -> list[AnyChange]:
@@ -265,20 +273,22 @@ def _packages(want: DriverWant, observed: Observed) -> list[AnyChange]:
     )
     by_apt = [p for p in want.packages if want.hold and p.kept and p.format == "deb"]
     loose = tuple(p.name for p in by_apt if not _is_on_hold(p.name, observed, moved=p in install))
-    if not install and not remove and not loose:
+    free = () if want.hold else _on_hold_by_us(observed)
+    if not install and not remove and not loose and not free:
         return []
     before = tuple((n, observed.installed[n].version) for n in (*(p.name for p in install), *remove) if n in observed.installed)
     idle = Disruption.DRAIN if observed.loaded is not None else Disruption.IDLE
     return [
         Packages(
             setting="driver",
-            why=_why(want, install, remove, loose, dict(before)),
+            why=_why(want, install, remove, loose or free, dict(before)),
             layer=Layer.PERSISTED,
             disruption=idle if install or remove else Disruption.NONE,
             install=tuple(install),
             allowed=want.packages,
             remove=remove,
             hold=loose,
+            unhold=free,
             mirror=want.mirror,
             before=before,
             keep=tuple(_cached(observed.format, n, v.replace(":", "%3a")) for n, v in ours.items()),
@@ -337,7 +347,7 @@ def _why(
     want: DriverWant, install: list[Package], remove: tuple[str, ...], loose: tuple[str, ...], before: dict[str, str]
 ) -> str:
     if not install and not remove:
-        return f"{loose[0]} is not on hold" + (f" (and {len(loose) - 1} more)" if len(loose) > 1 else "")
+        return f"{loose[0]} is {'not ' if want.hold else ''}on hold" + (f" (and {len(loose) - 1} more)" if len(loose) > 1 else "")
     first = next((p for p in install if p.name in want.install), install[0] if install else None)
     name = first.name if first is not None else remove[0]
     now = before.get(name)

@@ -58,9 +58,8 @@ __all__ = [
     "write_file",
 ]
 
-# These changes have no undo record. Their earlier state is in a file that has a record, or there was none. The earlier packages
-# come back when the earlier set is declared again.
-NOT_UNDONE = Unit | Module | BootLoader | Reboot | Packages | ModuleReload
+# These changes have no undo record. Their earlier state is in a file that has a record, or there was none.
+NOT_UNDONE = Unit | Module | BootLoader | Reboot | ModuleReload
 
 
 class ChangeOutcome(Struct, frozen=True, kw_only=True):
@@ -111,7 +110,7 @@ def _execute(
             continue
         record = ""
         try:
-            if not isinstance(change, NOT_UNDONE):
+            if not isinstance(change, NOT_UNDONE) and not (isinstance(change, Packages) and not change.hold):
                 record = remember(change, root, undo)
             outcomes.append(_make(change, root, nvml_set, run_dir))
         except (OSError, FairleadError) as e:

@@ -67,16 +67,26 @@ def install(change: Packages, root: Root) -> str:
         _apt(root, ["--yes", *_VERBS, *words], TRANSACTION_SECONDS, change)
     if change.hold:
         tool(root, ["apt-mark", "hold", *change.hold])
+    free = _unhold(change, root)
     if change.install:
         prune(change, cache)
     done = [f"{len(change.install)} installed"] if change.install else []
     done += [f"{len(change.remove)} removed"] if change.remove else []
     done += [f"{len(change.hold)} held"] if change.hold else []
+    done += [f"{free} no longer held"] if change.unhold else []
     return ", ".join([*done, *(["an interrupted run of dpkg made good"] if repaired else [])])
 
 
 _WORDS = tuple(w for key, value in _OPTIONS.items() for w in ("-o", f"{key}={value}"))
 _VERBS = ("--allow-downgrades", "--allow-change-held-packages", "--no-install-recommends", "install")
+
+
+def _unhold(change: Packages, root: Root) -> int:
+    """Give the packages of ``change.unhold`` free that are on hold now, and return how many these are."""
+    on_hold = set(tool(root, ["apt-mark", "showhold"]).split()) if change.unhold else set()
+    if names := [name for name in change.unhold if name in on_hold]:
+        tool(root, ["apt-mark", "unhold", *names])
+    return len(names)
 
 
 # -- before ----------------------------------------------------------------------------------------
