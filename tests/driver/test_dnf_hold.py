@@ -117,6 +117,14 @@ def test_marks_that_dnf_removed_are_put_back() -> None:
         ("kernel-0:5.14.0-503.el9.*", "3:575.1-1.el9", ""),
         (OURS.replace("580.95.05", "575.1"), "3:575.1-1.el9", ""),
         ("[", "3:575.1-1.el9", ""),
+        # what dnf refuses too: an exclusion behind a line that allows, globs with another epoch or architecture, no release
+        ("nvidia-open\n!nvidia-*-3:580.95.05-1.el9", "", "!nvidia-*-3:580.95.05-1.el9"),
+        ("nvidia-*-0:580.95.05-1.el9", "3:575.1-1.el9", "nvidia-*-0:580.95.05-1.el9"),
+        ("nvidia-op?n-580*.noarch", "", "nvidia-op?n-580*.noarch"),
+        ("nvidia-open-580.95.05.x86_64", "", "nvidia-open-580.95.05.x86_64"),
+        ("nvidia-open-*580.95*.x86_64", "", "nvidia-open-*580.95*.x86_64"),
+        ("! nvidia-open", "", ""),  # dnf leaves out a line with a blank in it
+        ("nvidia-open # ours", "", ""),
     ],
 )
 def test_what_other_people_s_lines_keep(lines: str, have: str, found: str) -> None:
