@@ -143,3 +143,19 @@ def test_what_other_people_s_lines_keep(lines: str, have: str, found: str) -> No
 )
 def test_a_plugin_that_does_not_follow_the_list(conf: str, words: str) -> None:
     assert words in dnf_hold.fault(conf) if words else not dnf_hold.fault(conf)
+
+
+@pytest.mark.parametrize(
+    ("conf", "words"),
+    [
+        ("", ""),
+        ("[main]\ngpgcheck=1\nplugins=1\n#plugins=0\n", ""),
+        ("[main]\nplugins=0\n", "dnf loads no plugins"),
+        ("[main]\nplugins = False\n", "dnf loads no plugins"),
+        ("[main]\npluginconfpath=/srv/site\n", "in /srv/site, and so not /etc/dnf/plugins/versionlock.conf"),
+        ("[main]\npluginconfpath=/srv/site, /etc/dnf/plugins/\n", ""),
+        ("[main]\npluginpath=/srv/more\n", ""),
+    ],
+)
+def test_a_dnf_that_does_not_load_the_plugin(conf: str, words: str) -> None:
+    assert words in dnf_hold.plugins_fault(conf) if words else not dnf_hold.plugins_fault(conf)

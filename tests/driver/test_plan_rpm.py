@@ -263,6 +263,13 @@ def test_a_list_that_does_not_hold_is_refused(tree: Path, conf: str | None, text
         assert first is not None and plugin in first.install, "it comes with the set"
 
 
+def test_a_dnf_without_plugins_does_not_hold_and_is_refused(tree: Path) -> None:
+    write(tree, dnf_hold.DNF_CONF, "[main]\nplugins=0\n")
+    with pytest.raises(ConfigError, match=r"/etc/dnf/dnf\.conf: dnf loads no plugins"):
+        plan(tree)
+    assert moves(plan(tree, hold=False)) is not None
+
+
 def test_a_set_of_the_other_kind_is_refused(tree: Path) -> None:
     with pytest.raises(ConfigError, match="the set has deb packages, and this node has rpm packages"):
         plan(tree, packages=test_plan.SET)

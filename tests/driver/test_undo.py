@@ -14,7 +14,7 @@ from tests.driver.conftest import Debian
 from tests.driver.dnf_node import LIST, DnfNode
 from tests.driver.el_repository import driver_set
 from tests.driver.test_apt import wants
-from tests.driver.test_dnf import NEWER, declare, move, serve
+from tests.driver.test_dnf import NEWER, OLDER, declare, move, serve
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 #: An admin's own line from before fairlead, with a comment.
@@ -97,3 +97,21 @@ def test_apt_no_longer_holds_what_fairlead_held_and_another_version_may_come(way
         node.declare(**wants(newer))
         assert node.apply()["state"] == "changed"
         assert node.versions("nvidia-smi") == {p.name: p.version for p in newer.packages if p.name == "nvidia-smi"}
+
+
+def test_a_list_that_cannot_be_read_is_one_failed_change(node: DnfNode) -> None:
+    node.run("sh", "-ec", f"cp {LIST} /srv/list; rm {LIST}; mkdir {LIST}")
+    assert "FAILED /etc/dnf/plugins/versionlock.list: " in node.run("python3", "-m", "fairlead", "apply", "--undo", code=69)
+    assert node.apply(code=69)["state"] == "unreadable"
+    node.run("sh", "-ec", f"rmdir {LIST}; cp /srv/list {LIST}")
+    node.apply()
+    assert node.apply()["changed"] == 0
+
+
+def test_a_list_that_is_a_link_stays_one(node: DnfNode) -> None:
+    """The lines of the people who write to the file behind the link still count for dnf."""
+    node.run("sh", "-ec", f"mkdir /srv/site; mv {LIST} /srv/site/; ln -s /srv/site/versionlock.list {LIST}")
+    packages = driver_set(node.suite, OLDER)
+    move(node, packages)
+    assert node.run("readlink", LIST) == "/srv/site/versionlock.list\n"
+    assert f"\nlibnvidia-ml-3:{OLDER}-1.el9.*\n" in node.locked() and node.locked().startswith(LATER[0])

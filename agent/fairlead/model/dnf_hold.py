@@ -26,6 +26,9 @@ END = "# end of fairlead's lines"
 #: So many lines in one piece are recognised without marks. One line could be another person's.
 RECOGNISED = 2
 _ANY = re.compile(r"[^\n]*\n|[^\n]+")
+DNF_CONF = "/etc/dnf/dnf.conf"
+_OFF = ("0", "no", "false", "off")
+_PLUGINS = re.compile(r"^(plugins|pluginconfpath)[ \t]*[=:][ \t]*(.*?)[ \t]*$", re.MULTILINE)
 _CONF = re.compile(r"^[ \t]*(enabled|locklist)[ \t]*[=:][ \t]*(\S*)[ \t]*$", re.MULTILINE)
 _NAME = r"(?P<name>[^:(/=<> ]+)"
 _VERSION = r"(?:(?P<epoch>[0-9]+):)?(?P<version>[^-:(/=<> ]+)"
@@ -70,10 +73,24 @@ def with_lines(text: str | None, lines: Sequence[str]) -> str | None:
 def fault(conf: str) -> str:
     """Return why dnf does not follow the list though the plugin is installed (its configuration is ``conf``), or ""."""
     said = dict(_CONF.findall(conf))
-    if said.get("enabled", "1").lower() in ("0", "no", "false", "off"):
+    if said.get("enabled", "1").lower() in _OFF:
         return "the versionlock plugin is switched off"
     where = said.get("locklist", LIST)
     return f"the versionlock plugin reads {where} instead of {LIST}" if where != LIST else ""
+
+
+def plugins_fault(conf: str) -> str:
+    """Return why dnf loads no plugin, or reads no configuration of plugins below /etc/dnf/plugins, or "".
+
+    ``conf``: the text of dnf's own configuration (dnf.conf(5), plugins and pluginconfpath).
+    """
+    said = dict(_PLUGINS.findall(conf))
+    if said.get("plugins", "1").lower() in _OFF:
+        return "dnf loads no plugins, and so not versionlock"
+    folders = [folder.rstrip("/") for folder in re.split(r"[\s,]+", said.get("pluginconfpath", "/etc/dnf/plugins"))]
+    if "/etc/dnf/plugins" not in folders:
+        return f"dnf reads the configuration of its plugins in {folders[0]}, and so not {CONF}"
+    return ""
 
 
 def ours(text: str | None) -> dict[str, str]:

@@ -29,7 +29,7 @@ from fairlead.model.setting import Setting, Want
 INSTALLED, KERNELS, RUNNING = "/@packages", "/@kernels", "/proc/sys/kernel/osrelease"
 #: What stands in the place of dpkg's selection for a package of rpm.
 RPM = "-"
-READ = (INSTALLED, KERNELS, RUNNING, apt_hold.PIN, apt_hold.UNATTENDED, dnf_hold.LIST, dnf_hold.CONF)
+READ = (INSTALLED, KERNELS, RUNNING, apt_hold.PIN, apt_hold.UNATTENDED, dnf_hold.LIST, dnf_hold.CONF, dnf_hold.DNF_CONF)
 
 
 class DriverWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -103,7 +103,7 @@ class Observed(Struct, frozen=True):
     whether it is the open module. ``library`` is the version of the library that programs load. ``format`` is deb or rpm, or ""
     if no package is installed. ``pin`` and ``unattended`` are the texts of fairlead's two files for apt. ``lock_list`` is the
     text of dnf's versionlock list. ``lock_conf`` is the text of that plugin's configuration, or None if dnf has no such
-    plugin."""
+    plugin. ``dnf_conf`` is the text of dnf's own configuration."""
 
     installed: dict[str, Installed]
     kernels: tuple[Kernel, ...]
@@ -116,6 +116,7 @@ class Observed(Struct, frozen=True):
     unattended: str | None = None
     lock_list: str | None = None
     lock_conf: str | None = None
+    dnf_conf: str | None = None
 
 
 def observe(node: Node) -> Observed | Missing:
@@ -144,6 +145,7 @@ def observe(node: Node) -> Observed | Missing:
         unattended=texts[apt_hold.UNATTENDED],
         lock_list=texts[dnf_hold.LIST],
         lock_conf=texts[dnf_hold.CONF],
+        dnf_conf=texts[dnf_hold.DNF_CONF],
     )
 
 
@@ -201,10 +203,14 @@ def _check_plugin(want: DriverWant, observed: Observed) -> None:
     if observed.lock_conf is None and plugin not in (p.name for p in want.packages):
         words = f"{plugin} is not installed, so dnf would move the packages"
         raise ConfigError("node.json", "settings.driver.hold", words, hint=f"add {plugin} to settings.driver.install")
-    fault = dnf_hold.fault(observed.lock_conf or "")
-    if fault:
-        hint = "put the plugin's own configuration back, or declare hold = false"
-        raise ConfigError(dnf_hold.CONF, "", f"{fault}, so dnf would move the packages", hint=hint)
+    faults = {
+        dnf_hold.CONF: dnf_hold.fault(observed.lock_conf or ""),
+        dnf_hold.DNF_CONF: dnf_hold.plugins_fault(observed.dnf_conf or ""),
+    }
+    for file, fault in faults.items():
+        if fault:
+            hint = "take that out of the file, or declare hold = false"
+            raise ConfigError(file, "", f"{fault}, so dnf would move the packages", hint=hint)
     if "\ufffd" in (observed.lock_list or ""):
         hint = "remove these bytes from other people's lines"
         raise ConfigError(dnf_hold.LIST, "", "has bytes that are not UTF-8 text, and fairlead would change them", hint=hint)

@@ -116,7 +116,7 @@ def _execute(
         except (OSError, FairleadError) as e:
             if record and isinstance(e, RefusedError):
                 os.unlink(record)  # nothing was changed, so there is nothing to undo
-            words = f"{e.strerror or e}" if isinstance(e, OSError) else str(e)
+            words = _said(e, change, root) if isinstance(e, OSError) else str(e)
             later = isinstance(e, LaterError | reload.BusyError)
             if isinstance(change, Packages):
                 unmoved.add(change.setting)
@@ -130,10 +130,25 @@ def _execute(
     return tuple(outcomes)
 
 
+def _said(error: OSError, change: AnyChange, root: Root) -> str:
+    """Return the system's words for an error, with the file if it is not the target of the change itself."""
+    words, file = error.strerror or str(error), error.filename
+    if not isinstance(file, str) or (isinstance(change, File | KernelValue) and os.path.dirname(file) == _folder(change, root)):
+        return words
+    return f"{file}: {words}"
+
+
+def _folder(change: File | KernelValue, root: Root) -> str:
+    return os.path.dirname(root.join(change.path))
+
+
 def _make(change: AnyChange, root: Root, nvml_set: NvmlSet | None, run_dir: str = nvml_release.RUN_DIR) -> ChangeOutcome:
     match change:
         case File():
-            write_file(root.join(change.path), _content(change, root), change.mode)
+            path = root.join(change.path)
+            if change.lines is not None and root.is_live:
+                path = os.path.realpath(path)  # others write to the file that their link names
+            write_file(path, _content(change, root), change.mode)
             return ChangeOutcome(
                 change=change, done=True, message=f"{change.path}: {'removed' if change.content is None else 'written'}"
             )

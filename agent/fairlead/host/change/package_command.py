@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from fairlead.errors import HostError
+from fairlead.errors import HostError, next_step
 from fairlead.host.file_lock import locked_within
 from fairlead.host.root import Root
 
@@ -52,7 +52,7 @@ def wait_for_lock(path: str, whose: str) -> None:
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     except OSError as e:
-        raise HostError(f"{path}: {e.strerror}") from None
+        raise HostError(f"{path}: {e.strerror}", hint=next_step(e)) from None
     try:
         if not locked_within(fd, LOCK_SECONDS, take=fcntl.lockf, poll_seconds=0.2):
             words = f"another program has held {whose}'s lock for more than {LOCK_SECONDS:.0f} s"

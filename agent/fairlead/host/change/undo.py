@@ -9,6 +9,7 @@ import base64
 import hashlib
 import json
 import os
+from contextlib import suppress
 from typing import Any
 
 from fairlead.errors import HostError, next_step
@@ -133,7 +134,9 @@ def _from_record(r: dict[str, Any], root: Root) -> AnyChange:
         case "holds":
             return Packages(setting=r["setting"], why=why, install=(), allowed=(), unhold=tuple(r["names"]))
         case "lines":  # others have written to this file since, so only fairlead's lines go
-            before = present_text(r["path"], root)
+            before = None
+            with suppress(OSError):  # making the change reads the file again, and reports the error
+                before = present_text(r["path"], root)
             rest = dnf_hold.with_lines(before, ())
             return File(setting=r["setting"], why=why, path=r["path"], content=rest, before=before, lines=())
         case "file":
