@@ -69,6 +69,9 @@ class PackageNode:
             assert self._holder.poll() is None and time.monotonic() < end, "the node does not come up"
             time.sleep(0.02)
         self.pid = int(Path(f"/proc/{self._holder.pid}/task/{self._holder.pid}/children").read_text().split()[0])
+        while Path(f"/proc/{self.pid}/comm").read_text() != "sleep\n":  # before that, its root is still this machine's
+            assert time.monotonic() < end, "the node does not come up"
+            time.sleep(0.02)
         return self
 
     def lower(self) -> Path:

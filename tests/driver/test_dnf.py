@@ -263,6 +263,16 @@ def test_a_full_disk_leaves_the_former_set_and_the_next_run_completes(node: DnfN
     have(node, newer)
 
 
+def test_a_node_that_wants_signatures_names_the_package_without_one(node: DnfNode) -> None:
+    node.run("sh", "-c", "echo localpkg_gpgcheck=1 >> /etc/dnf/dnf.conf")
+    found = driver_set("bookworm", OLDER)
+    serve(node, found)
+    declare(node, found)
+    refused(node, 69, "localpkg_gpgcheck is on, and ", "580.82.07", "rpm --import")
+    node.run("sed", "-i", "/localpkg_gpgcheck/d", "/etc/dnf/dnf.conf")
+    assert node.apply()["state"] == "changed"
+
+
 def test_a_database_that_is_torn_is_named(node: DnfNode) -> None:
     found = driver_set("bookworm", OLDER)
     move(node, found)

@@ -42,11 +42,11 @@ others = st.lists(some_line, max_size=8).map("\n".join)
 
 @given(others, packages, packages)
 def test_other_people_s_lines_survive_byte_for_byte(text: str, first: list[Package], second: list[Package]) -> None:
-    made = dnf_hold.with_lines(text, first)
+    made = dnf_hold.with_lines(text, dnf_hold.lines_of(first))
     assert made is not None
-    assert dnf_hold.with_lines(made, first) == made, "twice is once"
+    assert dnf_hold.with_lines(made, dnf_hold.lines_of(first)) == made, "twice is once"
     assert dnf_hold.ours(made) == {p.name: p.version for p in first}
-    moved = dnf_hold.with_lines(made, second)
+    moved = dnf_hold.with_lines(made, dnf_hold.lines_of(second))
     assert moved is not None and dnf_hold.ours(moved) == {p.name: p.version for p in second}
     gone = dnf_hold.with_lines(moved, ())
     ended = text if not text or text.endswith("\n") else f"{text}\n"
@@ -71,7 +71,7 @@ def test_lines_around_and_between_the_marks_survive(before: str, between: str, a
 
 def test_lists_that_are_not_there_and_lists_that_get_empty() -> None:
     assert dnf_hold.with_lines(None, ()) is None
-    assert dnf_hold.with_lines(None, SET) == OURS
+    assert dnf_hold.with_lines(None, dnf_hold.lines_of(SET)) == OURS
     assert dnf_hold.with_lines("", ()) == "", "an empty list is not ours to remove"
     assert dnf_hold.with_lines(OURS, ()) == "", "without its list, dnf's plugin stops every run of dnf"
 
@@ -79,8 +79,8 @@ def test_lists_that_are_not_there_and_lists_that_get_empty() -> None:
 @pytest.mark.parametrize("lost", [dnf_hold.END, dnf_hold.BEGIN])
 def test_a_mark_that_somebody_removed(lost: str) -> None:
     text = f"a-0:1-1.*\n{OURS.replace(f'{lost}{chr(10)}', '')}# theirs\nb-0:1-1.*\n"
-    made = dnf_hold.with_lines(text, SET)
-    assert made is not None and dnf_hold.with_lines(made, SET) == made
+    made = dnf_hold.with_lines(text, dnf_hold.lines_of(SET))
+    assert made is not None and dnf_hold.with_lines(made, dnf_hold.lines_of(SET)) == made
     for line in ("a-0:1-1.*", "# theirs", "b-0:1-1.*"):
         assert made.count(f"{line}\n") == 1
     assert dnf_hold.ours(made) == {p.name: p.version for p in SET}
@@ -89,9 +89,9 @@ def test_a_mark_that_somebody_removed(lost: str) -> None:
 def test_marks_that_dnf_removed_are_put_back() -> None:
     """`dnf versionlock delete` writes the list without comments."""
     bare = "".join(line for line in OURS.splitlines(keepends=True) if not line.startswith("#"))
-    assert dnf_hold.with_lines(f"a-0:1-1.*\n{bare}b-0:1-1.*\n", SET) == f"a-0:1-1.*\nb-0:1-1.*\n{OURS}"
+    assert dnf_hold.with_lines(f"a-0:1-1.*\n{bare}b-0:1-1.*\n", dnf_hold.lines_of(SET)) == f"a-0:1-1.*\nb-0:1-1.*\n{OURS}"
     one = SET[:1]
-    kept = dnf_hold.with_lines(f"{NAMES[0]}-3:580.95.05-1.el9.*\n", one)
+    kept = dnf_hold.with_lines(f"{NAMES[0]}-3:580.95.05-1.el9.*\n", dnf_hold.lines_of(one))
     assert kept is not None and kept.startswith(NAMES[0]), "a single line may be another person's"
 
 
@@ -117,6 +117,14 @@ def test_marks_that_dnf_removed_are_put_back() -> None:
         ("kernel-0:5.14.0-503.el9.*", "3:575.1-1.el9", ""),
         (OURS.replace("580.95.05", "575.1"), "3:575.1-1.el9", ""),
         ("[", "3:575.1-1.el9", ""),
+        # what dnf refuses too: an exclusion behind a line that allows, globs with another epoch or architecture, no release
+        ("nvidia-open\n!nvidia-*-3:580.95.05-1.el9", "", "!nvidia-*-3:580.95.05-1.el9"),
+        ("nvidia-*-0:580.95.05-1.el9", "3:575.1-1.el9", "nvidia-*-0:580.95.05-1.el9"),
+        ("nvidia-op?n-580*.noarch", "", "nvidia-op?n-580*.noarch"),
+        ("nvidia-open-580.95.05.x86_64", "", "nvidia-open-580.95.05.x86_64"),
+        ("nvidia-open-*580.95*.x86_64", "", "nvidia-open-*580.95*.x86_64"),
+        ("! nvidia-open", "", ""),  # dnf leaves out a line with a blank in it
+        ("nvidia-open # ours", "", ""),
     ],
 )
 def test_what_other_people_s_lines_keep(lines: str, have: str, found: str) -> None:
@@ -135,3 +143,19 @@ def test_what_other_people_s_lines_keep(lines: str, have: str, found: str) -> No
 )
 def test_a_plugin_that_does_not_follow_the_list(conf: str, words: str) -> None:
     assert words in dnf_hold.fault(conf) if words else not dnf_hold.fault(conf)
+
+
+@pytest.mark.parametrize(
+    ("conf", "words"),
+    [
+        ("", ""),
+        ("[main]\ngpgcheck=1\nplugins=1\n#plugins=0\n", ""),
+        ("[main]\nplugins=0\n", "dnf loads no plugins"),
+        ("[main]\nplugins = False\n", "dnf loads no plugins"),
+        ("[main]\npluginconfpath=/srv/site\n", "in /srv/site, and so not /etc/dnf/plugins/versionlock.conf"),
+        ("[main]\npluginconfpath=/srv/site, /etc/dnf/plugins/\n", ""),
+        ("[main]\npluginpath=/srv/more\n", ""),
+    ],
+)
+def test_a_dnf_that_does_not_load_the_plugin(conf: str, words: str) -> None:
+    assert words in dnf_hold.plugins_fault(conf) if words else not dnf_hold.plugins_fault(conf)

@@ -71,7 +71,7 @@ def installed(tree: Path, *packages: Package) -> None:
 
 
 def hold(tree: Path, packages: tuple[Package, ...], others: str = "") -> None:
-    write(tree, dnf_hold.LIST, dnf_hold.with_lines(others, [p for p in packages if p.kept]) or "")
+    write(tree, dnf_hold.LIST, dnf_hold.with_lines(others, dnf_hold.lines_of(p for p in packages if p.kept)) or "")
 
 
 def load(tree: Path, version: str) -> None:
@@ -261,6 +261,13 @@ def test_a_list_that_does_not_hold_is_refused(tree: Path, conf: str | None, text
         plugin = package(PLUGIN, "0:4.3.0-13.el9", architecture="noarch", kept=False)
         first = moves(plan(tree, packages=(*SET, plugin)))
         assert first is not None and plugin in first.install, "it comes with the set"
+
+
+def test_a_dnf_without_plugins_does_not_hold_and_is_refused(tree: Path) -> None:
+    write(tree, dnf_hold.DNF_CONF, "[main]\nplugins=0\n")
+    with pytest.raises(ConfigError, match=r"/etc/dnf/dnf\.conf: dnf loads no plugins"):
+        plan(tree)
+    assert moves(plan(tree, hold=False)) is not None
 
 
 def test_a_set_of_the_other_kind_is_refused(tree: Path) -> None:

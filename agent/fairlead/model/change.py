@@ -47,12 +47,17 @@ class Change(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class File(Change, frozen=True, kw_only=True):
-    """Describes a whole file that fairlead writes. ``content`` None removes the file."""
+    """Describes a file that fairlead writes as a whole. ``content`` None removes the file.
+
+    ``lines``: None, or fairlead's lines in dnf's versionlock list, which other people and programs write too (``dnf_hold``). In
+    this case their lines are read again when the change is made, and they stay. ``content`` only shows the expected result.
+    """
 
     path: str
     content: str | None
     before: str | None = None
     mode: int = 0o644
+    lines: tuple[str, ...] | None = None
 
 
 class KernelValue(Change, frozen=True, kw_only=True):
@@ -166,16 +171,18 @@ class Packages(Change, frozen=True, kw_only=True):
     """Describes packages that change together in one transaction of apt or dnf. All packages of ``install`` are installed
     (exact files, by their hashes) and all packages of ``remove`` are removed, or nothing changes.
 
-    ``allowed``: the whole set of packages that may change. ``hold``: packages that apt-mark(8) keeps at their version. For dnf
-    it is empty, because a file keeps them (``dnf_hold``). ``mirror``: where files are fetched from that are not in the node's
-    cache. ``before``: the names and versions that are installed now. ``keep``: the beginnings (NAME_VERSION_, NAME-VERSION.) of
-    file names in the cache that stay there. These are the files of the former set, which undo needs.
+    ``allowed``: the whole set of packages that may change. ``hold``: packages that apt-mark(8) keeps at their version, and
+    ``unhold``: those that it keeps no longer. For dnf both are empty, because a file keeps the packages (``dnf_hold``).
+    ``mirror``: where files are fetched from that are not in the node's cache. ``before``: the names and versions that are
+    installed now. ``keep``: the beginnings (NAME_VERSION_, NAME-VERSION.) of file names in the cache that stay there. These are
+    the files of the former set, which undo needs.
     """
 
     install: tuple[Package, ...]
     allowed: tuple[Package, ...]
     remove: tuple[str, ...] = ()
     hold: tuple[str, ...] = ()
+    unhold: tuple[str, ...] = ()
     mirror: str = ""
     before: tuple[tuple[str, str], ...] = ()
     keep: tuple[str, ...] = ()

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Literal
 
+import msgspec
 from msgspec import Meta, Struct
 
 from fairlead.errors import ConfigError
@@ -28,7 +29,7 @@ from fairlead.model.setting import Setting, Want
 INSTALLED, KERNELS, RUNNING = "/@packages", "/@kernels", "/proc/sys/kernel/osrelease"
 #: What stands in the place of dpkg's selection for a package of rpm.
 RPM = "-"
-READ = (INSTALLED, KERNELS, RUNNING, apt_hold.PIN, apt_hold.UNATTENDED, dnf_hold.LIST, dnf_hold.CONF)
+READ = (INSTALLED, KERNELS, RUNNING, apt_hold.PIN, apt_hold.UNATTENDED, dnf_hold.LIST, dnf_hold.CONF, dnf_hold.DNF_CONF)
 
 
 class DriverWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -102,7 +103,7 @@ class Observed(Struct, frozen=True):
     whether it is the open module. ``library`` is the version of the library that programs load. ``format`` is deb or rpm, or ""
     if no package is installed. ``pin`` and ``unattended`` are the texts of fairlead's two files for apt. ``lock_list`` is the
     text of dnf's versionlock list. ``lock_conf`` is the text of that plugin's configuration, or None if dnf has no such
-    plugin."""
+    plugin. ``dnf_conf`` is the text of dnf's own configuration."""
 
     installed: dict[str, Installed]
     kernels: tuple[Kernel, ...]
@@ -115,6 +116,7 @@ class Observed(Struct, frozen=True):
     unattended: str | None = None
     lock_list: str | None = None
     lock_conf: str | None = None
+    dnf_conf: str | None = None
 
 
 def observe(node: Node) -> Observed | Missing:
@@ -143,6 +145,7 @@ def observe(node: Node) -> Observed | Missing:
         unattended=texts[apt_hold.UNATTENDED],
         lock_list=texts[dnf_hold.LIST],
         lock_conf=texts[dnf_hold.CONF],
+        dnf_conf=texts[dnf_hold.DNF_CONF],
     )
 
 
@@ -175,10 +178,9 @@ def plan(want: DriverWant, observed: Observed) -> tuple[AnyChange, ...]:
     changes = _packages(want, observed)
     moves = next((c for c in changes if isinstance(c, Packages) and (c.install or c.remove)), None)
     after = moves.disruption if moves else Disruption.NONE
-    for path, wanted, before in _hold_files(want, observed):
-        if before != wanted:
-            why = f"{path} does not name the driver's set" if want.hold else f"{path} is ours, and the driver is not to be kept"
-            changes.append(_file(path, wanted, before, why, after))
+    for file in _hold_files(want, observed, after):
+        if file.before != file.content:
+            changes.append(file)
     if moves is None:
         _check_library(want, observed)
         _check_next_kernel(want, observed)
@@ -201,43 +203,67 @@ def _check_plugin(want: DriverWant, observed: Observed) -> None:
     if observed.lock_conf is None and plugin not in (p.name for p in want.packages):
         words = f"{plugin} is not installed, so dnf would move the packages"
         raise ConfigError("node.json", "settings.driver.hold", words, hint=f"add {plugin} to settings.driver.install")
-    fault = dnf_hold.fault(observed.lock_conf or "")
-    if fault:
-        hint = "put the plugin's own configuration back, or declare hold = false"
-        raise ConfigError(dnf_hold.CONF, "", f"{fault}, so dnf would move the packages", hint=hint)
+    faults = {
+        dnf_hold.CONF: dnf_hold.fault(observed.lock_conf or ""),
+        dnf_hold.DNF_CONF: dnf_hold.plugins_fault(observed.dnf_conf or ""),
+    }
+    for file, fault in faults.items():
+        if fault:
+            hint = "take that out of the file, or declare hold = false"
+            raise ConfigError(file, "", f"{fault}, so dnf would move the packages", hint=hint)
     if "\ufffd" in (observed.lock_list or ""):
         hint = "remove these bytes from other people's lines"
         raise ConfigError(dnf_hold.LIST, "", "has bytes that are not UTF-8 text, and fairlead would change them", hint=hint)
 
 
-def _hold_files(want: DriverWant, observed: Observed) -> tuple[tuple[str, str | None, str | None], ...]:
-    """Return the files that keep the packages at their version: path, wanted text and present text."""
+def _hold_files(want: DriverWant, observed: Observed, disruption: Disruption) -> tuple[File, ...]:
+    """Return the files that keep the packages at their version."""
     kept = tuple(p for p in want.packages if p.kept) if want.hold else ()
+    why = "{} does not name the driver's set" if want.hold else "{} is ours, and the driver is not to be kept"
     if want.packages[0].format == "rpm":
-        return ((dnf_hold.LIST, dnf_hold.with_lines(observed.lock_list, kept), observed.lock_list),)
+        return (_list_file(observed.lock_list, dnf_hold.lines_of(kept), why, disruption),)
     return (
-        (apt_hold.PIN, apt_hold.pin_text(kept) if want.hold else None, observed.pin),
-        (apt_hold.UNATTENDED, apt_hold.unattended_text(kept) if want.hold else None, observed.unattended),
+        _file(apt_hold.PIN, apt_hold.pin_text(kept) if want.hold else None, observed.pin, why, disruption),
+        _file(apt_hold.UNATTENDED, apt_hold.unattended_text(kept) if want.hold else None, observed.unattended, why, disruption),
     )
 
 
 def _file(path: str, content: str | None, before: str | None, why: str, disruption: Disruption = Disruption.NONE) -> File:
+    """Return the change of a whole file. ``why``: words with {} where the path is to stand."""
     return File(
-        setting="driver", why=why, layer=Layer.PERSISTED, path=path, content=content, before=before, disruption=disruption
+        setting="driver",
+        why=why.format(path),
+        layer=Layer.PERSISTED,
+        path=path,
+        content=content,
+        before=before,
+        disruption=disruption,
     )
 
 
+def _list_file(before: str | None, lines: tuple[str, ...], why: str, disruption: Disruption = Disruption.NONE) -> File:
+    """Return the change of fairlead's lines in dnf's versionlock list. ``why`` as in ``_file``."""
+    whole = _file(dnf_hold.LIST, dnf_hold.with_lines(before, lines), before, why, disruption)
+    return msgspec.structs.replace(whole, lines=lines)
+
+
 def _no_longer_declared(observed: Observed) -> tuple[AnyChange, ...]:
-    """Return the changes for a node that declares no driver any more. They remove our files and our lines, and the packages stay
-    as they are."""
-    ours: list[tuple[str, str | None, str]] = [
-        (path, None, text)
-        for path, text in ((apt_hold.PIN, observed.pin), (apt_hold.UNATTENDED, observed.unattended))
-        if text is not None
+    """Return the changes for a node that declares no driver any more. They remove our holds, files and lines, and the packages
+    stay as they are."""
+    why = "{} is ours, and no driver is declared any more"
+    free = _on_hold_by_us(observed)
+    holds = Packages(setting="driver", why=why.format("the hold"), layer=Layer.PERSISTED, install=(), allowed=(), unhold=free)
+    ours = [
+        _file(path, None, text, why) for path, text in ((apt_hold.PIN, observed.pin), (apt_hold.UNATTENDED, observed.unattended))
     ]
-    if observed.lock_list is not None and (rest := dnf_hold.with_lines(observed.lock_list, ())) != observed.lock_list:
-        ours.append((dnf_hold.LIST, rest, observed.lock_list))
-    return tuple(_file(p, new, old, f"{p} is ours, and no driver is declared any more") for p, new, old in ours)
+    ours.append(_list_file(observed.lock_list, (), why))
+    return (*((holds,) if free else ()), *(file for file in ours if file.content != file.before))
+
+
+def _on_hold_by_us(observed: Observed) -> tuple[str, ...]:
+    """Return the packages that fairlead's pin file names and that apt keeps on hold."""
+    installed = observed.installed
+    return tuple(name for name in apt_hold.ours(observed.pin) if name in installed and installed[name].on_hold)
 
 
 def _packages(want: DriverWant, observed: Observed) -> list[AnyChange]:
@@ -253,20 +279,22 @@ def _packages(want: DriverWant, observed: Observed) -> list[AnyChange]:
     )
     by_apt = [p for p in want.packages if want.hold and p.kept and p.format == "deb"]
     loose = tuple(p.name for p in by_apt if not _is_on_hold(p.name, observed, moved=p in install))
-    if not install and not remove and not loose:
+    free = () if want.hold else _on_hold_by_us(observed)
+    if not install and not remove and not loose and not free:
         return []
     before = tuple((n, observed.installed[n].version) for n in (*(p.name for p in install), *remove) if n in observed.installed)
     idle = Disruption.DRAIN if observed.loaded is not None else Disruption.IDLE
     return [
         Packages(
             setting="driver",
-            why=_why(want, install, remove, loose, dict(before)),
+            why=_why(want, install, remove, loose or free, dict(before)),
             layer=Layer.PERSISTED,
             disruption=idle if install or remove else Disruption.NONE,
             install=tuple(install),
             allowed=want.packages,
             remove=remove,
             hold=loose,
+            unhold=free,
             mirror=want.mirror,
             before=before,
             keep=tuple(_cached(observed.format, n, v.replace(":", "%3a")) for n, v in ours.items()),
@@ -325,7 +353,7 @@ def _why(
     want: DriverWant, install: list[Package], remove: tuple[str, ...], loose: tuple[str, ...], before: dict[str, str]
 ) -> str:
     if not install and not remove:
-        return f"{loose[0]} is not on hold" + (f" (and {len(loose) - 1} more)" if len(loose) > 1 else "")
+        return f"{loose[0]} is {'not ' if want.hold else ''}on hold" + (f" (and {len(loose) - 1} more)" if len(loose) > 1 else "")
     first = next((p for p in install if p.name in want.install), install[0] if install else None)
     name = first.name if first is not None else remove[0]
     now = before.get(name)

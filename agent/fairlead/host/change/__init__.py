@@ -22,9 +22,10 @@ from fairlead.host.change.change_text import diff, target, verbs
 from fairlead.host.change.gpus import NvmlSet
 from fairlead.host.change.package_command import LaterError
 from fairlead.host.change.tools import commands, enable_in_image, is_image, made_anew, systemctl
-from fairlead.host.change.undo import UNDO, remember, undo_changes
+from fairlead.host.change.undo import UNDO, present_text, remember, undo_changes
 from fairlead.host.change.values import RefusedError, current_choice, write_bits, write_kernel_value
 from fairlead.host.root import Root
+from fairlead.model import dnf_hold
 from fairlead.model.change import (
     AnyChange,
     BootLoader,
@@ -57,9 +58,8 @@ __all__ = [
     "write_file",
 ]
 
-# These changes have no undo record. Their earlier state is in a file that has a record, or there was none. The earlier packages
-# come back when the earlier set is declared again.
-NOT_UNDONE = Unit | Module | BootLoader | Reboot | Packages | ModuleReload
+# These changes have no undo record. Their earlier state is in a file that has a record, or there was none.
+NOT_UNDONE = Unit | Module | BootLoader | Reboot | ModuleReload
 
 
 class ChangeOutcome(Struct, frozen=True, kw_only=True):
@@ -110,13 +110,13 @@ def _execute(
             continue
         record = ""
         try:
-            if not isinstance(change, NOT_UNDONE):
+            if not isinstance(change, NOT_UNDONE) and not (isinstance(change, Packages) and not change.hold):
                 record = remember(change, root, undo)
             outcomes.append(_make(change, root, nvml_set, run_dir))
         except (OSError, FairleadError) as e:
             if record and isinstance(e, RefusedError):
                 os.unlink(record)  # nothing was changed, so there is nothing to undo
-            words = f"{e.strerror or e}" if isinstance(e, OSError) else str(e)
+            words = _said(e, change, root) if isinstance(e, OSError) else str(e)
             later = isinstance(e, LaterError | reload.BusyError)
             if isinstance(change, Packages):
                 unmoved.add(change.setting)
@@ -130,10 +130,25 @@ def _execute(
     return tuple(outcomes)
 
 
+def _said(error: OSError, change: AnyChange, root: Root) -> str:
+    """Return the system's words for an error, with the file if it is not the target of the change itself."""
+    words, file = error.strerror or str(error), error.filename
+    if not isinstance(file, str) or (isinstance(change, File | KernelValue) and os.path.dirname(file) == _folder(change, root)):
+        return words
+    return f"{file}: {words}"
+
+
+def _folder(change: File | KernelValue, root: Root) -> str:
+    return os.path.dirname(root.join(change.path))
+
+
 def _make(change: AnyChange, root: Root, nvml_set: NvmlSet | None, run_dir: str = nvml_release.RUN_DIR) -> ChangeOutcome:
     match change:
         case File():
-            write_file(root.join(change.path), _bytes(change.content), change.mode)
+            path = root.join(change.path)
+            if change.lines is not None and root.is_live:
+                path = os.path.realpath(path)  # others write to the file that their link names
+            write_file(path, _content(change, root), change.mode)
             return ChangeOutcome(
                 change=change, done=True, message=f"{change.path}: {'removed' if change.content is None else 'written'}"
             )
@@ -185,8 +200,10 @@ def _change_packages(change: Packages, root: Root) -> ChangeOutcome:
     return ChangeOutcome(change=change, done=True, message=f"{target(change)}: {done}")
 
 
-def _bytes(content: str | None) -> bytes | None:
-    return None if content is None else content.encode("utf-8", "surrogateescape")
+def _content(change: File, root: Root) -> bytes | None:
+    """Return what the file is to have. Of a file that others write too, their lines are read now, as they may have changed."""
+    text = change.content if change.lines is None else dnf_hold.with_lines(present_text(change.path, root), change.lines)
+    return None if text is None else text.encode("utf-8", "surrogateescape")
 
 
 def undo_all(

@@ -22,6 +22,7 @@ from fairlead.host.change.package_command import (
     SIMULATE_SECONDS,
     TRANSACTION_SECONDS,
     LaterError,
+    no_room,
     refuse_undeclared,
     run,
     tool,
@@ -66,16 +67,26 @@ def install(change: Packages, root: Root) -> str:
         _apt(root, ["--yes", *_VERBS, *words], TRANSACTION_SECONDS, change)
     if change.hold:
         tool(root, ["apt-mark", "hold", *change.hold])
+    free = _unhold(change, root)
     if change.install:
         prune(change, cache)
     done = [f"{len(change.install)} installed"] if change.install else []
     done += [f"{len(change.remove)} removed"] if change.remove else []
     done += [f"{len(change.hold)} held"] if change.hold else []
+    done += [f"{free} no longer held"] if change.unhold else []
     return ", ".join([*done, *(["an interrupted run of dpkg made good"] if repaired else [])])
 
 
 _WORDS = tuple(w for key, value in _OPTIONS.items() for w in ("-o", f"{key}={value}"))
 _VERBS = ("--allow-downgrades", "--allow-change-held-packages", "--no-install-recommends", "install")
+
+
+def _unhold(change: Packages, root: Root) -> int:
+    """Give the packages of ``change.unhold`` free that are on hold now, and return how many these are."""
+    on_hold = set(tool(root, ["apt-mark", "showhold"]).split()) if change.unhold else set()
+    if names := [name for name in change.unhold if name in on_hold]:
+        tool(root, ["apt-mark", "unhold", *names])
+    return len(names)
 
 
 # -- before ----------------------------------------------------------------------------------------
@@ -138,7 +149,7 @@ def _apt(root: Root, words: Sequence[str], seconds: float, change: Packages) -> 
     if "Could not get lock" in out or "Unable to acquire the dpkg frontend lock" in out:
         raise LaterError("another program has dpkg's lock", hint="run it again")
     if "No space left on device" in out:
-        raise HostError("no space left on this node while packages were unpacked", hint="make room, then run it again")
+        raise no_room(root, "No space left on device")
     unmet = _UNMET.findall(out)
     known = {p.name for p in change.allowed}
     if unmet:

@@ -38,7 +38,11 @@ def fill(change: Packages, root: Root, cache: str) -> None:
 
 
 def _require_room(change: Packages, root: Root) -> None:
-    """Raise HostError if the disk has no room for the new files beside the old files. Nothing has been changed then."""
+    """Raise HostError if the disk has no room for the new files beside the old files, or if /usr is mounted read-only, as on a
+    node that boots an image of its system. Nothing has been changed then."""
+    if change.install and os.statvfs(root.join("/usr")).f_flag & os.ST_RDONLY:
+        words = "/usr is mounted read-only, so no package can be installed; nothing was changed"
+        raise HostError(words, hint="mount it read-write, or install the packages in the node's image")
     for path, needed in (
         ("/usr", sum(p.installed_kib for p in change.install) * 1024),
         (CACHE, sum(p.size for p in change.install if not root.exists(f"{CACHE}/{p.file}"))),

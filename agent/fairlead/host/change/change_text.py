@@ -78,6 +78,8 @@ def _moves(change: Packages) -> Iterator[str]:
     yield from (f"- {name} {before.get(name, '')}".rstrip() + "\n" for name in change.remove)
     if change.hold:
         yield f"+ on hold: {' '.join(change.hold)}\n"
+    if change.unhold:
+        yield f"- on hold: {' '.join(change.unhold)}\n"
 
 
 def verbs(change: Unit) -> list[str]:

@@ -28,6 +28,7 @@ from fairlead.host.change.package_command import (
     SIMULATE_SECONDS,
     TRANSACTION_SECONDS,
     LaterError,
+    no_room,
     refuse_undeclared,
     run,
     tool,
@@ -58,6 +59,7 @@ _SCRIPT = re.compile(
     r"^(?:Error in|error:) (\S+?)(?: scriptlet in rpm package |\()(\S+?)\)?(?: scriptlet failed.*)?$", re.MULTILINE
 )
 _NO_ROOM = re.compile(r"At least .* more space needed on the .* filesystem|No space left on device|database or disk is full")
+_UNSIGNED = re.compile(r"^Package (\S+) is not signed|^Public key for (\S+) is not installed", re.MULTILINE)
 _NO_DATABASE = re.compile(r"rpmdb open failed|database disk image is malformed|file is not a database")
 #: A file that is not as its package has it: what differs, an attribute (c: configuration), the path (rpm(8), "VERIFY OPTIONS").
 _VERIFIED = re.compile(r"^(missing|[.?SM5DLUGTPC]{8,9}) +(?:([acdglrm]) +)?(/.*?)(?: \(.*\))?$", re.MULTILINE)
@@ -224,8 +226,8 @@ def _dnf(root: Root, words: Sequence[str], seconds: float, change: Packages) -> 
 
 def _failed(code: int, out: str, change: Packages, root: Root) -> HostError:
     """Return the error for what dnf said when it failed."""
-    if no_room := _NO_ROOM.search(out):
-        return HostError(f"no room for the packages on this node: {no_room[0]}", hint="make room there, then run it again")
+    if full := _NO_ROOM.search(out):
+        return no_room(root, full[0])
     if _NO_DATABASE.search(out):
         return HostError("rpm's database cannot be read", hint="`rpm --rebuilddb` makes it anew; then run it again")
     if unmet := _UNMET.findall(out):
@@ -235,6 +237,9 @@ def _failed(code: int, out: str, change: Packages, root: Root) -> HostError:
         return HostError(words, hint="run `fairlead lock` again with the state of such a node")
     if conflict := _CONFLICT.search(out):
         return HostError(f"{conflict[1]} does not go with {conflict[2]} of {conflict[3]}", hint="run `fairlead lock` again")
+    if unsigned := _UNSIGNED.search(out):
+        words = f"localpkg_gpgcheck is on, and {unsigned[1] or unsigned[2]} has no signature of a key that this node knows"
+        return HostError(words, hint="`rpm --import` the key of the repository, or take localpkg_gpgcheck out of dnf.conf")
     if (failed := dkms.failure(root, out)) is not None:
         return failed
     if code < 0:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from fairlead.errors import HostError
+from fairlead.errors import HostError, next_step
 from fairlead.host.file_lock import locked_within
 from fairlead.host.root import Root
 
@@ -27,6 +28,8 @@ _ENVIRONMENT = {
     "NEEDRESTART_MODE": "l",  # Ubuntu's runs in more places; it then only lists what should be restarted
     "UCF_FORCE_CONFFOLD": "1",
 }
+#: Folders that packages and their scripts write to. Each of them may be a file system of its own.
+_WRITTEN = ("/usr", "/var/lib", "/var/cache", "/boot", "/etc", "/tmp")
 #: Runs a command in an image. dkms needs /proc there, so it is mounted for this command alone where that is permitted.
 _IN_IMAGE = """\
 if unshare --mount --propagation private true 2>/dev/null; then
@@ -49,7 +52,7 @@ def wait_for_lock(path: str, whose: str) -> None:
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     except OSError as e:
-        raise HostError(f"{path}: {e.strerror}") from None
+        raise HostError(f"{path}: {e.strerror}", hint=next_step(e)) from None
     try:
         if not locked_within(fd, LOCK_SECONDS, take=fcntl.lockf, poll_seconds=0.2):
             words = f"another program has held {whose}'s lock for more than {LOCK_SECONDS:.0f} s"
@@ -102,6 +105,18 @@ def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         raise
+
+
+def no_room(root: Root, said: str) -> HostError:
+    """Return the error for a transaction that failed because a file system is full.
+
+    said: the package manager's own words. If they do not name the file system, the error names the one with the least free space.
+    """
+    words = f"no room for the packages on this node: {said}"
+    if "filesystem" in said:
+        return HostError(words, hint="make room there, then run it again")
+    free, path = min((shutil.disk_usage(root.join(path)).free, path) for path in _WRITTEN if root.exists(path))
+    return HostError(f"{words} ({path} has {free >> 10} KiB free)", hint=f"make room in {path}, then run it again")
 
 
 def refuse_undeclared(program: str, more: Sequence[str]) -> None:

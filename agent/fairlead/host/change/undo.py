@@ -9,6 +9,7 @@ import base64
 import hashlib
 import json
 import os
+from contextlib import suppress
 from typing import Any
 
 from fairlead.errors import HostError, next_step
@@ -16,13 +17,17 @@ from fairlead.host.atomic_file import write_file
 from fairlead.host.change.change_text import target
 from fairlead.host.change.values import current_choice
 from fairlead.host.root import Root
-from fairlead.model.change import AnyChange, Disruption, File, KernelValue, Nvml, PciBits
+from fairlead.model import dnf_hold
+from fairlead.model.change import AnyChange, Disruption, File, KernelValue, Nvml, Packages, PciBits
 
 UNDO = "/var/lib/fairlead/undo"
 
 
-def _record(change: AnyChange, root: Root) -> dict[str, Any]:
+def _record(change: AnyChange, root: Root, known: dict[str, Any]) -> dict[str, Any]:
+    """Return the present state of the change's target. ``known``: the record that the target has already, or {}."""
     match change:
+        case File(path=path, setting=setting, lines=lines) if lines is not None:
+            return {"kind": "lines", "setting": setting, "path": path}
         case File(path=path, setting=setting):
             try:
                 with open(root.join(path), "rb") as f:
@@ -55,6 +60,8 @@ def _record(change: AnyChange, root: Root) -> dict[str, Any]:
                 "value": change.before,
                 "disruption": change.disruption.value,
             }
+        case Packages():  # the earlier packages come back when the earlier set is declared again
+            return {"kind": "holds", "setting": change.setting, "names": sorted({*change.hold, *known.get("names", ())})}
         case _:  # NOT_UNDONE
             raise TypeError(f"{target(change)} has no undo record")
 
@@ -67,19 +74,31 @@ def _undo_path(change: AnyChange, undo: str) -> str:
 def remember(change: AnyChange, root: Root, undo: str) -> str:
     """Save the present state of this change's target in an undo record, unless the target has an undo record already.
 
-    Return the path of the new record, or "" if there was one already. Raises HostError if the record cannot be written, and
-    OSError if the present state cannot be read.
+    The record of packages on hold grows with each package that fairlead puts on hold. Return the path of the new record, or ""
+    if there was one already. Raises HostError if the record cannot be written, and OSError if the present state cannot be read.
     """
     path = root.join(_undo_path(change, undo))
-    if os.path.exists(path):
+    if (known := os.path.exists(path)) and not isinstance(change, Packages):
         return ""
-    record = json.dumps(_record(change, root), indent=1).encode() + b"\n"
+    record = json.dumps(_record(change, root, _read(path) if known else {}), indent=1).encode() + b"\n"
     try:
         write_file(path, record, 0o600)
     except OSError as e:
         words = f"left as it is, since what is there now cannot be saved: {path}: {e.strerror}"
         raise HostError(words, hint=next_step(e)) from None
-    return path
+    return "" if known else path
+
+
+def _read(path: str) -> dict[str, Any]:
+    """Return an undo record. Raises HostError if the file is not one."""
+    try:
+        with open(path, encoding="utf-8") as f:
+            record = json.load(f)
+            if isinstance(record, dict):
+                return record
+        raise ValueError("not an object")
+    except (OSError, ValueError) as e:
+        raise HostError(f"{path}: not an undo record: {e}", hint="remove it if it is of no use") from None
 
 
 def undo_changes(root: Root, undo: str = UNDO) -> tuple[tuple[str, AnyChange], ...]:
@@ -93,17 +112,33 @@ def undo_changes(root: Root, undo: str = UNDO) -> tuple[tuple[str, AnyChange], .
     for name in names:
         path = os.path.join(folder, name)
         try:
-            with open(path, encoding="utf-8") as f:
-                found.append((path, _from_record(json.load(f))))
+            found.append((path, _from_record(_read(path), root)))
         except (OSError, ValueError, KeyError, TypeError) as e:
             raise HostError(f"{path}: not an undo record: {e}", hint="remove it if it is of no use") from None
     return tuple(found)
 
 
-def _from_record(r: dict[str, Any]) -> AnyChange:
+def present_text(path: str, root: Root) -> str | None:
+    """Return the text of a file there, with each byte that is not UTF-8 as a surrogate, or None if there is no such file."""
+    try:
+        with open(root.join(path), encoding="utf-8", errors="surrogateescape", newline="") as f:
+            return f.read()
+    except FileNotFoundError:
+        return None
+
+
+def _from_record(r: dict[str, Any], root: Root) -> AnyChange:
     why = "as it was before fairlead"
     disruption = Disruption(r.get("disruption", "idle" if r["kind"] == "pci" else "none"))
     match r["kind"]:
+        case "holds":
+            return Packages(setting=r["setting"], why=why, install=(), allowed=(), unhold=tuple(r["names"]))
+        case "lines":  # others have written to this file since, so only fairlead's lines go
+            before = None
+            with suppress(OSError):  # making the change reads the file again, and reports the error
+                before = present_text(r["path"], root)
+            rest = dnf_hold.with_lines(before, ())
+            return File(setting=r["setting"], why=why, path=r["path"], content=rest, before=before, lines=())
         case "file":
             content = None if r["content"] is None else base64.b64decode(r["content"]).decode("utf-8", "surrogateescape")
             return File(setting=r["setting"], why=why, path=r["path"], content=content, mode=r["mode"])
