@@ -14,7 +14,9 @@ REDIRECTS = f"{ACS} | while read -r word; do echo $((0x$word & 0x2c)); done | so
 #: Each interrupt of each network adapter: where it may go and where it goes now.
 INTERRUPTS = """for d in $(lspci -Dn -d ::0200 | cut -d' ' -f1); do for n in $(ls /sys/bus/pci/devices/$d/msi_irqs); do
 cat /proc/irq/$n/smp_affinity_list /proc/irq/$n/effective_affinity_list; done; done | tr , '\\n' | grep . | sort -u"""
-ONE_INTERRUPT = "ls /sys/bus/pci/devices/$(lspci -Dn -d 8086:10d3 | head -n1 | cut -d' ' -f1)/msi_irqs | head -n1"
+#: An interrupt of the adapter that is in use. Interrupts that no driver has requested have no file below /proc/irq.
+ONE_INTERRUPT = """for n in $(ls /sys/bus/pci/devices/$(lspci -Dn -d 1af4:1000 | cut -d' ' -f1)/msi_irqs); do
+[ ! -e /proc/irq/$n/smp_affinity_list ] || echo $n; done | tail -n1"""
 
 
 class Case(Struct, frozen=True):
@@ -41,7 +43,7 @@ CASES = {
         'words = ["iommu=pt", "intel_iommu=on"]',
         "tr ' ' '\\n' < /proc/cmdline | grep -c -x -e iommu=pt -e intel_iommu=on",
         "2\n",
-        "echo 'GRUB_CMDLINE_LINUX=\"$GRUB_CMDLINE_LINUX intel_iommu=off\"' > /etc/default/grub.d/zz-person.cfg && update-grub",
+        "sed -i 's/ iommu=pt//' /etc/default/grub.d/99-fairlead.cfg && update-grub",
         reboot=True,
     ),
     # bochs is to QEMU's displays what nouveau is to NVIDIA's GPUs: udev loads it because of the device.

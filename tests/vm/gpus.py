@@ -38,7 +38,7 @@ def install(guest: Guest, image: Image, scratch: Path) -> list[str]:
     """Give the running guest its GPUs, and return their PCI addresses in the order of their minor numbers."""
     addresses = sorted(line.split()[0] for line in guest.ssh(DISPLAYS).splitlines())
     conf = configuration(addresses, scratch)
-    files = [image.module, HERE / "guest/fake-gpus", HERE / "guest/fake-gpus.service", conf, hardware.simulated_nvml() / NAME]
+    files = [image.module, HERE / "inside/fake-gpus", HERE / "inside/fake-gpus.service", conf, hardware.simulated_nvml() / NAME]
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
         for file in files:

@@ -54,7 +54,7 @@ FILES = {
         'GRUB_TIMEOUT=0\nGRUB_TERMINAL=serial\nGRUB_CMDLINE_LINUX_DEFAULT="quiet console=ttyS0"\nGRUB_DISABLE_OS_PROBER=true\n'
     ),
     "etc/slurm/fairlead.conf": "",
-    **{f"etc/slurm/{name}": (HERE / "guest" / name).read_text() for name in ("slurm.conf", "cgroup.conf", "gres.conf")},
+    **{f"etc/slurm/{name}": (HERE / "inside" / name).read_text() for name in ("slurm.conf", "cgroup.conf", "gres.conf")},
 }
 
 SETUP = r"""

@@ -34,6 +34,7 @@ pcie_link.enabled = false # QEMU's displays have one lane
 rdma_ports.enabled = false
 memory_errors.enabled = false
 stuck_tasks.window_seconds = 20
+stuck_tasks.mode = "observe"
 gpu_leftovers.mode = "observe"
 """
 
@@ -94,7 +95,7 @@ gpu1 = "127.0.0.1"
 
     def use_hooks(self) -> None:
         """Name fairlead's hooks to Slurm, which `fairlead provision` has installed, and start its daemons again."""
-        self.guest.ssh("cat > /etc/slurm/fairlead.conf", stdin=(HERE / "guest/fairlead.conf").read_text())
+        self.guest.ssh("cat > /etc/slurm/fairlead.conf", stdin=(HERE / "inside/fairlead.conf").read_text())
         self.guest.ssh("systemctl restart slurmctld slurmd", timeout=300)
 
     def status(self) -> dict[str, Any]:

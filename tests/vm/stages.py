@@ -75,10 +75,10 @@ def run_stages(node: Node) -> Stages:
     second = node.provision()
     shown, found_clean = shows(node), drift(node)
     node.guest.ssh(f"{FAIRLEAD} hold --reason 'a person tries something'")  # else the agent would take back some of it
-    script = "".join(f"(\n{case.tamper}\n) </dev/null\n" for case in CASES.values())
-    node.guest.ssh("sh -es", stdin=script, timeout=300)
+    script = "".join(f"(\n{case.tamper}\n) </dev/null\n" for name, case in CASES.items() if name != "pcie_acs")
+    node.guest.ssh("sh -es", stdin=script, timeout=300)  # ACS comes after the reboot
     shown_tampered = shows(node)
-    found_tampered = drift(node, frozenset(CASES))
+    found_tampered = drift(node, frozenset(CASES) - {"pcie_acs"})
     repaired = applied(node)
     shown_repaired = shows(node)
     node.guest.ssh(f"{FAIRLEAD} hold --release")

@@ -33,7 +33,7 @@ class Task:
 
 def srun(node: Node, words: str, environment: str = "") -> tuple[list[Task], str]:
     """Run show-task as alice in a step. Return its tasks by rank, and everything that was printed."""
-    node.guest.ssh(f"cat > {SHOW}; chmod 755 {SHOW}", stdin=(HERE / "guest/show-task").read_text())
+    node.guest.ssh(f"cat > {SHOW}; chmod 755 {SHOW}", stdin=(HERE / "inside/show-task").read_text())
     said = node.guest.ssh(f"cd /tmp; runuser -u alice -- env {environment} timeout 200 srun {words} {SHOW} 2>&1", timeout=240)
     tasks = sorted((Task(line) for line in said.splitlines() if line.startswith("task ")), key=lambda task: task.rank)
     return tasks, said
@@ -113,6 +113,35 @@ def leftovers(node: Node) -> list[dict[str, Any]]:
     """Return what one `fairlead check` on the node finds of processes on GPUs."""
     said = json.loads(node.guest.run(f"{FAIRLEAD} check --json", check=False).stdout)
     return [finding for finding in said["findings"] if finding["check"] == "gpu_leftovers"]
+
+
+FREEZE = """set -e
+truncate -s 64M /root/frozen.img
+mkfs.ext4 -q /root/frozen.img
+mkdir -p /mnt/frozen
+mount -o loop /root/frozen.img /mnt/frozen
+chmod 1777 /mnt/frozen
+fsfreeze --freeze /mnt/frozen
+"""
+
+
+def test_a_step_that_waits_for_a_disk_without_end_is_found_with_the_number_of_its_job(stages: Stages, node: Node) -> None:
+    """Uninterruptible sleep (D) of a real kernel: SIGKILL does not end it."""
+    node.guest.ssh(FREEZE)
+    write = "srun dd if=/dev/zero of=/mnt/frozen/x bs=1M count=1 conv=fsync"
+    job = node.guest.ssh(f"cd /tmp; runuser -u alice -- sbatch --parsable -o /dev/null -n1 --gres=gpu:1 --wrap '{write}'").strip()
+
+    def found() -> list[dict[str, Any]]:
+        return [finding for finding in node.status().get("findings", []) if finding["check"] == "stuck_tasks"]
+
+    try:
+        wait(lambda: found() != [], 180)
+        assert all(f"job {job}" in str(finding) for finding in found()), found()
+        assert node.guest.ssh("ps -o stat= -C dd | cut -c1").strip() == "D"
+    finally:
+        node.guest.ssh("fsfreeze --unfreeze /mnt/frozen")
+    wait(lambda: node.guest.ssh(f"squeue -h -j {job} 2>/dev/null || :") == "", 60)
+    node.guest.ssh("umount /mnt/frozen; rm /root/frozen.img")
 
 
 def test_the_files_of_a_job_are_removed_by_a_confined_service_in_its_own_cgroup(stages: Stages, node: Node) -> None:
