@@ -35,9 +35,9 @@ CASES = {
     "irq_affinity": Case('cpus = "0,4"', INTERRUPTS, "0\n4\n", f"echo 2 > /proc/irq/$({ONE_INTERRUPT})/smp_affinity_list"),
     "journald": Case(
         'storage = "persistent"\nmax_use_mib = 100\nkeep_free_mib = 128',
-        "journalctl -q -b -u systemd-journald -o cat | grep -o '/var/log/journal.*max 100M' | tail -n1 | sed 's/.*max/max/'",
+        "journalctl -q -b -u systemd-journald -o cat | grep /var/log/journal | grep -o 'max [0-9.]*[KMGT]' | tail -n1",
         "max 100M\n",
-        "rm /etc/systemd/journald.conf.d/90-fairlead.conf",
+        "rm /etc/systemd/journald.conf.d/90-fairlead.conf && systemctl restart systemd-journald",
     ),
     "kernel_cmdline": Case(
         'words = ["iommu=pt", "intel_iommu=on"]',
@@ -95,8 +95,12 @@ CASES = {
         "systemctl -q disable --now systemd-timesyncd",
     ),
     "transparent_hugepage": Case('enabled = "madvise"', f"grep -o '\\[.*\\]' {THP}", "[madvise]\n", f"echo never > {THP}"),
+    # Without this line tuned would write the values of /etc/sysctl.d again, and so undo what was tampered with before.
     "tuned": Case(
-        "", "systemctl is-active tuned; systemctl is-enabled tuned", "inactive\ndisabled\n", "systemctl -q enable --now tuned"
+        "",
+        "systemctl is-active tuned; systemctl is-enabled tuned",
+        "inactive\ndisabled\n",
+        "echo 'reapply_sysctl = 0' >> /etc/tuned/tuned-main.conf; systemctl -q enable --now tuned",
     ),
 }
 #: A guest has no cpufreq, and NCCL needs no network here. QEMU's devices keep their read requests (see qemu.py).

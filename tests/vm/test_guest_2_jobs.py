@@ -50,7 +50,7 @@ def test_the_guest_has_cgroup_v2_alone(stages: Stages, node: Node) -> None:
 
 
 def test_each_task_of_a_whole_node_gets_a_core_of_its_own_gpu_s_socket(stages: Stages, node: Node) -> None:
-    """Slurm alone deals the tasks out in turn, one socket after the other; the published plan puts each beside its GPU."""
+    """Slurm alone assigns the tasks in turn, one socket after the other; the published plan puts each beside its GPU."""
     alone, _ = srun(node, "-n8 -c1 --gres=gpu:8", "FAIRLEAD_PROFILE=off")
     assert len(alone) == 8 and any(task.socket != task.rank // 4 for task in alone), "without fairlead"
     bound, _ = srun(node, "-n8 -c1 --gres=gpu:8")
