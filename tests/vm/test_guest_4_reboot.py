@@ -44,8 +44,16 @@ def test_acs_bits_that_the_kernel_sets_at_boot_are_cleared_by_the_boot_unit(rebo
     assert "pcie_acs" in node.guest.ssh("journalctl -b -u fairlead-apply -o cat --no-pager")
 
 
+def test_once_it_is_let_go_the_agent_returns_the_node_because_the_reboot_was_the_repair(rebooted: Rebooted, node: Node) -> None:
+    assert node.slurm() == rebooted.before
+    node.guest.ssh(f"{FAIRLEAD} hold --release")
+    wait(lambda: node.slurm()["state"] == "idle", 120)
+    assert "reboot_node" in rebooted.before["reason"], "what the reason asked for"
+
+
 def test_acs_bits_that_somebody_sets_are_cleared_again_by_the_agent(rebooted: Rebooted, node: Node) -> None:
-    """A reset of a bridge sets them too. No job runs here, so the agent applies the setting again by itself."""
+    """A reset of a bridge sets them too. No job runs here and nobody holds the node, so the agent
+    applies the setting again by itself."""
     node.guest.ssh(f"for p in $({PORTS}); do setpci -s $p ECAP_ACS+6.w=001d; done")
     assert set(node.guest.ssh(ACS).split()) == {"001d"}
     node.sweep()
@@ -74,13 +82,6 @@ def test_the_clock_is_really_set_by_the_one_program_that_was_declared(rebooted: 
     node.sweep()
     wait(lambda: any("jumped by +" in summary for summary in found()), 90)
     assert not any("nothing sets the clock" in summary for summary in found())
-
-
-def test_once_it_is_let_go_the_agent_returns_the_node_because_the_reboot_was_the_repair(rebooted: Rebooted, node: Node) -> None:
-    assert node.slurm() == rebooted.before
-    node.guest.ssh(f"{FAIRLEAD} hold --release")
-    wait(lambda: node.slurm()["state"] == "idle", 120)
-    assert "reboot_node" in rebooted.before["reason"], "what the reason asked for"
 
 
 def test_under_kernel_lockdown_config_space_is_refused_with_the_next_step(rebooted: Rebooted, stages: Stages, node: Node) -> None:
