@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # tests/conftest.py says which tests stay together; one process: make test PARALLEL=
 PARALLEL ?= -n auto --max-worker-restart=1
 
-.PHONY: setup apt demo test test-all lint unit bench scorecard gpu gpu-wheels lab-down docs lock release packages clean
+.PHONY: setup apt demo test test-all vm lint unit bench scorecard gpu gpu-wheels lab-down docs lock release packages clean
 
 setup: $(VENV)/.done ## .venv with fairlead and every developer tool; the machine trees in .cache/machines
 	@$(BIN)/python -m tests.lab.trees >/dev/null
@@ -40,7 +40,17 @@ test: ## lint, unit, hooks, contracts, real Slurm, rack
 test-all: ## also what takes long: kill loops, fuzzing
 	@tests/lab/apt.sh
 	@$(MAKE) --no-print-directory setup
-	@$(BIN)/python -m pytest $(PARALLEL)
+	@$(BIN)/python -m pytest $(PARALLEL) -m "not vm"
+
+SUITE ?= trixie
+vm: ## a stock Debian with its own kernel in a virtual machine: make vm SUITE=forky
+	@tests/lab/preflight.sh
+	@tests/lab/apt.sh
+	@$(MAKE) --no-print-directory setup
+	@$(BIN)/python -m tests.vm.image --known $(SUITE)
+	@tests/lab/apt.sh qemu-system-x86 mmdebstrap
+	@$(BIN)/python -m tests.vm.image $(SUITE)
+	@FAIRLEAD_VM_SUITE=$(SUITE) $(BIN)/python -m pytest -v -rP --durations=10 -m vm tests/vm
 
 bench: ## the budgets of the design, measured now, beside what they are compared to
 	@tests/lab/apt.sh

@@ -80,8 +80,8 @@ def unit(nodeid: str) -> str:
     suite = next((suite for suite in SUITES if re.search(rf"[\[-]{suite}[\]-]", name)), "")
     if suite and (room == "slurm" or path == "tests/hooks/test_on_slurm.py"):
         return f"{room} {suite}"
-    if room == "playbooks":
-        return room  # one rack
+    if room in ("playbooks", "vm"):
+        return room  # one rack, one virtual machine
     if room == "faults" and path != "tests/faults/test_preflight_sh.py":
         return "faults"
     return path

@@ -1,7 +1,8 @@
 #!/bin/bash
 # Installs the distribution packages that the lab and the tests need; says which; asks nothing; does nothing when they are there.
+# usage: apt.sh [PACKAGE...]: only these packages
 set -u
-packages="python3-venv gcc libc6-dev debootstrap iproute2 openssh-client pciutils busybox dash strace e2fsprogs util-linux groff-base prometheus zsh fish"
+packages="${*:-python3-venv gcc libc6-dev debootstrap iproute2 openssh-client pciutils busybox dash strace e2fsprogs util-linux groff-base prometheus zsh fish}"
 missing=()
 for p in $packages; do
   dpkg-query -W -f '${Status}' "$p" 2>/dev/null | grep -q 'install ok installed' || missing+=("$p")

@@ -158,7 +158,7 @@ def _build(suite: str, target: Path) -> None:
     say(f"  installs into that folder only: {' '.join(PACKAGES)}")
     log = lab_dir() / f"debootstrap-{suite}.log"
     try:
-        _isolated(command, log, shown=_stages())
+        isolated(command, log, shown=_stages())
         (building / "tmp/munge.key").write_bytes(munge_key())
         (building / "etc/ssh/sshd_config.d").mkdir(parents=True, exist_ok=True)
         (building / "etc/ssh/sshd_config.d/lab.conf").write_text(SSHD)
@@ -166,7 +166,7 @@ def _build(suite: str, target: Path) -> None:
         ssh.mkdir(mode=0o700, exist_ok=True)
         (ssh / "authorized_keys").write_text(ssh_key().with_suffix(".pub").read_text())
         script = f"MASKED='{' '.join(MASKED)}'\n{SETUP}"
-        _isolated(["chroot", str(building), "/bin/sh", "-c", script], log)
+        isolated(["chroot", str(building), "/bin/sh", "-c", script], log)
         building.rename(target)
     except BaseException:
         shutil.rmtree(building, ignore_errors=True)
@@ -227,12 +227,12 @@ def _stages() -> Callable[[str], None]:
     return show
 
 
-def _isolated(command: list[str], log: Path, shown: Callable[[str], None] | None = None) -> None:
+def isolated(command: list[str], log: Path, shown: Callable[[str], None] | None = None) -> None:
     """Run ``command`` in mount and PID namespaces of its own: nothing it starts or mounts outlives it."""
     environment = {**os.environ, "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive", **proxies()}
     for name in ("TMPDIR", "PYTHONPATH", "LD_PRELOAD"):
         environment.pop(name, None)
-    unshare = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private", "--"]
+    unshare = ["unshare", "--mount", "--mount-proc", "--pid", "--fork", "--kill-child", "--propagation", "private", "--"]
     last = ""
     with (
         open(log, "a") as out,

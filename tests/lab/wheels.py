@@ -27,7 +27,11 @@ def python_version(suite: str) -> str:
 
 def wheelhouse(suite: str) -> Path:
     """Folder of the wheels of the lock for the Python of ``suite``'s root. Raises LabError with pip's last line."""
-    version = python_version(suite)
+    return wheelhouse_of(python_version(suite))
+
+
+def wheelhouse_of(version: str) -> Path:
+    """Folder of the wheels of the lock for a Python such as '3.11'. Raises LabError with pip's last line."""
     return _filled(f"cp{version.replace('.', '')}", wheel_lock.FILE, lambda to: download(version, platform.machine(), str(to)))
 
 

@@ -134,10 +134,11 @@ CASES = {
     ),
 }
 CASES |= GPU_CASES | OTHER_CASES
-#: A daemon by the name of tuned, which does nothing.
+#: A daemon by the name of tuned. As tuned does, it writes the values of before back when it is stopped.
 TUNED = """[Service]
 ExecStart=/bin/sh -c 'printf tuned > /proc/$$$$/comm; while sleep 3600; do :; done'
 ExecStartPost=/bin/sh -c 'until grep -q tuned /proc/$MAINPID/comm; do sleep 0.01; done'
+ExecStop=/bin/sh -c 'echo 60 > /proc/sys/vm/swappiness'
 [Install]
 WantedBy=multi-user.target
 """

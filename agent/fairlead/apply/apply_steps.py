@@ -145,9 +145,12 @@ class ApplyRun:
                 work.done = self._make(work.todo)
             after = self.observe()
             packages = any(work.moved_packages for work in self._work.values())
+            stopped = any(work.stopped_a_unit for work in self._work.values())
             for name, work in self._work.items():
-                moved = self._plan(name, after) if work.stopped_a_unit or packages else ()
-                if isinstance(moved, Item) or not (work.stopped_a_unit or any(isinstance(c, BootLoader) for c in moved)):
+                # tuned writes the values of before back when it is stopped, also those that this run has just set.
+                rewritten = work.stopped_a_unit or (stopped and self._settings[name][0].tuned_too)
+                moved = self._plan(name, after) if rewritten or packages else ()
+                if isinstance(moved, Item) or not (rewritten or any(isinstance(c, BootLoader) for c in moved)):
                     continue
                 if work.add(moved, self._make):
                     after = self.observe()

@@ -1,0 +1,154 @@
+"""What stands in the way of a guest is one line with the next step; and nothing is left of a guest or a build."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.lab import clean, linux
+from tests.lab.ledger import RUN
+from tests.lab.roots import LabError
+from tests.vm import accelerator
+from tests.vm import image as images
+from tests.vm.guest import Guest
+from tests.vm.qemu import arguments
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder for images."""
+    monkeypatch.setenv("FAIRLEAD_LAB_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_another_release_is_refused_with_those_that_there_are_and_nothing_is_made(cache: Path) -> None:
+    command = [sys.executable, "-m", "tests.vm.image", "--known", "bookworm"]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (69, "")
+    assert done.stderr == "vm: no image of the release 'bookworm'; run: make vm SUITE=trixie|forky\n"
+    assert not cache.exists()
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> Path:
+    """A folder as a build leaves it, with a small disk."""
+    folder = tmp_path / "trixie-1"
+    folder.mkdir()
+    (folder / "fakegpu.ko").write_bytes(b"module")
+    (folder / "disk.img").write_bytes(bytes(4096))
+    disk = (folder / "disk.img").stat()
+    made = {"suite": "trixie", "kernel": "6.12", "python": "3.13", "disk_bytes": 4096, "disk_mtime_ns": disk.st_mtime_ns}
+    (folder / "made.json").write_text(json.dumps(made))
+    return folder
+
+
+def test_an_image_as_its_build_left_it_is_used(finished: Path) -> None:
+    assert images.damage(finished, "trixie") == ""
+
+
+def test_a_disk_that_was_cut_or_written_to_is_noticed(finished: Path) -> None:
+    os.truncate(finished / "disk.img", 1024)
+    assert images.damage(finished, "trixie") == "disk.img was changed since it was built"
+
+
+def test_an_image_of_another_release_is_noticed(finished: Path) -> None:
+    assert images.damage(finished, "forky") == "this is an image of trixie"
+
+
+@pytest.mark.parametrize("lost", ["disk.img", "made.json", "fakegpu.ko"])
+def test_an_image_that_lacks_a_file_is_noticed(finished: Path, lost: str) -> None:
+    (finished / lost).unlink()
+    assert lost in images.damage(finished, "trixie")
+
+
+def test_an_image_has_another_name_when_what_it_is_made_of_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = images.image_path("trixie")
+    assert before != images.image_path("forky")
+    monkeypatch.setattr(images, "PACKAGES", (*images.PACKAGES, "htop"))
+    assert images.image_path("trixie") != before
+
+
+def test_without_kvm_the_guest_is_emulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "accelerator").write_text("kvm\n")
+    monkeypatch.setattr(accelerator, "KVM", tmp_path / "no-kvm")
+    assert accelerator.chosen(tmp_path) == "tcg"
+    accelerator.choose(tmp_path)
+    assert (tmp_path / "accelerator").read_text() == "tcg\n"
+
+
+def test_an_unknown_accelerator_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAIRLEAD_VM_ACCEL", "xen")
+    with pytest.raises(LabError, match=r"^FAIRLEAD_VM_ACCEL=xen: write kvm or tcg$"):
+        accelerator.chosen(tmp_path)
+
+
+def test_the_guest_never_writes_to_its_image(tmp_path: Path) -> None:
+    words = " ".join(arguments(tmp_path / "disk.img", 1, tmp_path / "console", "tcg"))
+    assert "snapshot=on" in words and "restrict=on" in words, "nor reaches a network"
+
+
+@pytest.mark.root
+def test_a_machine_without_qemu_says_what_to_install(tmp_path: Path) -> None:
+    with pytest.raises(LabError, match=r"^no-such-qemu is not installed; run: apt-get install qemu-system-x86$"):
+        Guest("trixie", tmp_path / "disk.img", "tcg", program="no-such-qemu").up()
+
+
+@pytest.mark.root
+def test_a_qemu_that_does_not_start_is_told_in_its_own_words_and_leaves_nothing(tmp_path: Path) -> None:
+    broken = tmp_path / "qemu"
+    broken.write_text("#!/bin/sh\necho 'symbol lookup error: undefined symbol: spice' >&2\nexit 127\n")
+    broken.chmod(0o755)
+    guest = Guest("trixie", tmp_path / "disk.img", "kvm", program=str(broken))
+    with pytest.raises(LabError) as told:
+        guest.up()
+    assert "symbol lookup error: undefined symbol: spice; try FAIRLEAD_VM_ACCEL=tcg, or: apt-get install" in str(told.value)
+    assert "\n" not in str(told.value) and not guest.ledger.folder.exists()
+
+
+STARTER = """
+import sys
+from tests.vm.guest import Guest
+from tests.vm.image import image
+made = image(sys.argv[1])
+guest = Guest(made.suite, made.disk, made.accelerator)
+guest.wait_for_ssh = lambda: (print(guest.qemu.pid, guest.ledger.name, flush=True), sys.stdin.read())
+with guest:
+    pass
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.vm
+@pytest.mark.root
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_when_the_test_process_is_ended_its_guest_ends_and_nothing_is_left(number: signal.Signals, suite: str) -> None:
+    disk = images.image(suite).disk
+    before = disk.stat()
+    command = [sys.executable, "-c", STARTER, suite]
+    environment = {**os.environ, "PYTHONPATH": f"{PROJECT}/agent:{PROJECT}"}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment) as starter:
+        assert starter.stdout is not None
+        pid, name = starter.stdout.readline().split()
+        time.sleep(2)  # the guest's firmware runs
+        assert linux.start_time(int(pid)) is not None
+        overlay = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
+        assert any(path.endswith("(deleted)") for path in overlay), "what the guest writes has no name"
+        starter.send_signal(number)
+        starter.wait(30)
+    end = time.monotonic() + 10
+    while linux.start_time(int(pid)) is not None and time.monotonic() < end:
+        time.sleep(0.05)
+    assert linux.start_time(int(pid)) is None, "QEMU has ended"
+    if number == signal.SIGKILL:
+        assert clean.clean(name) == []
+    assert not (RUN / name).exists() and disk.stat() == before
