@@ -17,7 +17,19 @@ from tests.lab.machines import read_nvml
 from tests.lab.nvml.layout import entry_points, layout_header, stubs_source
 
 HERE = Path(__file__).resolve().parent
-SOURCES = ("store.c", "faults.c", "system.c", "device.c", "health.c", "links.c", "events.c", "clocks.c", "mig.c", "samples.c")
+SOURCES = (
+    "store.c",
+    "faults.c",
+    "system.c",
+    "device.c",
+    "health.c",
+    "links.c",
+    "events.c",
+    "clocks.c",
+    "mig.c",
+    "mig_devices.c",
+    "samples.c",
+)
 NAME = "libnvidia-ml.so.1"
 FLAGS = ("-std=gnu11", "-O2", "-g0", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror", "-pthread")
 
