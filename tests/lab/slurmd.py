@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tests.lab import roots
 from tests.lab.hardware import nvml_plugin
+from tests.lab.nvml.mig_input import slot_value
 
 PLUGIN = "usr/lib/x86_64-linux-gnu/slurm-wlm/gpu_nvml.so"
 # $1 root, $2 layer, $3 what to put in, then a command.
@@ -62,7 +63,7 @@ def divide(content: Path, gpus: Sequence[int], slots: Sequence[tuple[int, int]])
     for gpu in gpus:
         lines.append(f"gpu.{gpu}.mig_mode.current=1\ngpu.{gpu}.mig_mode.pending=1\n")
         for slot, (row, start) in enumerate(slots):
-            lines.append(f"gpu.{gpu}.mig.slot.{slot}={1 + row + (start << 5) + (1 << 9)}\n")
+            lines.append(f"gpu.{gpu}.mig.slot.{slot}={slot_value(row, start)}\n")
             size = MEMORY_SLICES[row]
             gi = 8 // size - 1 + start // size
             for name in (f"gpu{gpu}/gi{gi}/access", f"gpu{gpu}/gi{gi}/ci0/access"):

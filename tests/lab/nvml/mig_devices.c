@@ -34,11 +34,14 @@ static nvmlReturn value_of(const struct sim_mig *mig, const char *name, unsigned
     return rc == NVML_ERROR_NOT_SUPPORTED ? NVML_SUCCESS : rc; /* there is no such key */
 }
 
-/* The UUID has the form of a driver's, and its first two digits are those of the instance. A driver gives a new one each time. */
+/* The UUID is the tree's, or it has the form of a driver's and the instance in its first digits. A driver makes new ones. */
 static nvmlReturn uuid_of(const struct sim_mig *mig, char *out, size_t size) {
-    char parent[SIM_TEXT], text[SIM_TEXT + 16];
-    TRY(sim_text(mig->gpu, "uuid", parent, sizeof parent));
-    snprintf(text, sizeof text, "MIG-%d%u%s", mig->slot + 1, mig->ci, strlen(parent) > 6 ? parent + 6 : "");
+    char parent[SIM_TEXT], text[SIM_TEXT + 16], key[64];
+    snprintf(key, sizeof key, "mig.gi.%u.ci.%u.uuid", mig->gi, mig->ci);
+    if (sim_text(mig->gpu, key, text, sizeof text) != NVML_SUCCESS) {
+        TRY(sim_text(mig->gpu, "uuid", parent, sizeof parent));
+        snprintf(text, sizeof text, "MIG-%d%u%s", mig->slot + 1, mig->ci, strlen(parent) > 6 ? parent + 6 : "");
+    }
     if (strlen(text) >= size) return NVML_ERROR_INSUFFICIENT_SIZE;
     strcpy(out, text);
     return NVML_SUCCESS;
