@@ -92,6 +92,7 @@ def gpu(position: int = 0, **changes: Any) -> Gpu:
         persistence=True,
         mig_current=False,
         mig_pending=False,
+        mig_devices=(),
         ecc=ECC,
         remap=REMAP,
         pcie=GEN5,

@@ -35,7 +35,8 @@ def used(*owners: ProcessOwner | Missing, memory: int = 0, **changes: Any) -> Gp
         (used(unreadable("EACCES")), [Level.UNKNOWN]),
         (used(memory=20 << 30), [Level.DRAIN]),
         (used(memory=200 << 20), []),  # what a desktop holds
-        (used(memory=20 << 30, mig_current=True), []),
+        (used(memory=20 << 30, mig_current=True, mig_devices=()), []),
+        (used(memory=20 << 30, mig_current=True, mig_devices=NA), [Level.UNKNOWN]),
         (gpu(3, processes=NA), [Level.UNKNOWN]),
         (gpu(3, memory_used_bytes=NA), [Level.UNKNOWN]),
     ],

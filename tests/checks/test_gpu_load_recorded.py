@@ -22,6 +22,7 @@ from fairlead.model.check_definition import Past
 from fairlead.model.facts import Gpu, GpuProcess, Missing
 from fairlead.model.finding import Finding
 from fairlead.model.gpu_load import REASONS, GpuFabric, GpuLoad, ProcessOwner
+from fairlead.model.gpu_state import MigDevice
 from tests.checks.nodes import NA, gpu, node
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared/data/nvsmi"
@@ -102,6 +103,35 @@ def facts(said: dict[str, str]) -> Gpu:
     )
 
 
+def mig_devices(text: str) -> tuple[MigDevice, ...]:
+    """The MIG devices of a capture of one GPU, as often as nvidia-smi said them."""
+    found = []
+    for block in text.split("    MIG Device\n")[1:]:
+        own = block.partition("Shared BAR1")[0]
+        values = {key: int(value) for key, value in re.findall(r"^ +(\S.*?) +: (\d+)(?: MiB)?$", own, re.MULTILINE)}
+        found.append(
+            MigDevice(
+                uuid=f"MIG-{len(found)}",
+                gi=values["GPU Instance ID"],
+                ci=values["Compute Instance ID"],
+                memory_total_bytes=values["Total"] << 20,
+                memory_used_bytes=values["Used"] << 20,
+                sram_uncorrected=values["SRAM Uncorrectable"],
+                processes=(),
+            )
+        )
+    return tuple(found)
+
+
+def test_recorded_mig_devices_are_read() -> None:
+    capture = DATA / "linux-x86_64__nvidia-h200-mig__590.48.01.txt"
+    if not capture.exists():
+        pytest.skip(f"{capture} is absent")
+    devices = mig_devices(capture.read_text())
+    assert [(d.gi, d.ci) for d in devices] == [(2, 0), (2, 1), (3, 0), (9, 0), (10, 0)] * 2
+    assert [d.memory_used_bytes for d in devices[:3]] == [22 << 20, 22 << 20, 17 << 20], "an idle instance is not empty"
+
+
 CAPTURES = sorted(p for p in DATA.glob("*") if "Clocks" in p.read_text(errors="replace")) if DATA.is_dir() else []
 
 
@@ -113,7 +143,8 @@ def test_captures_are_there() -> None:
 
 @pytest.mark.parametrize("capture", CAPTURES, ids=lambda p: p.name)
 def test_recorded_gpus_are_quiet(capture: Path) -> None:
-    gpus = [facts(said) for said in sections(capture.read_text(errors="replace"))]
+    text = capture.read_text(errors="replace")
+    gpus = [replace(facts(said), mig_devices=mig_devices(text)) for said in sections(text)]
     assert gpus
     assert any(isinstance(g.throttle_reasons, int) and isinstance(g.temperature_celsius, int) for g in gpus)
     for each in gpus:

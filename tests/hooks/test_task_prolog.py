@@ -12,6 +12,7 @@ from fairlead.topology.binding import published_files
 from tests.hooks.stage import HOOKS, Stage
 from tests.hooks.steps import PYTHON, exports, lay_out, run, step, two_cpus
 from tests.topology.build import hgx
+from tests.topology.test_mig_binding import divided
 
 pytestmark = pytest.mark.root
 
@@ -64,6 +65,46 @@ def test_what_is_right_stays(stage: Stage, shell: str, task: int) -> None:
     os.sched_setaffinity(task, {0})
     assert exports(run(stage, shell, step(task, 0)))["OMP_NUM_THREADS"] == "1"
     assert os.sched_getaffinity(task) == {0}
+
+
+def lay_out_instances(stage: Stage) -> None:
+    """The node of lay_out with an instance on each GPU: MIG-0-0 near CPU 1, and MIG-1-0 near CPU 0."""
+    lay_out(stage, python=PYTHON)
+    node = divided(hgx(sockets=2, cores=1, gpus=2, numa=[1, 0]), at=(0, 1))
+    (stage.run / "topology").write_text(published_files.render_topology(node))
+    shutil.rmtree(stage.run / "plans")
+
+
+@two_cpus
+@pytest.mark.parametrize("local", [0, 1])
+@pytest.mark.parametrize("visible", ["MIG-0-0,MIG-1-0", "MIG-1-1,MIG-0-1"])
+def test_a_task_is_put_near_the_gpu_of_its_instance(stage: Stage, shell: str, task: int, local: int, visible: str) -> None:
+    """The indices are those that Slurm 24.11 gave instances of a mixed node. Slurm's own order is right for the second list."""
+    lay_out_instances(stage)
+    swapped = visible.startswith("MIG-0-0")
+    os.sched_setaffinity(task, {local})
+    ran = run(stage, shell, step(task, local, gpus="6,8", CUDA_VISIBLE_DEVICES=visible))
+    assert (ran.rc, ran.err) == (0, "")
+    assert os.sched_getaffinity(task) == {1 - local if swapped else local}
+    assert exports(ran)["OMP_NUM_THREADS"] == "1"
+
+
+@two_cpus
+@pytest.mark.parametrize(
+    ("gpus", "visible"),
+    [
+        ("0,1", "0,1"), ("6,8", "MIG-0-0,MIG-9-9"), ("6,8", "MIG-0-0,1"), ("6,8", "MIG-0-0,MIG-0-0"), ("6,8", "MIG-0-0"),
+        ("6,8", "MIG-0-0,$(touch /tmp/x)"), ("0,1", "GPU-00000000,GPU-00000001"), ("0,1", ""),
+    ],
+)  # fmt: skip
+def test_on_a_node_with_mig_anything_but_known_uuids_stays(stage: Stage, shell: str, task: int, gpus: str, visible: str) -> None:
+    """Indices there may be those of instances (MultipleFiles). A user may have changed CUDA_VISIBLE_DEVICES."""
+    lay_out_instances(stage)
+    os.sched_setaffinity(task, {0})
+    ran = run(stage, shell, step(task, 0, gpus=gpus, CUDA_VISIBLE_DEVICES=visible))
+    assert (ran.rc, ran.err) == (0, "")
+    assert os.sched_getaffinity(task) == {0}
+    assert exports(ran)["OMP_NUM_THREADS"] == "1"
 
 
 LEFT_ALONE: dict[str, dict[str, str]] = {

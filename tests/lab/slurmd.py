@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tests.lab import roots
 from tests.lab.hardware import nvml_plugin
+from tests.lab.nvml.mig_input import slot_value
 
 PLUGIN = "usr/lib/x86_64-linux-gnu/slurm-wlm/gpu_nvml.so"
 # $1 root, $2 layer, $3 what to put in, then a command.
@@ -51,6 +52,9 @@ def detect(suite: str, content: Path, layer: Path, *argv: str, env: tuple[str, .
     return done.stdout + done.stderr
 
 
+MEMORY_SLICES = (1, 1, 2, 2, 4, 4, 8)  # by row of the table of profiles in tests/lab/nvml/mig.c
+
+
 def divide(content: Path, gpus: Sequence[int], slots: Sequence[tuple[int, int]]) -> None:
     """Divide these GPUs of the simulated library's input, each into instances: (row of its table of profiles, first memory slice)
     of tests/lab/nvml/mig.c. Slurm finds the device files of instances in the driver's list of minor numbers."""
@@ -59,8 +63,10 @@ def divide(content: Path, gpus: Sequence[int], slots: Sequence[tuple[int, int]])
     for gpu in gpus:
         lines.append(f"gpu.{gpu}.mig_mode.current=1\ngpu.{gpu}.mig_mode.pending=1\n")
         for slot, (row, start) in enumerate(slots):
-            lines.append(f"gpu.{gpu}.mig.slot.{slot}={1 + row + (start << 5) + (1 << 9)}\n")
-            for name in (f"gpu{gpu}/gi{slot + 1}/access", f"gpu{gpu}/gi{slot + 1}/ci0/access"):
+            lines.append(f"gpu.{gpu}.mig.slot.{slot}={slot_value(row, start)}\n")
+            size = MEMORY_SLICES[row]
+            gi = 8 // size - 1 + start // size
+            for name in (f"gpu{gpu}/gi{gi}/access", f"gpu{gpu}/gi{gi}/ci0/access"):
                 listed.append(f"{name} {number}\n")
                 number += 1
     conf.write_text(conf.read_text() + "".join(lines))

@@ -252,7 +252,7 @@ def test_the_monitors_of_others_agree(worker: Worker) -> None:
         for words in (["-m", "gpustat", "--json"], ["-c", NVITOP])
     ]
     assert [g["enforced.power.limit"] for g in json.loads(said[0])["gpus"][:2]] == [400, 300]
-    assert said[1] == "400000 Default True [1, 2, 3]\n300000 Exclusive Process False []\n"
+    assert said[1] == "400000 Default True [1, 5, 13]\n300000 Exclusive Process False []\n"
 
 
 @pytest.mark.parametrize(

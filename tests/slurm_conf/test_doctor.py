@@ -95,6 +95,20 @@ def test_a_task_prolog_under_pyxis_is_said_not_to_bind_unless_the_spank_plugin_d
         assert ["cannot bind" in r.why for r in found] == [said]
 
 
+def test_mig_instances_by_hand_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """CUDA_VISIBLE_DEVICES is then Slurm's index (seen on 22.05, 24.11 and 26.05)."""
+    folder = tmp_path / "etc/slurm"
+    folder.mkdir(parents=True)
+    (folder / "slurm.conf").write_text(GOOD)
+    by_hand = "Name=gpu Type=1g.10gb multiplefiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap1,/dev/nvidia-caps/nvidia-cap2\n"
+    for text, said in ((by_hand, True), ("AutoDetect=nvml\n", False), (f"#{by_hand}", False)):
+        (folder / "gres.conf").write_text(text)
+        main(["doctor", "--root", str(tmp_path)])
+        out = capsys.readouterr().out
+        assert ("warn   gres.conf has MultipleFiles\n" in out) is said, out
+        assert ("do: AutoDetect=nvml in gres.conf" in out) is said
+
+
 def test_plugins_of_included_files_are_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The usual installation of pyxis: plugstack.conf includes plugstack.conf.d, and pyxis.conf is there."""
     folder = tmp_path / "etc/slurm"

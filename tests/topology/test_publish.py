@@ -128,9 +128,11 @@ def test_with_mig_no_index_says_where_a_gpu_is() -> None:
     split = msgspec.structs.replace(node, gpus=(msgspec.structs.replace(node.gpus[0], mig_current=True), *node.gpus[1:]))
     assert published_files.render_plans(split) == {}
     made = binding_plan.parse_topology(published_files.render_topology(split))
-    assert [g.near for g in made.gpus] == [0] * 8
+    assert [g.index for g in made.gpus] == [-1] * 8
     with pytest.raises(binding_plan.Doubt):
-        binding_plan.permute_cpu_sets(made, [1, 1 << 56], made.gpus[:2], made.online)
+        binding_plan.answer_lines(
+            published_files.render_topology(split), "0x1,0x2", "1,2", allowed=made.online, cpus_on_node="", visible="1,2"
+        )
 
 
 def test_no_driver_no_gpus() -> None:

@@ -3,8 +3,9 @@
 The check reads the counters of nvmlDeviceGetTotalEccErrors and of nvmlDeviceGetSramEccErrorStatus. Volatile counters count since
 the driver loaded, and aggregate counters count in the whole life of the GPU card. bThresholdExceeded of
 nvmlDeviceGetSramEccErrorStatus is NVIDIA's criterion for an RMA. After an uncorrectable error since the driver loaded, the GPU
-needs a reset once the job has ended. Single corrected errors are harmless, so the check judges their rate. In one case in the
-field, 4,647 to 17,657 corrected errors came per second without any Xid (NVSentinel issue 1748).
+needs a reset once the job has ended. In MIG mode NVML also counts uncorrectable SRAM errors of each instance, and the finding
+names the instance (nvmlDeviceGetMemoryErrorCounter). Single corrected errors are harmless, so the check judges their rate. In one
+case in the field, 4,647 to 17,657 corrected errors came per second without any Xid (NVSentinel issue 1748).
 
 After a double bit error some drivers (550.90.07) answer N/A for all these counters. The check therefore also drains if a counter
 could be read earlier and cannot be read now. The hardware profile lists the counters that a kind of GPU never had as
@@ -23,6 +24,7 @@ from fairlead.model.check_definition import Check, CheckParams, Past
 from fairlead.model.device import device_of, listed_gpus, readable_gpus, was_readable
 from fairlead.model.facts import Ecc, Gpu, Missing, Node, Why
 from fairlead.model.finding import Action, Finding, Level, Mode, Service, with_action
+from fairlead.model.mig_instances import name_of
 from fairlead.model.trend import growth, series
 from fairlead.model.unread import unlisted
 
@@ -68,6 +70,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
                 yield with_action(Level.WARN, f"ECC of GPU {gpu.pci} goes on at the next reset", Action.PROVISION, device=gpu.pci)
             continue  # without ECC there are no counters
         yield from _unreadable(gpu, past)
+        yield from _instances(gpu, params)
         if isinstance(gpu.ecc, Ecc):
             yield from _counted(gpu, gpu.ecc, params)
             yield from _rate(gpu, gpu.ecc, node, past, params)
@@ -131,6 +134,24 @@ def _counted(gpu: Gpu, ecc: Ecc, params: Params) -> Iterator[Finding]:
         )
     if params.judge_mode and ecc.mode_current is True and ecc.mode_pending is False:
         yield with_action(Level.WARN, f"ECC of GPU {gpu.pci} goes off at the next reset", Action.PROVISION, device=gpu.pci)
+
+
+def _instances(gpu: Gpu, params: Params) -> Iterator[Finding]:
+    """Name the MIG instances with uncorrectable SRAM errors. The counters of the whole GPU are judged in MIG mode too, so an
+    instance whose counter is Missing is no finding here."""
+    devices = () if isinstance(gpu.mig_devices, Missing) else gpu.mig_devices
+    for gi in sorted({device.gi for device in devices}):
+        parts = [device for device in devices if device.gi == gi]
+        count = max((d.sram_uncorrected for d in parts if isinstance(d.sram_uncorrected, int)), default=0)
+        if count > params.volatile_uncorrected_max:
+            yield with_action(
+                Level.DRAIN,
+                f"{count} uncorrectable SRAM errors in {name_of(parts)} of GPU {gpu.pci} since the driver loaded",
+                Action.RESET_GPU,
+                device=gpu.pci,
+                service=Service.DRAIN_AFTER_JOB,
+                evidence_id=f"gi={gi} sram_uncorrected={count}",
+            )
 
 
 def _rate(gpu: Gpu, ecc: Ecc, node: Node, past: Past, params: Params) -> Iterator[Finding]:

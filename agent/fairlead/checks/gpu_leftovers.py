@@ -8,9 +8,10 @@ a process that does not exist. Then either the process has ended and the driver 
 PID namespace.
 
 The check never kills a process. A finding counts only after several sweeps, since the driver lists a process for a while after it
-has ended. In MIG mode memory is not judged, because it belongs to the MIG instances. Memory is also not judged if the kernel
-manages it as a NUMA node without CPUs. This is the default on GH200, GB200 and GB300. Any process, and also the page cache, may
-get pages of such memory (NVIDIA, "Understanding Memory Management on Hardware-Coherent Platforms").
+has ended. In MIG mode the memory of each GPU instance is judged by its own processes, because the memory belongs to the instance.
+Memory is not judged if the kernel manages it as a NUMA node without CPUs. This is the default on GH200, GB200 and GB300. Any
+process, and also the page cache, may get pages of such memory (NVIDIA, "Understanding Memory Management on Hardware-Coherent
+Platforms").
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from fairlead.model.check_definition import Check, CheckParams, Past
 from fairlead.model.device import readable_gpus
 from fairlead.model.facts import Gpu, GpuProcess, Missing, Node, Why
 from fairlead.model.finding import Action, Finding, Level, Mode, with_action
+from fairlead.model.mig_instances import name_of
 from fairlead.model.unread import unlisted, unread
 
 ALLOWED = (
@@ -54,7 +56,9 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
                 yield unread(f"the processes of GPU {gpu.pci}", gpu.processes, gpu.pci)
             continue
         yield from _processes(gpu, gpu.processes, params)
-        if not gpu.processes and gpu.mig_current is not True and not _pooled(gpu, node):
+        if gpu.mig_current is True:
+            yield from _instances(gpu, params)
+        elif not gpu.processes and not _pooled(gpu, node):
             yield from _memory(gpu, params)
 
 
@@ -98,6 +102,26 @@ def _memory(gpu: Gpu, params: Params) -> Iterator[Finding]:
     elif used > params.memory_max_bytes:
         words = f"memory of GPU {gpu.pci} is in use and no process has it"
         yield with_action(Level.DRAIN, words, Action.RESET_GPU, f"{used / (1 << 20):.0f} MiB", device=gpu.pci)
+
+
+def _instances(gpu: Gpu, params: Params) -> Iterator[Finding]:
+    """Judge the memory of each GPU instance. Its compute instances share it, so a process on one of them may have it."""
+    if isinstance(gpu.mig_devices, Missing):
+        if gpu.mig_devices.why is Why.UNREADABLE:
+            yield unread(f"the MIG devices of GPU {gpu.pci}", gpu.mig_devices, gpu.pci)
+        return
+    for gi in sorted({device.gi for device in gpu.mig_devices}):
+        parts = [device for device in gpu.mig_devices if device.gi == gi]
+        where = f"{name_of(parts)} of GPU {gpu.pci}"
+        used = parts[0].memory_used_bytes
+        values = (used, *(device.processes for device in parts))
+        missing = next((value for value in values if isinstance(value, Missing) and value.why is Why.UNREADABLE), None)
+        if missing is not None:
+            yield unread(f"the memory in use or the processes on {where}", missing, gpu.pci)
+        elif isinstance(used, int) and used > params.memory_max_bytes and not any(device.processes for device in parts):
+            words = f"memory of {where} is in use and no process has it"
+            amount = f"{used / (1 << 20):.0f} MiB"
+            yield with_action(Level.DRAIN, words, Action.RESET_GPU, amount, device=gpu.pci, evidence_id=f"gi={gi}")
 
 
 check = Check(

@@ -1,8 +1,9 @@
-"""Checks that the MIG mode of each GPU is the declared one, now and after the next reset.
+"""Checks that the MIG mode of each GPU is the declared one, now and after the next reset, and that its instances can be used.
 
 nvmlDeviceGetMigMode gives the current and the pending mode. If the mode is changed while the GPU is in use, the new mode is
 pending and takes effect at the next reset (NVIDIA Multi-Instance GPU user guide). From then on the GPU no longer has the devices
-that Slurm's gres.conf describes. The site declares which mode is right. fairlead does not learn the mode from the node.
+that Slurm's gres.conf describes. Neither Slurm nor CUDA can use a GPU instance without a compute instance. The site declares
+which mode is right. fairlead does not learn the mode from the node.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     for gpu in listed_gpus(node):
         if not gpu.lost:  # gpu_count reports a lost GPU
             yield from _one(gpu, params.expected)
+            yield from _unusable(gpu)
 
 
 def _one(gpu: Gpu, expected: bool | None) -> Iterator[Finding]:
@@ -61,12 +63,22 @@ def _one(gpu: Gpu, expected: bool | None) -> Iterator[Finding]:
         yield with_action(Level.WARN, words, Action.PROVISION, device=gpu.pci)
 
 
+def _unusable(gpu: Gpu) -> Iterator[Finding]:
+    """Yield a finding for the GPU instances without a compute instance. Missing instances are a finding of settings.mig."""
+    instances = gpu.state.mig_instances
+    empty = () if isinstance(instances, Missing) else tuple(i for i in instances if not i.compute)
+    if empty:
+        names = ", ".join(f"{i.profile} at memory slice {i.start}" for i in empty)
+        words = f"a MIG instance of GPU {gpu.pci} has no compute instance, so no job can use it"
+        yield with_action(Level.WARN, words, Action.PROVISION, names, device=gpu.pci, evidence_id=names)
+
+
 def _word(on: bool) -> str:
     return "on" if on else "off"
 
 
 check = Check(
-    summary="MIG mode of each GPU as declared, now and after the next reset",
+    summary="MIG mode of each GPU as declared, now and after the next reset, and no MIG instance without a compute instance",
     params=Params,
     judge=judge,
     mode=Mode.OBSERVE,

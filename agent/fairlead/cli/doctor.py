@@ -21,7 +21,7 @@ from fairlead.cli.output import print_json
 from fairlead.errors import DataError, ExitCode, FairleadError, InputMissing
 from fairlead.slurm import slurm_conf
 from fairlead.slurm.amend import amend
-from fairlead.slurm.conf_review import Remark, review
+from fairlead.slurm.conf_review import Remark, gres_remarks, review
 from fairlead.slurm.plugstack import plugstack_path, plugstack_text
 
 HOOKS = (
@@ -176,6 +176,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     if args.diff:
         return _diff(args, path, conf, plugstack)
     remarks = [*review(conf, hooks=HOOKS, plugstack=plugstack, version=_version(args.root))]
+    remarks += gres_remarks(_text(args.root, f"{os.path.dirname(path)}/gres.conf") or "")
     remarks += _installation(args.root, args.document, conf)
     levels = {r.level for r in remarks}
     if args.json:

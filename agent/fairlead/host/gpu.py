@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
-from fairlead.host import gpu_details_reader, gpu_health_reader, gpu_load_reader, gpu_state_reader
+from fairlead.host import gpu_details_reader, gpu_health_reader, gpu_load_reader, gpu_state_reader, mig_devices_reader
 from fairlead.host.gpu_reader import GPU_IS_LOST, GpuReader, return_text
 from fairlead.host.pci import normal_address
 from fairlead.model.facts import (
@@ -85,6 +85,7 @@ class Converter:
             details=part(gpu_details_reader.details, *gpu_details_reader.PARTS),
             state=part(gpu_state_reader.state, *gpu_state_reader.PARTS),
             load=part(gpu_load_reader.load, *gpu_load_reader.PARTS),
+            mig_devices=part(mig_devices_reader.mig_devices, *mig_devices_reader.PARTS),
         )
 
 

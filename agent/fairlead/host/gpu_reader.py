@@ -36,17 +36,17 @@ class GpuReader:
     lists such fields in ``unsupported``.
     """
 
-    __slots__ = ("_unsupported", "raw")
+    __slots__ = ("raw", "unsupported")
 
     def __init__(self, raw: Mapping[str, Any], unsupported: frozenset[str] = frozenset()) -> None:
         self.raw = raw
-        self._unsupported = unsupported
+        self.unsupported = unsupported
 
     def missing(self, field: str, why: str | int) -> Missing:
         """Return Missing for this field; ``why`` is an NVML return code or a sentence."""
         if isinstance(why, int):
             group = field.partition(".")[0]
-            declared = field in self._unsupported or group in self._unsupported
+            declared = field in self.unsupported or group in self.unsupported
             return Missing(Why.UNSUPPORTED if declared and why != GPU_IS_LOST else Why.UNREADABLE, return_text(why))
         return unreadable(why)
 

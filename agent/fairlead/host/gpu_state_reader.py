@@ -31,8 +31,11 @@ def _instances(read: GpuReader) -> tuple[MigInstance, ...] | Missing:
     if isinstance(found, Missing):
         return found
     try:
-        return tuple(MigInstance(str(i["profile"]), int(i["start"]), int(i["compute"])) for i in found)
-    except (KeyError, TypeError, ValueError):
+        return tuple(
+            MigInstance(str(i["profile"]), int(i["start"]), int(i["compute"]), int(i.get("size", -1)), int(i.get("gi", -1)))
+            for i in found
+        )
+    except (AttributeError, KeyError, TypeError, ValueError):
         return unreadable("nvml: mig.instances holds an entry that is no instance")
 
 

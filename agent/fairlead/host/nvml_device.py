@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from fairlead.host import nvml_load
+from fairlead.host import nvml_load, nvml_mig_devices
 from fairlead.host.nvml_calls import (
     PROBE_AGAIN_SECONDS,
     Calls,
@@ -28,6 +28,7 @@ SLOW_SECONDS = 60.0
 RARE_SECONDS = 3600.0
 _FORGET = (NOT_SUPPORTED, FUNCTION_NOT_FOUND)
 _VALUE_NOT_AVAILABLE = 2**64 - 1
+_NO_INSTANCE = 0xFFFFFFFF  # of a process that is on no GPU instance
 _LINKS = 2  # the index of the batch of the NVLinks in ``_batches``
 
 
@@ -56,6 +57,7 @@ class Device:
         self._rare = rare_calls(self._calls())
         self._links = Links(lib, structs, self.pci, beat)
         self._events = nvml_load.ClockEventReader(lib, self.pci, beat)
+        self._mig_devices = nvml_mig_devices.MigDevices(lib, structs, self.pci, beat)
         self._batch_due = 0.0
         self._near_due = True
         self._batches: list[Batch] = []
@@ -92,6 +94,7 @@ class Device:
         code = code or self._read_fields(now, near=near)
         if not code and near:
             code = self._read_links() or self._read_processes() or self._events.read(self.handle, self.values, self._news, now)
+        code = code or self._read_mig_devices(near=near)
         if code:
             self.fail(code)
             return code
@@ -116,6 +119,7 @@ class Device:
         self._links.forget()
         self._events.forget()
         read = {part for part, _ in FIELDS.values()} | {"nvlink", "processes", "mig", nvml_load.PART}
+        read |= {nvml_mig_devices.PART} & self.values.keys()
         for calls in (self._fast, self._vital, self._near, self._slow, self._rare):
             calls.forget()
             read |= {call.part for call in calls.all}
@@ -205,7 +209,24 @@ class Device:
             self._news["processes"] = {"error": code}
             return int(code) if code in FATAL else 0
         self._news["processes"] = [
-            {"pid": p.pid, "used_bytes": {"error": NOT_SUPPORTED} if p.usedGpuMemory == _VALUE_NOT_AVAILABLE else p.usedGpuMemory}
+            {
+                "pid": p.pid,
+                "used_bytes": {"error": NOT_SUPPORTED} if p.usedGpuMemory == _VALUE_NOT_AVAILABLE else p.usedGpuMemory,
+                **({} if p.gpuInstanceId == _NO_INSTANCE else {"gi": p.gpuInstanceId, "ci": p.computeInstanceId}),
+            }
             for p in self._processes[: count.value]
         ]
         return 0
+
+    def _read_mig_devices(self, *, near: bool) -> int:
+        """Read the MIG devices if MIG is on. The part stays absent while MIG was never on. Return 0, or a fatal return code."""
+        on = nvml_mig_devices.is_on(self._news.get("mig_mode", self.values.get("mig_mode")))
+        known = nvml_mig_devices.PART in self.values
+        if not on:
+            if known:
+                self._news[nvml_mig_devices.PART] = []
+            return 0
+        if known and not near:
+            return 0
+        code, self._news[nvml_mig_devices.PART] = self._mig_devices.read(self.handle)
+        return code

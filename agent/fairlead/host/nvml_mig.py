@@ -56,7 +56,8 @@ class Mig:
         for instance, info in self._instances(profiles):
             compute = sum(1 for _ in self._compute_instances(instance))
             profile = names.get(info.profileId, str(info.profileId))
-            found.append({"profile": profile, "start": info.placement.start, "compute": compute})
+            where = {"start": info.placement.start, "size": info.placement.size}
+            found.append({"profile": profile, **where, "gi": info.id, "compute": compute})
         found.sort(key=lambda i: i["start"])
         return {"instances": found, "profiles": sorted(names.values())}
 

@@ -78,6 +78,7 @@ def _set(gpu: dict[str, Any], what: str, value: int | str) -> bool:
             made = tuple(str(value).split(",")) if on else ()
             gpu["mig"]["instances"] = [{"profile": n, "start": i, "compute": 1} for i, n in enumerate(made)]
             gpu["mig"]["profiles"] = sorted(set(made))
+            gpu.pop("mig_devices", None)  # those of the instances before: only a driver makes new ones
         case _:
             return False
     return True

@@ -13,7 +13,7 @@ from msgspec import Struct, field
 from fairlead.model.gpu_details import GpuDetails
 from fairlead.model.gpu_health import AerCounts, RetiredPages
 from fairlead.model.gpu_load import NOT_READ, GpuLoad, ProcessOwner, Software
-from fairlead.model.gpu_state import GpuState
+from fairlead.model.gpu_state import GpuState, MigDevice
 from fairlead.model.host_facts import Host
 from fairlead.model.missing import Missing as Missing  # noqa: PLC0414
 from fairlead.model.missing import Why as Why  # noqa: PLC0414
@@ -113,6 +113,7 @@ class Gpu(Struct, frozen=True, kw_only=True):
     load: GpuLoad = GpuLoad()
     details: GpuDetails = GpuDetails()
     state: GpuState = GpuState()
+    mig_devices: tuple[MigDevice, ...] | Missing = NOT_READ  # () while MIG is off
 
 
 class Driver(Struct, frozen=True, kw_only=True):

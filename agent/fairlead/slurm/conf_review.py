@@ -40,6 +40,19 @@ def review(conf: SlurmConf, *, hooks: Iterable[str], plugstack: str, version: tu
     yield from _spank(plugstack)
 
 
+def gres_remarks(gres_conf: str) -> Iterator[Remark]:
+    """Return remarks on the text of gres.conf."""
+    lines = [line.partition("#")[0].lower() for line in gres_conf.splitlines()]
+    if any("multiplefiles=" in line for line in lines):
+        yield Remark(
+            level="warn",
+            what="gres.conf has MultipleFiles",
+            why="Slurm then sets CUDA_VISIBLE_DEVICES to its index, which names no MIG instance for CUDA; fairlead binds no task",
+            fix="AutoDetect=nvml in gres.conf, without lines for the MIG instances",
+            source="gres.conf(5) MultipleFiles, AutoDetect",
+        )
+
+
 def _hook_line(conf: SlurmConf, key: str, installed: tuple[str, ...], standard: str) -> Iterator[Remark]:
     value = conf.get(key)
     ours = next((p for p in installed if p.rsplit("/", 2)[-2:] == standard.rsplit("/", 2)[-2:]), standard)

@@ -73,9 +73,11 @@ def render_gres(nodes: Iterable[SlurmNode], autodetect: str = "") -> str:
 def mig_type(profile: str) -> str:
     """Return the GRES type of a GPU instance. It is a part of AutoDetect's name for it (`nvidia_h100_80gb_hbm3_3g.40gb`).
 
-    slurmd makes its name only from the slices and the memory (Slurm src/plugins/gpu/nvml/gpu_nvml.c, _handle_mig), so the type
-    has no attributes (`+me`, `-me`). slurmd rounds the memory that NVML reports. With A100 80 GB and driver 535, the profile
-    3g.40gb therefore has the name 3g.39gb (NVIDIA/mig-parted issue 31). For such a case, ``gpu_types`` has ``names``.
+    Slurm 22.05 makes its name only from the slices and the memory, so the type has no attributes (`+me`, `-me`). It rounds the
+    memory that NVML reports. With A100 80 GB and driver 535, the profile 3g.40gb therefore has the name 3g.39gb
+    (NVIDIA/mig-parted issue 31). For such a case, ``gpu_types`` has ``names``. Slurm 24.11 takes the profile from NVML's name of
+    the instance, if that has one, with its attributes (src/plugins/gpu/nvml/gpu_nvml.c, _handle_mig). This type is a part of that
+    name too.
     """
     return re.sub(r"([+]|-me).*", "", profile)
 

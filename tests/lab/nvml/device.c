@@ -43,14 +43,20 @@
         return sim_uint(gpu, second, b);                                                    \
     }
 
-TEXT(nvmlDeviceGetName, "name")
+NVML_API nvmlReturn nvmlDeviceGetName(nvmlDevice device, char *out, unsigned int size) {
+    ENTER_GPU_OR_MIG();
+    return divided ? sim_mig_name(&mig, out, size) : sim_copy_text(gpu, "name", out, size);
+}
 TEXT(nvmlDeviceGetSerial, "serial")
 TEXT(nvmlDeviceGetBoardPartNumber, "board_part_number")
 TEXT(nvmlDeviceGetVbiosVersion, "vbios_version")
 TEXT(nvmlDeviceGetInforomImageVersion, "inforom_image_version")
 NVML_API nvmlReturn nvmlDeviceGetUUID(nvmlDevice device, char *out, unsigned int size) {
-    nvmlReturn rc;
-    if (sim_mig_uuid(device, out, size, &rc)) return rc;
+    struct sim_mig mig;
+    if (sim_mig_at(device, &mig)) {
+        TRY(sim_enter(__func__));
+        return sim_mig_uuid(&mig, out, size);
+    }
     ENTER_WITH(device, 1);
     return sim_copy_text(gpu, "uuid", out, size);
 }
@@ -96,28 +102,27 @@ CONSTANT(nvmlDeviceGetDisplayMode, 0)
 CONSTANT(nvmlDeviceGetPowerManagementMode, 1)
 CONSTANT(nvmlDeviceGetVirtualizationMode, 0)
 
-struct memory { unsigned long long total, reserved, used; };
-static nvmlReturn memory(int gpu, struct memory *m) {
+static nvmlReturn memory(int gpu, struct sim_memory *m) {
     TRY(sim_ull(gpu, "memory.total_bytes", &m->total));
     TRY(sim_ull(gpu, "memory.reserved_bytes", &m->reserved));
     return sim_ull(gpu, "memory.used_bytes", &m->used);
 }
 NVML_API nvmlReturn nvmlDeviceGetMemoryInfo(nvmlDevice device, c_nvmlMemory_t *out) {
-    struct memory m;
-    ENTER_GPU();
+    struct sim_memory m;
+    ENTER_GPU_OR_MIG();
     NEED(out);
-    TRY(memory(gpu, &m));
+    TRY(divided ? sim_mig_memory(&mig, &m) : memory(gpu, &m));
     out->total = m.total;
     out->used = m.used + m.reserved; /* version 1 counts what the driver keeps as used */
     out->free = m.total - out->used;
     return NVML_SUCCESS;
 }
 NVML_API nvmlReturn nvmlDeviceGetMemoryInfo_v2(nvmlDevice device, c_nvmlMemory_v2_t *out) {
-    struct memory m;
-    ENTER_GPU();
+    struct sim_memory m;
+    ENTER_GPU_OR_MIG();
     NEED(out);
     if (out->version != (sizeof *out | 2u << 24)) return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-    TRY(memory(gpu, &m));
+    TRY(divided ? sim_mig_memory(&mig, &m) : memory(gpu, &m));
     out->total = m.total;
     out->reserved = m.reserved;
     out->used = m.used;

@@ -95,7 +95,7 @@ NVML_API nvmlReturn nvmlEventSetWait(nvmlEventSet set, c_nvmlEventData_t *out, u
     return NVML_SUCCESS;
 }
 
-/* processes.N.{pid,used_memory_bytes,type}, type C (compute) or G (graphics). */
+/* processes.N.{pid,used_bytes,type,gi,ci}, type C (compute) or G (graphics); gi and ci only of a process on a MIG device. */
 static int process(int gpu, unsigned int number, char type, c_nvmlProcessInfo_v3_t *out) {
     char key[64], text[SIM_TEXT];
     unsigned long long bytes = ~0ull; /* NVML_VALUE_NOT_AVAILABLE */
@@ -107,11 +107,14 @@ static int process(int gpu, unsigned int number, char type, c_nvmlProcessInfo_v3
     snprintf(key, sizeof key, "processes.%u.used_bytes", number);
     (void)sim_ull(gpu, key, &bytes);
     out->usedGpuMemory = bytes;
-    out->gpuInstanceId = out->computeInstanceId = 0xFFFFFFFFu;
+    unsigned int at[2];
+    sim_process_instance(gpu, number, at);
+    out->gpuInstanceId = at[0];
+    out->computeInstanceId = at[1];
     return 1;
 }
 
-static nvmlReturn list(int gpu, char type, unsigned int *count, char *out, size_t size) {
+static nvmlReturn list(int gpu, const struct sim_mig *mig, char type, unsigned int *count, char *out, size_t size) {
     unsigned int all, found = 0, room;
     c_nvmlProcessInfo_v3_t one;
     NEED(count);
@@ -119,6 +122,7 @@ static nvmlReturn list(int gpu, char type, unsigned int *count, char *out, size_
     room = *count;
     for (unsigned int i = 0; i < all; i++) {
         if (!process(gpu, i, type, &one)) continue;
+        if (mig && (one.gpuInstanceId != mig->gi || one.computeInstanceId != mig->ci)) continue;
         if (out && found < room) memcpy(out + found * size, &one, size); /* version 1 is the start of version 3 */
         found++;
     }
@@ -127,8 +131,9 @@ static nvmlReturn list(int gpu, char type, unsigned int *count, char *out, size_
 }
 #define PROCESSES(call, type, size)                                                               \
     NVML_API nvmlReturn call(nvmlDevice device, unsigned int *count, void *out) {                 \
-        ENTER_GPU();                                                                              \
-        return list(gpu, type, count, out, size);                                                 \
+        ENTER_GPU_OR_MIG();                                                                       \
+        if (divided && !mig.slices) return NVML_ERROR_NOT_FOUND;                                  \
+        return list(gpu, divided ? &mig : NULL, type, count, out, size);                          \
     }
 #define FIRST_SIZE offsetof(c_nvmlProcessInfo_v3_t, gpuInstanceId)
 PROCESSES(nvmlDeviceGetComputeRunningProcesses, 'C', FIRST_SIZE)

@@ -170,6 +170,7 @@ nvmlReturn sim_enter_gpu(const char *call, nvmlDevice device, int *gpu, int answ
     trace(call, index);
     if (atomic_load(&initialised) <= 0) return NVML_ERROR_UNINITIALIZED;
     sim_refresh();
+    if (sim_is_mig(device)) return NVML_ERROR_NOT_SUPPORTED; /* the calls that answer for a MIG device come with its GPU */
     if (index == NO_GPU || index >= sim_gpu_count()) return NVML_ERROR_INVALID_ARGUMENT;
     *gpu = index;
     TRY(sim_suffer(call, index));

@@ -32,8 +32,12 @@ NVML_API nvmlReturn nvmlDeviceGetMemoryErrorCounter(nvmlDevice device, unsigned 
     static const char *const keys[2][2] = {{"ecc.volatile_corrected", "ecc.aggregate_corrected"},
                                            {"ecc.volatile_uncorrected", "ecc.aggregate_uncorrected"}};
     unsigned long long total, in_sram;
-    ENTER_GPU();
+    ENTER_GPU_OR_MIG();
     NEED(out && type < 2 && counter < 2);
+    if (divided) { /* nvidia-smi shows only this counter of a MIG device */
+        if (location != NVML_MEMORY_LOCATION_SRAM || type != DOUBLE_BIT || counter != VOLATILE) return NVML_ERROR_NOT_SUPPORTED;
+        return sim_mig_sram_uncorrected(&mig, out);
+    }
     if (location == NVML_MEMORY_LOCATION_SRAM) return sram(gpu, type, counter, out);
     if (location != NVML_MEMORY_LOCATION_DEVICE_MEMORY) return NVML_ERROR_NOT_SUPPORTED;
     TRY(sim_ull(gpu, keys[type][counter], &total));

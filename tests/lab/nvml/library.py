@@ -15,9 +15,22 @@ from pathlib import Path
 from tests.lab.gpufacts import flatten
 from tests.lab.machines import read_nvml
 from tests.lab.nvml.layout import entry_points, layout_header, stubs_source
+from tests.lab.nvml.mig_input import mig_lines
 
 HERE = Path(__file__).resolve().parent
-SOURCES = ("store.c", "faults.c", "system.c", "device.c", "health.c", "links.c", "events.c", "clocks.c", "mig.c", "samples.c")
+SOURCES = (
+    "store.c",
+    "faults.c",
+    "system.c",
+    "device.c",
+    "health.c",
+    "links.c",
+    "events.c",
+    "clocks.c",
+    "mig.c",
+    "mig_devices.c",
+    "samples.c",
+)
 NAME = "libnvidia-ml.so.1"
 FLAGS = ("-std=gnu11", "-O2", "-g0", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror", "-pthread")
 
@@ -91,7 +104,8 @@ def write_conf(tree: Path, conf: Path) -> Path:
     ]
     conf.parent.mkdir(parents=True, exist_ok=True)
     scratch = conf.with_name(conf.name + ".new")
-    scratch.write_text(flatten(nvml) + "".join(distances))
+    divided = [f"{line}\n" for number, gpu in enumerate(nvml["gpus"]) for line in mig_lines(number, gpu)]
+    scratch.write_text(flatten(nvml) + "".join(distances) + "".join(divided))
     os.replace(scratch, conf)
     return conf
 

@@ -1,16 +1,22 @@
-/* Multi-Instance GPU: mode, GPU instances, compute instances, and the devices that they are seen as.
+/* Multi-Instance GPU: mode, GPU instances, and compute instances. mig_devices.c has the devices that these are seen as.
 
    Profiles of the GPUs with 80 GB: NVIDIA Multi-Instance GPU user guide, "Supported MIG Profiles". An instance is a slot,
-   `gpu.N.mig.slot.K`: 0, or 1 + the profile's row, its first memory slice and whether it holds a compute instance. */
+   `gpu.N.mig.slot.K`: 0, or 1 + the profile's row, its first memory slice (from bit 5), a bit for a compute instance that
+   spans it (bit 9), and a bit for each of its compute instances of one slice (from bit 10). The id of a GPU instance follows
+   from its size and its first memory slice: 0 is the whole GPU, 1 and 2 the halves, 3 to 6 the quarters, 7 to 14 the eighths.
+   A listing of nvidia-smi on an H200 with 3g, 2g and two 1g agrees (ids 2, 3, 9 and 10). */
 #include "sim.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#define SLOTS 7
+#define SLOTS SIM_MIG_DEVICES
 #define ROW(slot) (((slot) & 31) - 1)
 #define START(slot) ((slot) >> 5 & 15)
-#define COMPUTE(slot) ((slot) >> 9 & 1)
+#define SPANNING (1u << 9)
+#define SMALL_SHIFT 10
+#define SMALL(slot) ((slot) >> SMALL_SHIFT & 127)
+#define COMPUTE(slot) ((slot) & SPANNING ? 1u : SMALL(slot)) /* a bit for each compute instance, by its id */
 #define KEEPS_IT 7 /* NVML_DEVICE_ARCH_AMPERE: keeps its MIG mode over a reboot; later ones do not */
 
 static const struct profile {
@@ -29,14 +35,18 @@ static const struct profile {
 static const unsigned int compute_slices[NVML_COMPUTE_INSTANCE_PROFILE_COUNT] = {1, 2, 3, 4, 7, 8, 6, 0, 0};
 
 struct sim_instance { /* a handle is the address of one of these: GPU instance, compute instance, MIG device */
-    int gpu, slot;
+    int gpu, slot, ci;
 };
 typedef struct sim_instance *instance;
-static struct sim_instance gpu_instances[SIM_GPUS][SLOTS], compute_instances[SIM_GPUS][SLOTS], devices[SIM_GPUS][SLOTS];
+static struct sim_instance gpu_instances[SIM_GPUS][SLOTS], compute_instances[SIM_GPUS][SLOTS][SLOTS];
+static struct sim_instance devices[SIM_GPUS][SLOTS][SLOTS];
 
 __attribute__((constructor)) static void prepare(void) {
     for (int g = 0; g < SIM_GPUS; g++)
-        for (int s = 0; s < SLOTS; s++) gpu_instances[g][s] = compute_instances[g][s] = devices[g][s] = (struct sim_instance){g, s};
+        for (int s = 0; s < SLOTS; s++) {
+            gpu_instances[g][s] = (struct sim_instance){g, s, 0};
+            for (int c = 0; c < SLOTS; c++) compute_instances[g][s][c] = devices[g][s][c] = (struct sim_instance){g, s, c};
+        }
 }
 
 static int among(const void *handle, const void *first, size_t size) {
@@ -61,9 +71,19 @@ static nvmlReturn enabled(int gpu) {
     TRY(sim_uint(gpu, "mig_mode.current", &mode));
     return mode ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
 }
-static int in_use(int gpu) {
-    unsigned int count;
-    return sim_uint(gpu, "processes.count", &count) == NVML_SUCCESS && count > 0;
+static unsigned int gi_of(unsigned int slot) {
+    unsigned int memory = profiles[ROW(slot)].memory;
+    return 8 / memory - 1 + START(slot) / memory;
+}
+/* Says whether a process is on this compute instance. A process without an instance (`processes.N.gi`) uses the whole GPU. */
+static int in_use(int gpu, unsigned int gi, unsigned int ci) {
+    unsigned int count, at[2];
+    if (sim_uint(gpu, "processes.count", &count) != NVML_SUCCESS) return 0;
+    for (unsigned int i = 0; i < count; i++) {
+        sim_process_instance(gpu, i, at);
+        if (at[0] == NO_INSTANCE || (at[0] == gi && at[1] == ci)) return 1;
+    }
+    return 0;
 }
 static const struct profile *by_id(unsigned int id) {
     for (size_t i = 0; i < ROWS; i++)
@@ -82,7 +102,8 @@ NVML_API nvmlReturn nvmlDeviceSetMigMode(nvmlDevice device, unsigned int mode, u
     NEED(mode <= 1 && activation);
     TRY(sim_uint(gpu, "mig_mode.current", &now));
     TRY(sim_uint(gpu, "architecture", &architecture));
-    int busy = in_use(gpu);
+    unsigned int processes;
+    int busy = sim_uint(gpu, "processes.count", &processes) == NVML_SUCCESS && processes > 0;
     for (int s = 0; s < SLOTS; s++) busy |= slot_of(gpu, s) != 0;
     TRY(architecture == KEEPS_IT ? sim_append_inforom(gpu, "mig_mode", mode) : sim_append_set(gpu, "mig_mode.pending", mode));
     *activation = busy && now != mode ? NVML_ERROR_IN_USE : NVML_SUCCESS;
@@ -180,9 +201,12 @@ NVML_API nvmlReturn nvmlDeviceGetGpuInstanceById(nvmlDevice device, unsigned int
     ENTER_GPU();
     NEED(out);
     TRY(enabled(gpu));
-    if (id < 1 || id > SLOTS || !slot_of(gpu, (int)id - 1)) return NVML_ERROR_NOT_FOUND;
-    *out = &gpu_instances[gpu][id - 1];
-    return NVML_SUCCESS;
+    for (int s = 0; s < SLOTS; s++)
+        if (slot_of(gpu, s) && gi_of(slot_of(gpu, s)) == id) {
+            *out = &gpu_instances[gpu][s];
+            return NVML_SUCCESS;
+        }
+    return NVML_ERROR_NOT_FOUND;
 }
 
 #define ENTER_INSTANCE(handle, array)                                           \
@@ -197,7 +221,7 @@ NVML_API nvmlReturn nvmlGpuInstanceGetInfo(instance handle, c_nvmlGpuInstanceInf
     ENTER_INSTANCE(handle, gpu_instances);
     NEED(out);
     out->device = &sim_devices[gpu];
-    out->id = (unsigned int)at + 1;
+    out->id = gi_of(slot);
     out->profileId = profiles[ROW(slot)].id;
     out->placement.start = START(slot);
     out->placement.size = profiles[ROW(slot)].memory;
@@ -209,7 +233,7 @@ NVML_API nvmlReturn nvmlGpuInstanceDestroy(instance handle) {
     return set_slot(gpu, at, 0);
 }
 
-/* Compute instances: those of the whole GPU instance and smaller ones are told, one that spans it can be made. */
+/* Compute instances: the profiles up to the whole GPU instance are listed. One that spans it can be made, or some of one slice. */
 static nvmlReturn compute_profile(unsigned int number, unsigned int slot, unsigned int *slices) {
     NEED(number < NVML_COMPUTE_INSTANCE_PROFILE_COUNT);
     *slices = compute_slices[number];
@@ -234,7 +258,16 @@ NVML_API nvmlReturn nvmlGpuInstanceGetComputeInstances(instance handle, unsigned
     NEED(out && count);
     TRY(compute_profile(id, slot, &slices));
     *count = 0;
-    if (COMPUTE(slot) && slices == profiles[ROW(slot)].slices) out[(*count)++] = &compute_instances[gpu][at];
+    if (slices != (slot & SPANNING ? profiles[ROW(slot)].slices : 1)) return NVML_SUCCESS;
+    for (int c = 0; c < SLOTS; c++)
+        if (COMPUTE(slot) >> c & 1) out[(*count)++] = &compute_instances[gpu][at][c];
+    return NVML_SUCCESS;
+}
+NVML_API nvmlReturn nvmlGpuInstanceGetComputeInstanceById(instance handle, unsigned int id, instance *out) {
+    ENTER_INSTANCE(handle, gpu_instances);
+    NEED(out);
+    if (id >= SLOTS || !(COMPUTE(slot) >> id & 1)) return NVML_ERROR_NOT_FOUND;
+    *out = &compute_instances[gpu][at][id];
     return NVML_SUCCESS;
 }
 NVML_API nvmlReturn nvmlGpuInstanceCreateComputeInstance(instance handle, unsigned int id, instance *out) {
@@ -242,92 +275,60 @@ NVML_API nvmlReturn nvmlGpuInstanceCreateComputeInstance(instance handle, unsign
     ENTER_INSTANCE(handle, gpu_instances);
     NEED(out);
     TRY(compute_profile(id, slot, &slices));
-    if (slices != profiles[ROW(slot)].slices) return NVML_ERROR_NOT_SUPPORTED;
-    if (COMPUTE(slot)) return NVML_ERROR_INSUFFICIENT_RESOURCES;
-    TRY(set_slot(gpu, at, slot | 1u << 9));
-    *out = &compute_instances[gpu][at];
+    int spans = slices == profiles[ROW(slot)].slices, ci = 0;
+    if (!spans && slices != 1) return NVML_ERROR_NOT_SUPPORTED;
+    if (slot & SPANNING || (spans && SMALL(slot))) return NVML_ERROR_INSUFFICIENT_RESOURCES;
+    while (!spans && SMALL(slot) >> ci & 1) ci++;
+    if (ci >= (int)profiles[ROW(slot)].slices) return NVML_ERROR_INSUFFICIENT_RESOURCES;
+    TRY(set_slot(gpu, at, slot | (spans ? SPANNING : 1u << (SMALL_SHIFT + ci))));
+    *out = &compute_instances[gpu][at][ci];
     return NVML_SUCCESS;
 }
 NVML_API nvmlReturn nvmlComputeInstanceDestroy(instance handle) {
     ENTER_INSTANCE(handle, compute_instances);
-    if (!COMPUTE(slot)) return NVML_ERROR_NOT_FOUND;
-    if (in_use(gpu)) return NVML_ERROR_IN_USE;
-    return set_slot(gpu, at, slot & ~(1u << 9));
+    const int ci = handle->ci;
+    if (!(COMPUTE(slot) >> ci & 1)) return NVML_ERROR_NOT_FOUND;
+    if (in_use(gpu, gi_of(slot), (unsigned int)ci)) return NVML_ERROR_IN_USE;
+    return set_slot(gpu, at, slot & ~(slot & SPANNING ? SPANNING : 1u << (SMALL_SHIFT + ci)));
 }
 NVML_API nvmlReturn nvmlComputeInstanceGetInfo_v2(instance handle, c_nvmlComputeInstanceInfo_t *out) {
     ENTER_INSTANCE(handle, compute_instances);
-    NEED(out && COMPUTE(slot));
-    out->device = &devices[gpu][at];
+    const unsigned int ci = (unsigned int)handle->ci;
+    NEED(out && COMPUTE(slot) >> ci & 1);
+    out->device = &devices[gpu][at][ci];
     out->gpuInstance = &gpu_instances[gpu][at];
-    out->id = 0;
-    out->placement.start = 0;
-    out->placement.size = profiles[ROW(slot)].slices;
+    out->id = ci;
+    out->placement.start = ci;
+    out->placement.size = slot & SPANNING ? profiles[ROW(slot)].slices : 1;
     for (out->profileId = 0; compute_slices[out->profileId] != out->placement.size;) out->profileId++;
     return NVML_SUCCESS;
 }
 
-/* MIG devices: what CUDA and monitors see of a compute instance. */
+/* What mig_devices.c answers from. */
 int sim_is_mig(nvmlDevice device) { return AMONG(device, devices); }
 
-int sim_mig_uuid(nvmlDevice device, char *out, unsigned int size, nvmlReturn *rc) {
-    char parent[SIM_TEXT], text[SIM_TEXT + 16];
-    if (!AMONG(device, devices)) return 0;
-    instance handle = (instance)(void *)device;
-    *rc = sim_text(handle->gpu, "uuid", parent, sizeof parent);
-    snprintf(text, sizeof text, "MIG-%d%s", handle->slot + 1, strlen(parent) > 5 ? parent + 5 : "");
-    if (*rc == NVML_SUCCESS && strlen(text) >= size) *rc = NVML_ERROR_INSUFFICIENT_SIZE;
-    if (*rc == NVML_SUCCESS) strcpy(out, text);
+int sim_mig_at(nvmlDevice device, struct sim_mig *out) {
+    if (!sim_is_mig(device)) return 0;
+    const instance handle = (instance)(void *)device;
+    const unsigned int slot = slot_of(handle->gpu, handle->slot);
+    memset(out, 0, sizeof *out);
+    out->gpu = handle->gpu;
+    out->slot = handle->slot;
+    out->ci = (unsigned int)handle->ci;
+    if (!(COMPUTE(slot) >> handle->ci & 1)) return 1; /* the instance was destroyed: its slices stay 0 */
+    const struct profile *p = &profiles[ROW(slot)];
+    out->gi = gi_of(slot);
+    out->slices = p->slices;
+    out->compute_slices = slot & SPANNING ? p->slices : 1;
+    out->memory_slices = p->memory;
+    out->sm = slot & SPANNING ? p->sm : p->sm / p->slices;
+    out->profile = p->name + strlen("MIG ");
     return 1;
 }
-NVML_API nvmlReturn nvmlDeviceGetMaxMigDeviceCount(nvmlDevice device, unsigned int *out) {
-    unsigned int mode;
-    ENTER_GPU();
-    NEED(out);
-    *out = sim_uint(gpu, "mig_mode.current", &mode) == NVML_SUCCESS ? SLOTS : 0;
-    return NVML_SUCCESS;
-}
-NVML_API nvmlReturn nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice device, unsigned int index, nvmlDevice *out) {
-    ENTER_GPU();
-    NEED(out && index < SLOTS);
+
+nvmlDevice sim_mig_device(int gpu, unsigned int index) {
     for (int s = 0; s < SLOTS; s++)
-        if (COMPUTE(slot_of(gpu, s)) && !index--) {
-            *out = (nvmlDevice)(void *)&devices[gpu][s];
-            return NVML_SUCCESS;
-        }
-    return NVML_ERROR_NOT_FOUND;
-}
-NVML_API nvmlReturn nvmlDeviceIsMigDeviceHandle(nvmlDevice device, unsigned int *out) {
-    ENTER();
-    NEED(out && (sim_is_mig(device) || sim_index(device) != NO_GPU));
-    *out = sim_is_mig(device) != 0;
-    return NVML_SUCCESS;
-}
-NVML_API nvmlReturn nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvmlDevice device, nvmlDevice *out) {
-    ENTER();
-    NEED(out && sim_is_mig(device));
-    *out = &sim_devices[((instance)(void *)device)->gpu];
-    return NVML_SUCCESS;
-}
-NVML_API nvmlReturn nvmlDeviceGetAttributes_v2(nvmlDevice device, c_nvmlDeviceAttributes *out) {
-    ENTER();
-    NEED(out && sim_is_mig(device));
-    instance handle = (instance)(void *)device;
-    const struct profile *p = &profiles[ROW(slot_of(handle->gpu, handle->slot))];
-    memset(out, 0, sizeof *out);
-    out->multiprocessorCount = p->sm;
-    out->gpuInstanceSliceCount = out->computeInstanceSliceCount = p->slices;
-    out->memorySizeMB = 9984ull * p->memory;
-    return NVML_SUCCESS;
-}
-NVML_API nvmlReturn nvmlDeviceGetGpuInstanceId(nvmlDevice device, unsigned int *out) {
-    ENTER();
-    NEED(out && sim_is_mig(device));
-    *out = (unsigned int)((instance)(void *)device)->slot + 1;
-    return NVML_SUCCESS;
-}
-NVML_API nvmlReturn nvmlDeviceGetComputeInstanceId(nvmlDevice device, unsigned int *out) {
-    ENTER();
-    NEED(out && sim_is_mig(device));
-    *out = 0;
-    return NVML_SUCCESS;
+        for (int c = 0; c < SLOTS; c++)
+            if (COMPUTE(slot_of(gpu, s)) >> c & 1 && !index--) return (nvmlDevice)(void *)&devices[gpu][s][c];
+    return NULL;
 }

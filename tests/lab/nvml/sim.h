@@ -38,9 +38,26 @@ nvmlReturn sim_append_inforom(int gpu, const char *key, long long value);
 long sim_xid_count(void);
 int sim_xid_at(long number, struct sim_xid *out);
 
-/* mig.c */
-int sim_mig_uuid(nvmlDevice device, char *out, unsigned int size, nvmlReturn *rc);
+/* mig.c and mig_devices.c */
+#define SIM_MIG_DEVICES 7 /* what nvmlDeviceGetMaxMigDeviceCount says of GPUs with seven slices */
+#define NO_INSTANCE 0xFFFFFFFFu
+struct sim_mig { /* a MIG device; its slices are 0 if its instance was destroyed */
+    int gpu, slot;
+    unsigned int gi, ci, slices, compute_slices, memory_slices, sm;
+    const char *profile;
+};
+struct sim_memory {
+    unsigned long long total, reserved, used;
+};
 int sim_is_mig(nvmlDevice device);
+int sim_mig_at(nvmlDevice device, struct sim_mig *out); /* 0 if the handle is no MIG device's */
+nvmlDevice sim_mig_device(int gpu, unsigned int index); /* NULL if there are fewer */
+nvmlDevice sim_mig_by_uuid(const char *uuid);
+nvmlReturn sim_mig_uuid(const struct sim_mig *mig, char *out, size_t size);
+nvmlReturn sim_mig_name(const struct sim_mig *mig, char *out, size_t size);
+nvmlReturn sim_mig_memory(const struct sim_mig *mig, struct sim_memory *out);
+nvmlReturn sim_mig_sram_uncorrected(const struct sim_mig *mig, unsigned long long *out);
+void sim_process_instance(int gpu, unsigned int number, unsigned int at[2]); /* GI and CI, or NO_INSTANCE */
 
 /* clocks.c */
 nvmlReturn sim_megahertz(int gpu, unsigned int kind, int highest, unsigned int *out);
@@ -75,6 +92,15 @@ nvmlReturn sim_enter_gpu(const char *call, nvmlDevice device, int *gpu, int answ
         if (rc_ != NVML_SUCCESS) return rc_;                                   \
     } while (0)
 #define ENTER_GPU() ENTER_WITH(device, 0)
+/* For calls that answer for MIG devices too: sets gpu, and mig.slices if the handle is a MIG device's. */
+#define ENTER_GPU_OR_MIG()                                                                                       \
+    int gpu, divided;                                                                                            \
+    struct sim_mig mig = {0};                                                                                    \
+    do {                                                                                                         \
+        divided = sim_mig_at(device, &mig);                                                                      \
+        TRY(sim_enter_gpu(__func__, divided ? &sim_devices[mig.gpu] : device, &gpu, 0));                         \
+        if (divided) (void)sim_mig_at(device, &mig); /* again, because the files were only now looked at */      \
+    } while (0)
 #define NEED(pointer)                                       \
     do {                                                    \
         if (!(pointer)) return NVML_ERROR_INVALID_ARGUMENT; \

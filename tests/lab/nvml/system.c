@@ -93,6 +93,12 @@ static nvmlReturn by_text(const char *call, const char *key, const char *wanted,
 }
 NVML_API nvmlReturn nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice *out) {
     TRY(sim_begin(__func__));
+    if (uuid && out && !strncmp(uuid, "MIG-", 4)) {
+        nvmlDevice found = sim_mig_by_uuid(uuid);
+        if (!found) return NVML_ERROR_NOT_FOUND;
+        *out = found;
+        return NVML_SUCCESS;
+    }
     return by_text(__func__, "uuid", uuid, out);
 }
 NVML_API nvmlReturn nvmlDeviceGetHandleBySerial(const char *serial, nvmlDevice *out) {

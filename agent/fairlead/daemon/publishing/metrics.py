@@ -14,7 +14,7 @@ from msgspec import Struct, field
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from fairlead.daemon.publishing import gpu_error_metrics, gpu_load_metrics, xid_metrics
+from fairlead.daemon.publishing import gpu_error_metrics, gpu_load_metrics, mig_metrics, xid_metrics
 from fairlead.daemon.publishing.gpu_labels import LABELS, Labels, labels_of
 from fairlead.model.facts import Ecc, Gpu, Missing, Node, NvLink, PcieLink, RowRemap
 from fairlead.model.finding import Finding, Level
@@ -282,6 +282,7 @@ def _gpus(gpus: Sequence[tuple[Gpu, Labels]], *, links: bool) -> Iterator[Metric
     yield slow
     yield from _memory(tuple((labels, g.ecc, g.remap) for g, labels in gpus))
     yield from gpu_error_metrics.families(gpus)
+    yield from mig_metrics.families(gpus)
     yield from _pcie(tuple((labels, g.pcie) for g, labels in gpus))
     yield from _nvlinks(tuple((labels, g.nvlinks) for g, labels in gpus), each=links)
     yield from gpu_load_metrics.families(gpus)

@@ -18,7 +18,7 @@ from fairlead.host import log
 from fairlead.host.atomic_file import write_atomic, write_if_changed
 from fairlead.host.boot_clock import boottime
 from fairlead.host.bounded_disk import Direct, Storage
-from fairlead.model.facts import Missing, Node
+from fairlead.model.facts import Gpu, Missing, Node
 from fairlead.model.verdict import State, Verdict, parse_line
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class Publisher:
             if not gpus:
                 return
         else:
-            gpus = tuple((g.pci, g.uuid, g.minor, g.mig_current) for g in node.gpus)
+            gpus = tuple((g.pci, g.uuid, g.minor, g.mig_current, _mig_uuids(g)) for g in node.gpus)
         if self._tables is None:
             from fairlead.daemon.jobs.job_tables import JobTables
 
@@ -253,6 +253,11 @@ class Publisher:
         if self.trouble.get(what) != text:
             self.trouble[what] = text
             log.line(log.ERROR, "cannot publish", error=text)
+
+
+def _mig_uuids(gpu: Gpu) -> tuple[str, ...]:
+    """Return the UUIDs of the GPU's MIG devices. They change when instances are made again."""
+    return () if isinstance(gpu.mig_devices, Missing) else tuple(device.uuid for device in gpu.mig_devices)
 
 
 def _with_advice(error: OSError) -> Exception:

@@ -38,7 +38,8 @@ class Core:
 
 
 class GpuLocation:
-    """Says where one GPU is. ``near``: the CPU set nearest to it, or 0 if not known. ``index``: Slurm's GRES index."""
+    """Says where one GPU or one MIG device is. ``near``: the CPU set nearest to it, or 0 if not known. ``index``: Slurm's GRES
+    index, or -1 if not known."""
 
     __slots__ = ("index", "near", "nics", "numa", "pci")
 
@@ -58,15 +59,20 @@ Piece = tuple[int, int, Core | None]
 class Machine:
     """Describes a node as the planner sees it: the ``online`` CPU set, the cores in order, and the GPUs by PCI address.
 
-    The planner reads it from /run/fairlead/topology.
+    The planner reads it from /run/fairlead/topology. ``by_uuid``: the GPUs and the MIG devices by UUID. ``indexed``: whether the
+    GRES index of each GPU is known. It is not known if a GPU of the node is in MIG mode.
     """
 
-    __slots__ = ("cores", "gpus", "online")
+    __slots__ = ("by_uuid", "cores", "gpus", "indexed", "online")
 
-    def __init__(self, online: int, cores: list[Core], gpus: list[GpuLocation]) -> None:
+    def __init__(
+        self, online: int, cores: list[Core], gpus: list[GpuLocation], by_uuid: dict[str, GpuLocation] | None = None
+    ) -> None:
         self.online = online
         self.cores = sorted(cores, key=Core.order)
         self.gpus = gpus
+        self.by_uuid = by_uuid or {}
+        self.indexed = all(gpu.index >= 0 for gpu in gpus)
 
 
 def parse_cpu_set(text: str) -> int:
@@ -109,13 +115,17 @@ def parse_topology(text: str) -> Machine:
     head = lines[0].split("\t")
     if lines[-1] != "" or len(head) < 5 or head[:2] != ["1", "node"]:
         raise Doubt("topology file: not complete, or not of this version")
-    cores, gpus = [], []
+    cores, gpus, by_uuid = [], [], {}
     try:
         for line in lines[1:-1]:
             fields = line.split("\t")
             if fields[0] == "gpu":
                 near = 0 if fields[6] == "-" else parse_cpu_set(fields[6])
-                gpus.append(GpuLocation(int(fields[1]), fields[4], _number(fields[5]), near, fields[7]))
+                gpus.append(GpuLocation(_number(fields[1]), fields[4], _number(fields[5]), near, fields[7]))
+                by_uuid[fields[3]] = gpus[-1]
+            elif fields[0] == "mig":
+                near = 0 if fields[7] == "-" else parse_cpu_set(fields[7])
+                by_uuid[fields[1]] = GpuLocation(-1, fields[2], _number(fields[6]), near, fields[8])
             elif fields[0] == "core":
                 package, numa, l3 = (_number(f) for f in fields[1:4])
                 cores.append(Core(package, numa, l3, parse_cpu_set(fields[4])))
@@ -123,11 +133,20 @@ def parse_topology(text: str) -> Machine:
             raise Doubt("topology file: GPUs are missing")
     except (IndexError, ValueError) as e:
         raise Doubt(f"topology file: {e}") from e
-    return Machine(parse_cpu_set(head[4]), cores, gpus)
+    by_uuid.pop("-", None)
+    return Machine(parse_cpu_set(head[4]), cores, gpus, by_uuid)
 
 
 def _number(field: str) -> int:
     return -1 if field == "-" else int(field)
+
+
+def gpus_by_uuid(machine: Machine, visible: str) -> list[GpuLocation]:
+    """Return the GPUs and MIG devices that CUDA_VISIBLE_DEVICES names by UUID, in its order. Raise Doubt for any other text."""
+    found = [machine.by_uuid[word] for word in visible.split(",") if word in machine.by_uuid]
+    if len(found) != visible.count(",") + 1 or len(set(visible.split(","))) != len(found):
+        raise Doubt("the visible devices are not UUIDs of this node's GPUs, each named once")
+    return found
 
 
 def assign_gpus(gpus: list[GpuLocation], tasks: int) -> list[list[GpuLocation]]:
@@ -341,24 +360,32 @@ def count_cores(machine: Machine, cpu_set: int) -> int:
     return sum(1 for c in machine.cores if c.cpus & cpu_set)
 
 
-def answer_lines(topology: str, bind_list: str, step_gpus: str, *, allowed: int, cpus_on_node: str) -> list[str]:
+def answer_lines(
+    topology: str, bind_list: str, step_gpus: str, *, allowed: int, cpus_on_node: str, visible: str = ""
+) -> list[str]:
     """Return the lines that slurm/bind-plan prints, one for each local task: ``CPULIST CORES``, or ``- CORES`` to keep Slurm's
     mask.
 
     ``topology``: the text of /run/fairlead/topology. ``bind_list``, ``step_gpus``: SLURM_CPU_BIND_LIST and SLURM_STEP_GPUS.
     ``allowed``: the CPU set of the step's cpuset. ``cpus_on_node``: SLURM_CPUS_ON_NODE if the cpuset belongs to the step alone
-    and the user gave no number of CPUs, else "". Raise Doubt if the input is not clear.
+    and the user gave no number of CPUs, else "". ``visible``: CUDA_VISIBLE_DEVICES. Raise Doubt if the input is not clear.
+
+    On a node with a GPU in MIG mode, Slurm's index does not show which GPU it means. There, rank i has the i-th GPU or MIG device
+    of ``visible``. On other nodes ``visible`` must have no MIG device.
     """
     machine = parse_topology(topology)
     masks, wanted = parse_masks(bind_list), parse_indices(step_gpus)
-    gpus = [gpu for gpu in machine.gpus if gpu.index in wanted]  # by PCI address, as CUDA counts them
+    if machine.indexed and "MIG" not in visible:
+        gpus = [gpu for gpu in machine.gpus if gpu.index in wanted]  # by PCI address, as CUDA counts them
+    else:
+        gpus = gpus_by_uuid(machine, visible)
     if len(gpus) != len(wanted):
         raise Doubt("the step has GPUs that this node does not have")
     first = min(mask & -mask for mask in masks)
     if not masks[0] & first:
         raise Doubt("the masks are the user's: Slurm's own begin with the lowest CPU in the first task")
     planned = permute_cpu_sets(machine, masks, gpus, allowed)
-    whole = cpus_on_node == str(machine.online.bit_count()) and allowed == machine.online
+    whole = machine.indexed and cpus_on_node == str(machine.online.bit_count()) and allowed == machine.online
     if whole and len(gpus) == len(machine.gpus):
         planned = widen_to_whole_node(machine, masks, planned)
     return [

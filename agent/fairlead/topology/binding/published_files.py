@@ -5,7 +5,13 @@ Fields are separated by TABs and never empty. ``-`` means none or unknown. The f
     1 node NAME GPUS CPUS COUNT THREADS     GPUS is the number of GPUs, CPUS the list of online CPUs, COUNT their number
     gpu GRES_INDEX MINOR UUID PCI NUMA CORES NICS MASK  one line for each GPU, in the order of PCI addresses; CORES is the
                                             list of the nearest CPUs, MASK the same CPUs as a mask in capital hex digits
+    mig UUID PCI GI CI PROFILE NUMA CORES NICS
+                                            one line for each MIG device. GI and CI are NVML's ids of its instances. PCI, NUMA,
+                                            CORES and NICS are those of the GPU that it is a part of
     core PACKAGE NUMA L3 CPULIST            one line for each physical core; CPULIST is the list of its online CPUs
+
+If a GPU of the node is in MIG mode, Slurm's indices count GPU instances, and their order depends on the release of Slurm. Then
+every GRES_INDEX is -, and readers find GPUs and MIG devices by their UUIDs. A GPU in MIG mode has - as its own CORES and MASK.
 
 THREADS is 1 if every core has one CPU. THREADS is 2 if the online CPUs are 0 to COUNT - 1 and every core has the CPUs i and
 i + COUNT / 2, as Linux numbers hardware threads on x86. In all other cases, and if the CPUs near one GPU are in several packages,
@@ -31,6 +37,7 @@ from collections.abc import Mapping
 
 from fairlead.model.cpulist import as_cpu_set, format_cpu_set
 from fairlead.model.facts import Missing, Node
+from fairlead.model.gpu_state import MigDevice
 from fairlead.topology.binding import binding_plan
 from fairlead.topology.distances import accelerators, locality, nearest_nics
 from fairlead.topology.distances.accelerators import Accelerator
@@ -53,7 +60,8 @@ def gres_index_by_pci(node: Node) -> dict[str, int]:
 def planner_machine(node: Node, order: dict[str, int] | None = None) -> binding_plan.Machine:
     """Return the node as the planner sees it. ``order``: GRES index by PCI address, or None for that of gres_index_by_pci.
 
-    If a GPU is in MIG mode, Slurm's indices count GPU instances and do not show which GPU a job has. Then no GPU has near CPUs.
+    If a GPU is in MIG mode, Slurm's indices count GPU instances. Then no GPU has an index. A GPU in MIG mode has no near CPUs,
+    because programs use its MIG devices (``by_uuid``).
     """
     order = gres_index_by_pci(node) if order is None else order
     online = as_cpu_set(locality.online(node))
@@ -63,13 +71,24 @@ def planner_machine(node: Node, order: dict[str, int] | None = None) -> binding_
         if cpu.online and mask:
             cores[mask] = binding_plan.Core(cpu.package, cpu.numa, cpu.l3, mask)
     locations = []
-    in_mig_mode = not isinstance(node.gpus, Missing) and any(gpu.mig_current is True for gpu in node.gpus)
+    by_uuid = {}
+    devices = _mig_devices(node)
     for gpu in accelerators.for_jobs(node):
         where = locality.of_pci(node, gpu.pci)
         names = ",".join(n.name for n in nearest_nics.nearest(node, gpu.pci)[0]) or "-"
-        near = 0 if in_mig_mode else as_cpu_set(where.cpus)
-        locations.append(binding_plan.GpuLocation(order[gpu.pci], gpu.pci, where.numa, near, names))
-    return binding_plan.Machine(online, list(cores.values()), locations)
+        parts = devices.get(gpu.pci)
+        for device in parts or ():
+            by_uuid[device.uuid] = binding_plan.GpuLocation(-1, gpu.pci, where.numa, as_cpu_set(where.cpus), names)
+        near = as_cpu_set(where.cpus) if parts is None else 0
+        locations.append(binding_plan.GpuLocation(-1 if devices else order[gpu.pci], gpu.pci, where.numa, near, names))
+    return binding_plan.Machine(online, list(cores.values()), locations, by_uuid)
+
+
+def _mig_devices(node: Node) -> dict[str, tuple[MigDevice, ...]]:
+    """Return the MIG devices of each GPU in MIG mode by its PCI address, or () for a GPU whose devices are not known."""
+    gpus = () if isinstance(node.gpus, Missing) else node.gpus
+    on = {gpu.pci: gpu.mig_devices for gpu in gpus if gpu.mig_current is True}
+    return {pci: () if isinstance(devices, Missing) else devices for pci, devices in on.items()}
 
 
 def render_topology(node: Node, order: dict[str, int] | None = None) -> str:
@@ -93,8 +112,25 @@ def render_topology(node: Node, order: dict[str, int] | None = None) -> str:
         near = format_cpu_set(location.near)
         mask = f"{location.near:X}" if location.near else "-"
         lines.append(
-            ("gpu", str(location.index), _minor(gpu), _uuid(gpu), location.pci, _known(location.numa), near, location.nics, mask)
+            (
+                "gpu",
+                _known(location.index),
+                _minor(gpu),
+                _uuid(gpu),
+                location.pci,
+                _known(location.numa),
+                near,
+                location.nics,
+                mask,
+            )
         )
+    for pci, devices in _mig_devices(node).items():
+        for device in devices:
+            where = machine.by_uuid.get(device.uuid)
+            if where is not None:
+                profile = "-" if isinstance(device.profile, Missing) else device.profile
+                ids = (str(device.gi), str(device.ci), profile, _known(where.numa))
+                lines.append(("mig", device.uuid, pci, *ids, format_cpu_set(where.near), where.nics))
     for core in machine.cores:
         cpus = format_cpu_set(core.cpus)
         lines.append(("core", _known(core.package), _known(core.numa), _known(core.l3), cpus))
@@ -115,9 +151,11 @@ def thread_numbering(machine: binding_plan.Machine) -> str:
 
 def render_plans(node: Node, order: dict[str, int] | None = None) -> dict[int, str]:
     """Return the texts of /run/fairlead/plans/N by N. N is from 1 to twice the number of GPUs. If N has no clear plan, it is left
-    out."""
+    out. There is no plan if a GPU is in MIG mode, because readers would compare its GRES indices."""
     machine = planner_machine(node, order)
-    texts = {}
+    texts: dict[int, str] = {}
+    if not machine.indexed:
+        return texts
     for tasks in range(1, 2 * len(machine.gpus) + 1):
         try:
             cpu_sets = binding_plan.whole_node_cpu_sets(machine, tasks)
