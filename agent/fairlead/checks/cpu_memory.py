@@ -51,7 +51,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
         if isinstance(host, Finding):
             yield host
             return
-        least, have = params.memory_bytes_min, _host_memory_bytes(node, host.memory_bytes)
+        least, have = params.memory_bytes_min, host_memory_bytes(node, host.memory_bytes)
         if least is not None:
             if isinstance(have, Missing):
                 yield unread("the size of the memory", have)
@@ -80,7 +80,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
                 yield _drain(f"hardware threads are {host.smt}, {want} declared", Action.PROVISION, "smt")
 
 
-def _host_memory_bytes(node: Node, total: int | Missing) -> int | Missing:
+def host_memory_bytes(node: Node, total: int | Missing) -> int | Missing:
     """Return the memory of the host in bytes. ``total``: MemTotal of the whole machine, which is right if no NUMA node has memory
     and no CPUs."""
     with_cpus = [n.memory_bytes for n in node.numa if n.cpus]

@@ -47,6 +47,7 @@ COMMANDS = {
     "audit": "show who changed what about this node's service, when and why",
     "env": "explain the job environment that the task prolog sets",
     "config": "check and show documents and sites",
+    "profile": "draft a hardware profile from a good node",
     "doctor": "review a site's Slurm configuration and this installation",
     "version": "print the version",
 }

@@ -38,7 +38,7 @@ from fairlead.config.mig_declared import mig_mistakes_of_profile
 from fairlead.config.partitions import Partition, partitions_of
 from fairlead.config.toml_text import read_text, read_toml, toml_tables
 from fairlead.errors import ConfigError, InputMissing
-from fairlead.model.profile import Profile
+from fairlead.model.profile_files import Profile
 
 Options = TypeVar("Options", bound=Struct)
 #: The hint of the error that there is no site file.

@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import Struct
 
 from fairlead.model.nodelist import in_order
-from fairlead.model.profile import Profile
+from fairlead.model.profile_files import Profile
 from fairlead.provision.node_hardware import NodeHardware
 
 INFINIBAND, ETHERNET = "InfiniBand", "Ethernet"
