@@ -131,6 +131,20 @@ def test_a_fault_of_unknown_hardware_is_found_too(
 
 
 @pytest.mark.trees
+def test_cards_without_bridges_are_healthy_and_their_number_of_links_is_to_be_confirmed(
+    here: Path, memory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree = copied("a100-pcie", memory)
+    nvml = read_nvml(tree)
+    for link in (link for gpu in nvml["gpus"] for link in gpu["nvlink"]):
+        link |= {"active": 0, "remote": ""}
+    write_nvml(tree, nvml)
+    said = draft(tree, capsys, "--name", "ours")
+    assert said["like"] == "a100-pcie" and "checks.nvlink.links" in said["to_confirm"]
+    confirmed_is_right(tree, here / "ours.toml", capsys)
+
+
+@pytest.mark.trees
 def test_a_board_that_lacks_a_gpu_is_no_other_hardware(here: Path, memory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tree = copied("hgx-h100.tuned", memory)
     take_out(tree, 3)

@@ -71,7 +71,7 @@ def draft_of(root: str, name: str) -> DraftedProfile:
     found = found_values.found(node, gpus)
     layer = profile_layer(known) if known else {"unsupported": unsupported, "checks": _to_judge_by(found)}
     node, past = _read(root, config.resolve_layers("localhost", [("draft", layer)])[0])
-    differing = _refuse_sick(node, past, layer, where)
+    differing = _refuse_sick(node, past, layer, known, where)
     declared = _of_known(known, differing) if known else (*_proved(node, where), *_shared())
     keys = {value.key for value in declared}
     return DraftedProfile(
@@ -137,7 +137,7 @@ def _to_judge_by(found: Iterable[Value]) -> dict[str, dict[str, Any]]:
     return {} if links is None else {"nvlink": {"links": links}}
 
 
-def _refuse_sick(node: Node, past: Past, layer: Mapping[str, Any], where: str) -> frozenset[str]:
+def _refuse_sick(node: Node, past: Past, layer: Mapping[str, Any], known: Profile | None, where: str) -> frozenset[str]:
     """Raise DataError for the first fault that the checks find. Return the names of the checks that find another server than the
     profile's: for them the node is judged again without the profile's expectations."""
     document = config.resolve_layers("localhost", [("draft", layer)])[0]
@@ -146,6 +146,8 @@ def _refuse_sick(node: Node, past: Past, layer: Mapping[str, Any], where: str) -
     expected = document.checks["gpu_count"].expected  # type: ignore[attr-defined]
     if expected not in (None, len(on_bus(node))) and not _nvswitches(node):
         differing.add("gpu_count")  # another server with the same cards
+    if known and known.match and not known.match.gpu_count and not _has_nvlink(node):
+        differing.add("nvlink")  # the same cards without NVLink bridges
     faults = [f for f in _faults(document, node, past) if f.check not in differing]
     faults += [f for f in _faults(plain, node, past) if f.check in differing]
     if faults:
@@ -153,6 +155,12 @@ def _refuse_sick(node: Node, past: Past, layer: Mapping[str, Any], where: str) -
         more = f" (and {len(faults) - 1} more: `fairlead check`)" if len(faults) > 1 else ""
         raise _sick(where, f"{first.check}: {first.summary}{more}")
     return frozenset(differing)
+
+
+def _has_nvlink(node: Node) -> bool:
+    """Return whether any NVLink of any GPU is active, or cannot be read."""
+    links = [g.nvlinks for g in node.gpus] if not isinstance(node.gpus, Missing) else []
+    return any(isinstance(each, Missing) or any(link.active is not False for link in each) for each in links)
 
 
 def _faults(document: config.Document, node: Node, past: Past) -> list[Finding]:
