@@ -108,6 +108,10 @@ def profiles_page() -> str:
         profile = config.load_profile(name)
         out += [f"## {name}", "", profile.summary, "", row("key", "value", "why", "source"), row("---", "---", "---", "---")]
         out += [row(f"`{v.key}`", f"`{value_text(v.value)}`", v.why, v.source) for v in profile.values] + [""]
+        if profile.undeclared:
+            out += ["Not declared, because it is not public or depends on the server or the site:", ""]
+            out += [row("key", "why"), row("---", "---")]
+            out += [row(f"`{u.key}`", u.why) for u in profile.undeclared] + [""]
         if profile.references:
             out += [
                 "References that `fairlead accept` compares with:",

@@ -10,12 +10,15 @@ from pathlib import Path
 import pytest
 
 from fairlead import checks, config
+from fairlead.config import schema_keys
+from fairlead.config.document import node_schema
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
 from fairlead.judge import reads, wanted
 from fairlead.model.check_definition import Past
 from fairlead.model.facts import Missing, Why
 from fairlead.model.finding import Finding, Level
+from tests.lab.described import document_of
 from tests.lab.trees import MACHINES
 
 TREES = MACHINES
@@ -46,7 +49,8 @@ def reads_the_host(check: str) -> bool:
 
 
 def judged(tree: Path, raw: object = None, *only: str) -> list[Finding]:
-    document = config.profile_document("n1", tree.name.partition(".")[0])
+    cards = len(json.loads((tree / "nvml.json").read_text())["gpus"])
+    document = document_of(tree.name.partition(".")[0], cards)
     answer = json.loads((tree / "nvml.json").read_text()) if raw is None else raw
     node = gather(Root(str(tree)), answer, reads=reads(document), unsupported=document.unsupported, wanted=wanted(document))
     known = {name: check for name, check in checks.load().items() if not only or name in only}
@@ -75,15 +79,39 @@ def test_no_answer_from_the_driver_is_never_ok(name: str) -> None:
     assert name != "nvml_responsive" or Level.DRAIN in levels
 
 
+#: The usual keys of a profile. Each profile declares them, or lists them as undeclared with the reason.
+USUAL_KEYS = {
+    "checks.gpu_count.expected", "checks.pcie_link.gpu_width", "checks.pcie_link.gpu_gen", "checks.nvlink.links",
+    "checks.ecc.required", "checks.fabric_manager.required", "checks.gpu_fabric.required", "checks.gpu_direct_rdma.required",
+    "checks.rdma_ports.infiniband_ports", "checks.rdma_ports.ethernet_ports", "checks.cpu_memory.memory_bytes_min",
+    "checks.cpu_memory.cpus_expected", "checks.memory_errors.controllers_expected", "settings.power_limit.watts",
+    "settings.pcie_acs.switch_downstream", "settings.pcie_acs.switch_upstream", "settings.pcie_acs.root_port",
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("name", config.profile_names())
 def test_every_profile_value_says_why_and_who(name: str) -> None:
     profile = config.load_profile(name)
-    assert profile.name == name and profile.summary
+    assert profile.name == name and profile.summary and profile.match is not None
     assert not profile.unsupported or profile.unsupported_why
     for value in profile.values:
         assert len(value.why) > 20 and len(value.source) > 10
     document = config.profile_document("n1", name)
-    assert document.checks["gpu_count"].expected == 8
+    assert document.checks["gpu_count"].expected in (profile.match.gpu_count, 8)  # type: ignore[attr-defined]
     every = {"persistence", "numa_balancing", "pcie_acs", "nccl", "cpu_governor", "memlock", "sysctl", "kernel_modules"}
-    assert set(document.settings) == every  # of a GPU's state persistence alone: docs/decisions/0027
+    left = {u.key.split(".")[1] for u in profile.undeclared}
+    assert every - left <= set(document.settings) <= every  # of a GPU's state persistence alone: docs/decisions/0027
     assert document.checks["ecc"].required and document.checks["ecc"].judge_mode  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", config.profile_names())
+def test_every_profile_lists_what_it_does_not_declare(name: str) -> None:
+    profile = config.load_profile(name)
+    declared, left = {v.key for v in profile.values}, {u.key for u in profile.undeclared}
+    assert declared | left >= USUAL_KEYS and not declared & left
+    assert all(len(u.why) > 20 for u in profile.undeclared)
+    for key in left:
+        table = node_schema()
+        for word in key.split("."):
+            assert word in schema_keys.fields(table), f"{key}: the document has no such key"
+            table = schema_keys.at(table, word)

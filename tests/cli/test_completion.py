@@ -27,9 +27,9 @@ ONE_ANSWER = [
     ("check --prof", "--profile"),
     ("check --only nvml_r", "nvml_responsive"),
     ("check --only setting.pcie_as", "setting.pcie_aspm"),
-    ("topology --profile hgx-a", "hgx-a100"),
+    ("topology --profile l40", "l40s-pcie"),
     ("config prof", "profiles"),
-    ("config profiles hgx-a", "hgx-a100"),
+    ("config profiles l40", "l40s-pcie"),
     ("explain row_r", "row_remap"),
     ("explain setting pcie_ac", "pcie_acs"),
     ("explain xid 79", "79"),
@@ -112,7 +112,7 @@ def test_keys_on_a_terminal(start: Callable[[], Typed], here: Path) -> None:
             assert typed.run(f"{line}\t")[-1:] == [last], line
         for line in NO_ANSWER:
             assert typed.run(f"{line}\t")[-1:] == [line.split()[-1]], line
-        assert typed.run("topology --profile=hgx-a\t")[-1:] == ["--profile=hgx-a100"]
+        assert typed.run("topology --profile=l40\t")[-1:] == ["--profile=l40s-pcie"]
         assert typed.run("apply --only nccl,pcie_as\t")[-1:] == ["nccl,pcie_aspm"]
     finally:
         typed.close()

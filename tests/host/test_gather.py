@@ -179,6 +179,29 @@ def test_virtual_machine_and_driver_versions(tree: Path) -> None:
     assert node.driver.module_version == "570.86.15"
 
 
+@pytest.mark.parametrize(
+    ("vendor", "product", "virtual"),
+    [
+        ("NVIDIA", "GB200 NVL", False),
+        ("QEMU", "QEMU Virtual Machine", True),
+        ("Amazon EC2", "p6e-gb200.36xlarge", True),
+        ("Amazon EC2", "c7g.metal", False),
+        ("Microsoft Corporation", "Virtual Machine", True),
+        ("Lab", "KVM", True),
+    ],
+)
+def test_an_arm_machine_is_virtual_by_its_dmi_text(tree: Path, vendor: str, product: str, virtual: bool) -> None:
+    write(tree, "/proc/cpuinfo", "processor\t: 0\nBogoMIPS\t: 2000.00\nFeatures\t: fp asimd evtstrm aes\n")
+    write(tree, "/sys/class/dmi/id/sys_vendor", f"{vendor}\n")
+    write(tree, "/sys/class/dmi/id/product_name", f"{product}\n")
+    assert gathered(tree).virtual is virtual
+
+
+def test_an_arm_machine_without_dmi_text_does_not_say_whether_it_is_virtual(tree: Path) -> None:
+    write(tree, "/proc/cpuinfo", "processor\t: 0\nFeatures\t: fp asimd\n")
+    assert isinstance(gathered(tree).virtual, Missing)
+
+
 def test_cpus_offline_sparse_and_old(tree: Path) -> None:
     cpu = "/sys/devices/system/cpu"
     write(tree, f"{cpu}/online", "0,4\n")

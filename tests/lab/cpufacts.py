@@ -67,8 +67,14 @@ def layout(model: Model, cpus: int | None) -> CpuLayout:
         return CpuLayout(small, 2, 1, model.numa_nodes)
     cores = model.sockets * model.cores_per_socket
     caches = 4 if model.cpu_vendor == "AuthenticAMD" else model.cores_per_socket  # cores that share one L3
+
+    def number(core: int) -> int:
+        if not model.interleaved:
+            return core
+        return core % model.cores_per_socket * model.sockets + core // model.cores_per_socket
+
     full = tuple(
-        Cpu(thread * cores + core, core // model.cores_per_socket, core % model.cores_per_socket,
+        Cpu(thread * cores + number(core), core // model.cores_per_socket, core % model.cores_per_socket,
             core * model.numa_nodes // cores, core // caches)
         for thread in range(model.threads) for core in range(cores)
     )  # fmt: skip
@@ -93,37 +99,46 @@ def write_cpus(tree: Path, model: Model, cpus: CpuLayout, governor: str) -> None
         put(policy / "scaling_governor", governor)
         put(policy / "scaling_available_governors", model.governors)
         link_to(here / "cpufreq", policy)
-    nodes = cpulist(range(cpus.numa_nodes))
-    for name in ("online", "possible", "has_cpu", "has_memory", "has_normal_memory"):
-        put(system / "node" / name, nodes)
     per_node = model.memory_kib * model.numa_nodes // cpus.numa_nodes
-    for number in range(cpus.numa_nodes):
+    memory_kib = (per_node,) * cpus.numa_nodes + model.gpu_memory_kib
+    with_memory = cpulist(number for number, size in enumerate(memory_kib) if size)
+    lists = {"has_cpu": cpulist(range(cpus.numa_nodes)), "has_memory": with_memory, "has_normal_memory": with_memory}
+    for name in ("online", "possible", "has_cpu", "has_memory", "has_normal_memory"):
+        put(system / "node" / name, lists.get(name, cpulist(range(len(memory_kib)))))
+    for number, size in enumerate(memory_kib):
         here = system / f"node/node{number}"
         put(here / "cpulist", cpus.cpulist(number))
-        put(here / "distance", " ".join(_distance(cpus, number, other) for other in range(cpus.numa_nodes)))
-        sizes = {"MemTotal": per_node, "MemFree": per_node * 31 // 32, "MemUsed": per_node // 32}
+        put(here / "distance", " ".join(_distance(cpus, number, other) for other in range(len(memory_kib))))
+        sizes = {"MemTotal": size, "MemFree": size * 31 // 32, "MemUsed": size // 32}
         put(here / "meminfo", "\n".join(f"Node {number} {key + ':':<15}{value:>10} kB" for key, value in sizes.items()))
-    _write_proc(tree / "proc", model, cpus, per_node * cpus.numa_nodes)
+    _write_proc(tree / "proc", model, cpus, sum(memory_kib))
 
 
 def _distance(cpus: CpuLayout, a: int, b: int) -> str:
-    """ACPI SLIT distances: 10 here, 12 within the socket (NPS4), 21 or 32 to the other one."""
+    """ACPI SLIT distances: 10 here, 12 within the socket (NPS4), 21 or 32 to the other one, 80 to the memory of a GPU."""
     if a == b:
         return "10"
-    per_socket = cpus.numa_nodes // 2
+    if max(a, b) >= cpus.numa_nodes:
+        return "80"
+    per_socket = max(1, cpus.numa_nodes // len({cpu.socket for cpu in cpus.cpus}))
     if a // per_socket == b // per_socket:
         return "12"
     return "32" if cpus.numa_nodes > 2 else "21"
 
 
 def _write_proc(proc: Path, model: Model, cpus: CpuLayout, total_kib: int) -> None:
-    count = len({(cpu.socket, cpu.core) for cpu in cpus.cpus}) // 2
-    blocks = [
-        f"processor\t: {cpu.number}\nvendor_id\t: {model.cpu_vendor}\nmodel name\t: {model.cpu_name}\n"
-        f"physical id\t: {cpu.socket}\nsiblings\t: {count * cpus.threads}\ncore id\t\t: {cpu.core}\n"
-        f"cpu cores\t: {count}\nflags\t\t: fpu msr apic ht lm constant_tsc avx2\n"
-        for cpu in cpus.cpus
-    ]
+    count = len({(cpu.socket, cpu.core) for cpu in cpus.cpus}) // model.sockets
+    features = "Features\t: fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics\nCPU implementer\t: 0x41\nCPU part\t: 0xd4f\n"
+    blocks = (
+        [f"processor\t: {cpu.number}\n{features}" for cpu in cpus.cpus]
+        if model.cpu_vendor == "ARM"
+        else [
+            f"processor\t: {cpu.number}\nvendor_id\t: {model.cpu_vendor}\nmodel name\t: {model.cpu_name}\n"
+            f"physical id\t: {cpu.socket}\nsiblings\t: {count * cpus.threads}\ncore id\t\t: {cpu.core}\n"
+            f"cpu cores\t: {count}\nflags\t\t: fpu msr apic ht lm constant_tsc avx2\n"
+            for cpu in cpus.cpus
+        ]
+    )
     put(proc / "cpuinfo", "\n".join(blocks))
     sizes = {"MemTotal": total_kib, "MemFree": total_kib * 31 // 32, "MemAvailable": total_kib * 31 // 32,
              "SwapTotal": 0, "SwapFree": 0, "HugePages_Total": 0}  # fmt: skip

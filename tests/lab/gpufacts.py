@@ -14,8 +14,6 @@ from tests.lab.models import Model
 
 NOT_SUPPORTED, GPU_IS_LOST, UNKNOWN = 3, 15, 999
 DRIVER_VERSION = "570.172.08"
-# Completed, in no cluster of several nodes; this driver says nothing of its health (as an HGX H100 with 590.48 does).
-FABRIC = {"state": 3, "status": 0, "clique_id": 0, "cluster_uuid": "0" * 32, "health_mask": 0}
 # Counters that every driver has, and those that came with r575: this one has not got them.
 CLOCK_EVENTS = ("sw_power_cap", "thermal", "sync_boost", "board_limit", "reliability")
 SLOWDOWN_EVENTS = ("hw_thermal_slowdown", "hw_power_brake_slowdown")
@@ -81,7 +79,7 @@ def gpu_facts(
         "persistence_mode": persistence,
         "compute_mode": 0,
         "accounting_mode": 0,
-        "mig_mode": {"current": 0, "pending": 0} if g.gres_type != "l40s" else error(NOT_SUPPORTED),
+        "mig_mode": {"current": 0, "pending": 0} if g.mig else error(NOT_SUPPORTED),
         "ecc_mode": {"current": 1, "pending": 1},
         "ecc": dict.fromkeys(zero_counts, 0),
         "sram": {**dict.fromkeys(sram, 0), "threshold_exceeded": 0},
@@ -100,7 +98,7 @@ def gpu_facts(
                    "sm_max_hertz": g.sm_clock_maximum * 10**6, "memory_max_hertz": g.memory_clock * 10**6},
         "application_clocks": {f"{prefix}{key}_hertz": clock * 10**6 for prefix in ("", "default_")
                                for key, clock in (("sm", g.sm_clock_maximum), ("memory", g.memory_clock))},
-        "mig": {"instances": [], "profiles": []} if g.gres_type != "l40s" else error(NOT_SUPPORTED),
+        "mig": {"instances": [], "profiles": []} if g.mig else error(NOT_SUPPORTED),
         "clock_events": {**{f"{name}_nanoseconds": 0 for name in CLOCK_EVENTS},
                          **{f"{name}_nanoseconds": error(NOT_SUPPORTED) for name in SLOWDOWN_EVENTS}},
         "throttle_reasons": 1,  # nvmlClocksEventReasonGpuIdle
@@ -108,7 +106,9 @@ def gpu_facts(
         "performance_state": 0,
         "recovery_action": 0,
         "inforom_valid": 1,
-        "fabric": dict(FABRIC) if g.fabric else error(NOT_SUPPORTED),
+        # Completed; an HGX H100 with driver 590.48 is in no cluster of several nodes and says nothing of its health.
+        "fabric": {"state": 3, "status": 0, "clique_id": g.fabric_clique, "cluster_uuid": g.fabric_cluster,
+                   "health_mask": g.fabric_health} if g.fabric else error(NOT_SUPPORTED),
         "nvlink": [dict(link) for _ in range(g.nvlinks)],
         "cpu_affinity": cpus,
         "numa": numa,

@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from tests.lab.models import Model
 from tests.lab.pcitree import link_to, put
 
-CONTROLLERS = {"hgx-h100": 8, "hgx-a100": 2, "l40s-pcie": 8}  # EDAC memory controllers: four a socket of Xeon, one of EPYC
 MOUNTINFO = """\
 22 1 9:0 / / rw,relatime shared:1 - ext4 /dev/md0 rw,errors=remount-ro
 23 22 0:21 / /proc rw,nosuid,nodev,noexec,relatime shared:12 - proc proc rw
@@ -28,12 +28,12 @@ UNITS = (
 )
 
 
-def write_host(tree: Path, model: str, nvme: list[Path]) -> None:
+def write_host(tree: Path, model: Model, nvme: list[Path]) -> None:
     """Add to the tree of ``model`` what the host's checks read; ``nvme``: the directories of its NVMe PCI functions."""
     sys = tree / "sys"
-    for number in range(CONTROLLERS[model]):
+    for number in range(model.controllers):
         here = sys / f"devices/system/edac/mc/mc{number}"
-        put(here / "mc_name", "Intel_10nm Socket" if CONTROLLERS[model] == 8 else "F17h_M30h")
+        put(here / "mc_name", "Intel_10nm Socket" if model.cpu_vendor == "GenuineIntel" else "F17h_M30h")
         for counter in ("ce_count", "ue_count", "ce_noinfo_count", "ue_noinfo_count"):
             put(here / counter, 0)
         for dimm in range(2):
@@ -47,7 +47,7 @@ def write_host(tree: Path, model: str, nvme: list[Path]) -> None:
         link_to(here / "device", function)
         link_to(sys / f"class/nvme/nvme{number}", here)
     put(sys / "fs/ext4/md0/errors_count", 0)
-    threads = "on" if model == "hgx-a100" else "notsupported"
+    threads = "on" if model.threads > 1 else "notsupported"
     put(sys / "devices/system/cpu/smt/control", threads)
     put(sys / "devices/system/cpu/smt/active", int(threads == "on"))
     put(tree / "proc/1/mountinfo", MOUNTINFO)

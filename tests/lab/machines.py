@@ -20,7 +20,7 @@ from tests.lab.cpufacts import CpuLayout, cpulist, layout, write_cpus
 from tests.lab.gpufacts import DRIVER_VERSION, digest, gpu_facts, machine_facts, uuid
 from tests.lab.hostfacts import write_host
 from tests.lab.kernelfacts import write_settings
-from tests.lab.models import MODELS, Model
+from tests.lab.models import IMEX, MODELS, Model
 from tests.lab.pcitree import Function, link_to, put, walk, write_function
 from tests.lab.software import write_software
 from tests.lab.trees import ensure, pack
@@ -56,14 +56,20 @@ def write_machine(
     if model not in MODELS:
         raise ValueError(f"{model}: no such machine model; there are {', '.join(sorted(MODELS))}")
     m = MODELS[model]
-    tree = Path(directory)
+    return write_tree(Path(directory), m, _readme(m, cpus, tuned), node=node, cpus=cpus, seed=seed, tuned=tuned)
+
+
+def write_tree(
+    tree: Path, m: Model, readme: str, *, node: str = "gpu1", cpus: int | None = None, seed: int = 0, tuned: bool = False
+) -> Path:
+    """As `write_machine`, for a machine that is no model of the racks; `readme` is the text of README.md."""
     if (tree / "sys").exists():
         raise FileExistsError(f"{tree}: already holds a machine tree")
     processors = layout(m, cpus)
     write_cpus(tree, m, processors, "performance" if tuned else m.governors.split()[1])
     devices = _write_pci(tree / "sys", m, processors, tuned)
     _write_networks(tree / "sys", m, devices, node, seed)
-    write_host(tree, model, [tree / "sys" / path for _, path in devices.of("nvme")])
+    write_host(tree, m, [tree / "sys" / path for _, path in devices.of("nvme")])
     gpus = [
         gpu_facts(m, n, f.address, node=node, seed=seed, cpus=processors.cpulist(f.numa_node), numa=f.numa_node,
                   persistence=int(tuned))
@@ -74,7 +80,7 @@ def write_machine(
     _write_dev(tree / "dev", m, gpus, devices)
     write_settings(tree, m, processors, tuned=tuned)
     write_software(tree, m)
-    put(tree / "README.md", _readme(m, cpus, tuned))
+    put(tree / "README.md", readme)
     return tree
 
 
@@ -94,7 +100,7 @@ def _write_pci(sys: Path, model: Model, cpus: CpuLayout, tuned: bool) -> _Device
         numa = cpus.numa_node(root.numa_node)
         ports = tuple(port.on_numa_node(numa) for port in root.ports)
         for function, below in walk(ports):
-            path = f"devices/pci0000:{root.bus:02x}/{below}"
+            path = f"devices/pci{root.domain:04x}:{root.bus:02x}/{below}"
             found.append((function, path))
             written = replace(function, acs_control=0) if tuned else function
             write_function(sys, sys / path, written, cpus.cpulist(numa))
@@ -102,7 +108,7 @@ def _write_pci(sys: Path, model: Model, cpus: CpuLayout, tuned: bool) -> _Device
     endpoints = [(f, path) for f, path in found if f.kind != "bridge"]
     for number, (f, path) in enumerate(endpoints):
         group = sys / f"kernel/iommu_groups/{number}"
-        put(group / "type", "identity")
+        put(group / "type", model.iommu)
         link_to(group / "devices" / f.address, sys / path)
         link_to(sys / path / "iommu_group", group)
     for number, (f, _) in enumerate((f, p) for f, p in endpoints if f.kind == "gpu"):
@@ -147,7 +153,8 @@ def _write_networks(sys: Path, model: Model, devices: _Devices, node: str, seed:
         link_to(hca / "device", sys / path)
         link_to(sys / "class/infiniband" / hca.name, hca)
         slot = int(f.address[5:7], 16)
-        name = f"ibp{slot}s0" if fabric else f"enp{slot}s0np0"
+        domain = int(f.address[:4], 16)
+        name = f"{'ib' if fabric else 'en'}{f'P{domain}' if domain else ''}p{slot}s0{'' if fabric else 'np0'}"
         address = ":".join(identity[i : i + 2] for i in range(0, 10, 2))
         net = sys / path / "net" / name
         values = {"operstate": "up", "mtu": "4092" if fabric else "9000", "type": "32" if fabric else "1",
@@ -158,6 +165,14 @@ def _write_networks(sys: Path, model: Model, devices: _Devices, node: str, seed:
             put(net / attribute, text)
         link_to(net / "device", sys / path)
         link_to(sys / "class/net" / name, net)
+    for number, (_, path) in enumerate(devices.of("lan")):  # no RDMA: the network of the node's management
+        net = sys / path / f"net/eno{number + 1}"
+        values = {"operstate": "up", "mtu": "1500", "type": "1", "carrier_changes": "2", "carrier_down_count": "1",
+                  "carrier_up_count": "1", "address": f"02:00:00:00:00:{number:02x}", "speed": "10000"}  # fmt: skip
+        for attribute, text in values.items():
+            put(net / attribute, text)
+        link_to(net / "device", sys / path)
+        link_to(sys / "class/net" / net.name, net)
     loopback = sys / "devices/virtual/net/lo"
     for attribute, text in {"operstate": "unknown", "mtu": "65536", "type": "772", "address": "00:00:00:00:00:00"}.items():
         put(loopback / attribute, text)
@@ -201,6 +216,8 @@ def _write_dev(dev: Path, m: Model, gpus: list[dict[str, Any]], devices: _Device
     nodes = [f"nvidia{gpu['minor']} c 195 {gpu['minor']} 0666" for gpu in gpus]
     nodes += ["nvidiactl c 195 255 0666", "nvidia-uvm c 508 0 0666", "nvidia-uvm-tools c 508 1 0666"]
     hcas = devices.of("infiniband", "ethernet")
+    if IMEX in m.daemons:
+        nodes.append("nvidia-caps-imex-channels/channel0 c 234 0 0666")
     nodes += [f"infiniband/uverbs{n} c 231 {192 + n} 0666" for n in range(len(hcas))]
     put(dev / "nodes", "\n".join(nodes))
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 
 from tests.lab.pcitree import DOWNSTREAM, ENDPOINT, ROOT_PORT, UPSTREAM, Function, Product
 
+FABRIC_MANAGER, IMEX = "nv-fabricmanage", "nvidia-imex"  # the kernel keeps 15 characters of nv-fabricmanager
+
 
 @dataclass(frozen=True)
 class GpuModel:
@@ -42,20 +44,26 @@ class GpuModel:
     nvlinks: int = 0
     nvlink_version: int = 0
     fabric: bool = False
+    fabric_clique: int = 0
+    fabric_cluster: str = "0" * 32
+    fabric_health: int = 0  # NVML's health mask
+    mig: bool = True
 
 
 @dataclass(frozen=True)
 class RootComplex:
-    """One host bridge folder, /sys/devices/pci0000:BUS, on one NUMA node."""
+    """One host bridge folder, /sys/devices/pciDOMAIN:BUS, on one NUMA node."""
 
     bus: int
     numa_node: int
     ports: tuple[Function, ...]
+    domain: int = 0
 
 
 @dataclass(frozen=True)
 class Model:
-    """One kind of machine. `memory_kib` is per NUMA node."""
+    """One kind of machine. `memory_kib` is per NUMA node with CPUs. `gpu_memory_kib`: the memory of the NUMA nodes without CPUs,
+    in the order of their numbers. `daemons`: the first 15 characters of the names of processes of the driver."""
 
     name: str
     vendor: str
@@ -76,6 +84,11 @@ class Model:
     nic_firmware: str
     nic_board: str
     note: str
+    controllers: int = 8  # of EDAC
+    daemons: tuple[str, ...] = ()
+    gpu_memory_kib: tuple[int, ...] = ()
+    interleaved: bool = False  # CPU numbers go round the sockets
+    iommu: str = "identity"
 
 
 _INTEL = Product(0x8086, 0x352A, 0x060400, ROOT_PORT, revision=4, driver="pcieport", pcie_offset=0x40,
@@ -119,7 +132,7 @@ L40S = GpuModel(
     memory_bytes=46068 << 20, reserved_bytes=498 << 20, bar1_bytes=65536 << 20,
     power_milliwatts=350000, power_minimum_milliwatts=100000, idle_milliwatts=33000,
     sm_clock=210, sm_clock_maximum=2520, memory_clock=9001, slowdown_celsius=95, shutdown_celsius=100,
-    remap_banks=192, pcie_generation=4, cores=18176, memory_temperature=False,
+    remap_banks=192, pcie_generation=4, cores=18176, memory_temperature=False, mig=False,
 )  # fmt: skip
 
 
@@ -199,6 +212,7 @@ HGX_H100 = Model(
         _h100_pair(0x97, 1, 0x9A, 0x9D), _storage(0xA7, 1, _INTEL, 5, _nic(0xAA, _CX7_ETH, 5), _nvme(0xAB), _nvme(0xAC)),
         _h100_pair(0xBD, 1, 0xC0, 0xC3), _h100_pair(0xCB, 1, 0xCE, 0xD1), _h100_pair(0xD9, 1, 0xDC, 0xDF),
     ),
+    daemons=(FABRIC_MANAGER,),
     note="8 H100 SXM, each beside one ConnectX-7 400G HCA on half a PCIe switch; 2 storage NICs (Ethernet), 4 NVMe.",
 )  # fmt: skip
 HGX_A100 = Model(
@@ -213,6 +227,7 @@ HGX_A100 = Model(
         _storage(0xA0, 6, _AMD, 4, _nvme(0xA1), _nvme(0xA2)), _a100_quad(0xB0, 5, (0xB7, 0xBD), (0xC0, 0xC2)),
         _storage(0xE0, 4, _AMD, 4, _nic(0xE1, _CX6_ETH, 4)),
     ),
+    controllers=2, daemons=(FABRIC_MANAGER,),
     note="8 A100 SXM4, GPU pairs and HCA pairs on nested PCIe switches; EPYC with NPS4 and SMT; bus order is not NUMA order.",
 )  # fmt: skip
 L40S_PCIE = Model(

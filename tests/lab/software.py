@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.lab.gpufacts import DRIVER_VERSION
-from tests.lab.models import Model
+from tests.lab.models import FABRIC_MANAGER, IMEX, Model
 from tests.lab.pcitree import put
 
-FABRIC_MANAGER = "nv-fabricmanage"  # the kernel keeps 15 characters of nv-fabricmanager
 LIBRARY = "usr/lib/x86_64-linux-gnu/libnvidia-ml.so"
 
 
@@ -20,8 +19,10 @@ def write_software(tree: Path, m: Model) -> None:
     (tree / f"{LIBRARY}.1").symlink_to(library.name)
     if m.infiniband_rate:
         put(tree / "sys/module/nvidia_peermem/version", DRIVER_VERSION)
-    if m.gpu.nvlinks:
-        write_daemon(tree, FABRIC_MANAGER, 2211)
+    for number, daemon in enumerate(m.daemons):
+        write_daemon(tree, daemon, 2211 + number)
+    if IMEX in m.daemons:
+        put(tree / "etc/nvidia-imex/nodes_config.cfg", "10.0.0.1\n10.0.0.2")
 
 
 def write_daemon(tree: Path, name: str, pid: int, state: str = "S") -> None:

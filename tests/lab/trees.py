@@ -2,7 +2,8 @@
 
 A base tree is ``tests/machines/NAME.tar.gz``. A tree with a fault is the folder ``tests/machines/NAME``: ``base`` names the tree
 that it is made from, ``everywhere`` has lines ``FILE VALUE`` (each file of the base with this name gets this value), and every
-other file takes the place of the base's file at the same path. A machine has over 2,000 such files, and links that lead in
+other file takes the place of the base's file at the same path. ``tests/machines/described/NAME.toml`` describes a public machine,
+and ``tests/lab/described.py`` writes its tree. A machine has over 2,000 such files, and links that lead in
 circles: no checkout should hold them.
 
 ``python -m tests.lab.trees`` unpacks what is new. ``python -m tests.lab.trees pack NAME FOLDER`` writes the archive or the
@@ -27,17 +28,27 @@ SOURCES = PROJECT / "tests/machines"
 MACHINES = PROJECT / ".cache/machines"
 STAMP = "sources.sha256"
 BASE, EVERYWHERE = "base", "everywhere"
+DESCRIBED = "described"
+#: What writes the trees of descriptions, below tests/lab.
+WRITERS = ("described", "machines", "models", "pcitree", "cpufacts", "gpufacts", "hostfacts", "kernelfacts", "software")
 
 
 def names(sources: Path = SOURCES) -> list[str]:
-    """All trees, the base trees first."""
+    """All trees, the base trees first, those of descriptions last."""
     bases = sorted(path.name.removesuffix(".tar.gz") for path in sources.glob("*.tar.gz"))
-    return bases + sorted(path.parent.name for path in sources.glob(f"*/{BASE}"))
+    return bases + sorted(path.parent.name for path in sources.glob(f"*/{BASE}")) + described(sources)
+
+
+def described(sources: Path = SOURCES) -> list[str]:
+    """The trees that are written from a description."""
+    return sorted(path.stem for path in sources.glob(f"{DESCRIBED}/*.toml"))
 
 
 def stamp(sources: Path = SOURCES) -> str:
-    """A digest of all archives and differences, by name and content."""
+    """A digest of all archives, differences and descriptions, by name and content, and of what writes the described."""
     digest = hashlib.sha256()
+    for name in WRITERS if described(sources) else ():
+        digest.update(Path(__file__).with_name(f"{name}.py").read_bytes())
     for path in sorted(path for path in sources.rglob("*") if path.is_file() and path != sources / "README.md"):
         digest.update(f"{path.relative_to(sources)}\0{path.stat().st_size}\0".encode())
         digest.update(path.read_bytes())
@@ -86,6 +97,12 @@ def _rebuild(sources: Path, cache: Path, wanted: str) -> None:
 
 
 def _unpack(sources: Path, name: str, into: Path) -> None:
+    description = sources / DESCRIBED / f"{name}.toml"
+    if description.exists():
+        from tests.lab.described import write_described
+
+        write_described(into / name, description)
+        return
     archive = sources / f"{name}.tar.gz"
     if archive.exists():
         with tarfile.open(archive, "r:gz") as tar:

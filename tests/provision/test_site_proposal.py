@@ -103,6 +103,14 @@ def test_the_fabric(vendor: str, asset_tag: str, layer: str, gbps: float, fabric
     assert fabric in config.fabric_names()
 
 
+@pytest.mark.parametrize(("gpu", "count"), [("10de:31c2", 4), ("10de:2941", 4), ("10de:3182", 8)])
+def test_oracles_fabrics_of_hgx_h100_to_b200_are_for_no_other_board(gpu: str, count: int) -> None:
+    """The name of the profile gb200-nvl72 has the name b200 in it, and no fabric profile is for its shape."""
+    ports = (SeenPort("x0", "Ethernet", 400.0),)
+    node = NodeHardware(vendor="Oracle", asset_tag="OracleCloud.com", gpus={gpu: count}, ports=ports)
+    assert {c.fabric for c in propose({"n1": node, "n2": node}, PROFILES).classes} == {"roce"}
+
+
 MACHINES = st.builds(
     NodeHardware,
     vendor=st.text(max_size=8).map(lambda t: "".join(c for c in t if c.isprintable())),

@@ -1,10 +1,13 @@
 """Checks that the node has as much memory and as many CPUs as are declared for this kind of node.
 
 MemTotal (/proc/meminfo) is the memory that the kernel can use. It is some percent smaller than the memory of the DIMMs. A site
-therefore declares a lower limit. A node that loses a DIMM falls below this limit. The check reads the number of CPUs from
-/sys/devices/system/cpu/online, and the state of hardware threads from /sys/devices/system/cpu/smt/control
-(Documentation/ABI/testing/sysfs-devices-system-cpu). Slurm also drains a node that registers with less memory or fewer CPUs than
-slurm.conf declares (low RealMemory, low CPUs), but only when slurmd starts.
+therefore declares a lower limit. A node that loses a DIMM falls below this limit. On Grace the driver makes the memory of each
+GPU a NUMA node without CPUs, and MemTotal counts it (NVIDIA Grace Hopper tuning guide). If the machine has NUMA nodes with
+memory and without CPUs, the check therefore adds up the MemTotal of the nodes that have CPUs
+(/sys/devices/system/node/nodeN/meminfo). The check reads the number of CPUs from /sys/devices/system/cpu/online, and the state
+of hardware threads from /sys/devices/system/cpu/smt/control (Documentation/ABI/testing/sysfs-devices-system-cpu). Slurm also
+drains a node that registers with less memory or fewer CPUs than slurm.conf declares (low RealMemory, low CPUs), but only when
+slurmd starts.
 """
 
 from __future__ import annotations
@@ -24,7 +27,11 @@ SMT = ("on", "off", "forceoff", "notsupported", "notimplemented")
 
 class Params(CheckParams, frozen=True, kw_only=True):
     memory_bytes_min: Annotated[
-        Annotated[int, Meta(ge=1)] | None, Meta(description="The least MemTotal in bytes. If unset, memory is not judged.")
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(
+            description="The least MemTotal in bytes, without NUMA nodes that have no CPUs (the memory of GPUs on Grace)."
+            " If unset, memory is not judged."
+        ),
     ] = None
     cpus_expected: Annotated[
         Annotated[int, Meta(ge=1, le=8192)] | None,
@@ -44,7 +51,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
         if isinstance(host, Finding):
             yield host
             return
-        least, have = params.memory_bytes_min, host.memory_bytes
+        least, have = params.memory_bytes_min, host_memory_bytes(node, host.memory_bytes)
         if least is not None:
             if isinstance(have, Missing):
                 yield unread("the size of the memory", have)
@@ -71,6 +78,16 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
             elif (host.smt == "on") is not params.smt:
                 want = "on" if params.smt else "off"
                 yield _drain(f"hardware threads are {host.smt}, {want} declared", Action.PROVISION, "smt")
+
+
+def host_memory_bytes(node: Node, total: int | Missing) -> int | Missing:
+    """Return the memory of the host in bytes. ``total``: MemTotal of the whole machine, which is right if no NUMA node has memory
+    and no CPUs."""
+    with_cpus = [n.memory_bytes for n in node.numa if n.cpus]
+    if not with_cpus or not any(n.memory_bytes for n in node.numa if not n.cpus):
+        return total
+    missing = next((size for size in with_cpus if isinstance(size, Missing)), None)
+    return missing if missing is not None else sum(size for size in with_cpus if isinstance(size, int))
 
 
 def _nodes(node: Node) -> Iterator[str]:

@@ -3,18 +3,19 @@
 The hardware profile declares the expected number. fairlead never learns it from the GPUs that it finds. For a GPU that no longer
 answers, NVML returns NVML_ERROR_GPU_IS_LOST (15, nvml.h) and may leave the GPU out of its count. The indices of the other GPUs
 then shift, so the check compares GPUs by PCI address (/sys/bus/pci/devices, vendor 0x10de, class 0x0300 or 0x0302). A GPU can
-vanish without any Xid (NVSentinel issue 155). `nvml_responsive` judges whether the driver answers at all.
+vanish without any Xid (NVSentinel issue 155). The check also compares the PCI IDs of the GPUs with those of the hardware profile,
+and warns if the profile is for another kind of GPU. `nvml_responsive` judges whether the driver answers at all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 from msgspec import Meta
 
 from fairlead.model.check_definition import Check, CheckParams, Past
-from fairlead.model.facts import Missing, Node
+from fairlead.model.facts import Missing, Node, PciDevice
 from fairlead.model.finding import Action, Finding, Level, Mode, with_action
 
 NVIDIA = 0x10DE
@@ -26,6 +27,10 @@ class Params(CheckParams, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=0, le=64)] | None,
         Meta(description="Number of GPUs of this kind of node. If unset, only PCI and NVML are compared."),
     ] = None
+    pci_ids: Annotated[
+        tuple[Annotated[str, Meta(pattern=r"^[0-9a-f]{4}:[0-9a-f]{4}$")], ...],
+        Meta(description="PCI IDs of the GPU of this kind of node. The hardware profile fills them in. Empty: not judged."),
+    ] = ()
 
 
 def _drain(summary: str, device: str = "", *evidence: str) -> Finding:
@@ -33,7 +38,9 @@ def _drain(summary: str, device: str = "", *evidence: str) -> Finding:
 
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
-    on_bus = {d.address for d in node.pci if d.vendor == NVIDIA and d.class_code >> 8 in GPU_CLASSES and not d.virtual_function}
+    gpus = [d for d in node.pci if d.vendor == NVIDIA and d.class_code >> 8 in GPU_CLASSES and not d.virtual_function]
+    on_bus = {d.address for d in gpus}
+    yield from _of_another_kind(gpus, params)
     if not node.pci:
         yield Finding(level=Level.UNKNOWN, summary="no PCI device could be read")
     elif params.expected is not None and len(on_bus) < params.expected:
@@ -64,6 +71,19 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
             summary=f"{working} GPUs, {params.expected} declared: wrong hardware profile?",
             action=Action.PROVISION,
         )
+
+
+def _of_another_kind(gpus: Sequence[PciDevice], params: Params) -> Iterator[Finding]:
+    """Yield one finding if GPUs have other PCI IDs than the hardware profile says. Its other values do not fit them either."""
+    known = [(d, f"{d.vendor:04x}:{d.device:04x}") for d in gpus if d.device]
+    others = [(d, pci_id) for d, pci_id in known if params.pci_ids and pci_id not in params.pci_ids]
+    if others:
+        device, pci_id = others[0]
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        words = (
+            f"GPU {device.address}{more} is {pci_id}, and the profile is for {', '.join(params.pci_ids)}: wrong hardware profile?"
+        )
+        yield Finding(level=Level.WARN, device=device.address, summary=words, action=Action.PROVISION)
 
 
 check = Check(

@@ -48,6 +48,7 @@ COMMANDS = {
     "env": "explain the job environment that the task prolog sets",
     "config": "check and show documents and sites",
     "selftest": "test fairlead on this machine, change nothing, and write a report that a site can send back",
+    "profile": "draft a hardware profile from a good node",
     "doctor": "review a site's Slurm configuration and this installation",
     "version": "print the version",
 }

@@ -161,6 +161,8 @@ def _profiles(args: argparse.Namespace) -> ExitCode:
             if args.file:
                 for v in profile.values:
                     print(f"  {v.key} = {value_text(v.value)}\n      why: {v.why}\n      source: {v.source}")
+                for u in profile.undeclared:
+                    print(f"  {u.key} is not declared\n      why: {u.why}")
                 for r in profile.references:
                     print(f"  reference {r.measure} = {r.value:g} {r.unit}\n      why: {r.why}\n      source: {r.source}")
     return ExitCode.OK

@@ -12,7 +12,7 @@ import msgspec
 from fairlead import assets
 from fairlead.config.toml_text import read_toml
 from fairlead.errors import ConfigError, InputMissing
-from fairlead.model.profile import Fabric
+from fairlead.model.profile_files import Fabric
 from fairlead.nccl.nccl_conf import fault
 from fairlead.nccl.nccl_version import parse, within
 

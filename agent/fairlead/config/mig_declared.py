@@ -10,8 +10,20 @@ from fairlead.model.mig_geometry import A100_40, A100_80, GPUS, H100_80, refusal
 
 #: The GPUs of each hardware profile that fairlead contains, or () if its GPUs have no MIG.
 GPUS_OF_PROFILE: dict[str, tuple[str, ...]] = {
+    "a100-pcie": (A100_40, A100_80),
+    "gb200-nvl72": ("GB200 186GB", "GB200 189GB"),
+    "gb300-nvl72": ("GB300",),
+    "gh200": ("GH200 96GB", "GH200 144GB"),
+    "gh200-quad": ("GH200 96GB", "GH200 144GB"),
+    "h100-nvl": ("H100 94GB",),
+    "h100-pcie": (H100_80,),
     "hgx-a100": (A100_40, A100_80),
+    "hgx-a100-4gpu": (A100_40, A100_80),
+    "hgx-b200": ("B200",),
+    "hgx-b300": ("B300",),
     "hgx-h100": (H100_80, "H100 94GB", "H100 96GB"),
+    "hgx-h200": ("H200",),
+    "l4": (),
     "l40s-pcie": (),
 }
 

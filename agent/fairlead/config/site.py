@@ -38,7 +38,7 @@ from fairlead.config.mig_declared import mig_mistakes_of_profile
 from fairlead.config.partitions import Partition, partitions_of
 from fairlead.config.toml_text import read_text, read_toml, toml_tables
 from fairlead.errors import ConfigError, InputMissing
-from fairlead.model.profile import Profile
+from fairlead.model.profile_files import Profile
 
 Options = TypeVar("Options", bound=Struct)
 #: The hint of the error that there is no site file.
@@ -128,7 +128,8 @@ def load_profile(name: str) -> Profile:
 
 
 def profile_layer(profile: Profile) -> dict[str, Any]:
-    """Return the values of a profile as a layer of the document. Raises ConfigError for a key that is declared twice."""
+    """Return the values of a profile as a layer of the document. The layer also has the PCI IDs of the profile's GPU, so that the
+    agent notices a profile for another GPU. Raises ConfigError for a key that is declared twice."""
     layer: dict[str, Any] = {}
     if profile.unsupported:
         layer["unsupported"] = profile.unsupported
@@ -140,6 +141,8 @@ def profile_layer(profile: Profile) -> dict[str, Any]:
         if last in table:
             raise ConfigError(f"profile {profile.name}", value.key, "declared twice")
         table[last] = value.value
+    if profile.match is not None:
+        layer.setdefault("checks", {}).setdefault("gpu_count", {}).setdefault("pci_ids", profile.match.gpus)
     return layer
 
 

@@ -13,6 +13,13 @@ from fairlead.model.facts import Missing, unreadable
 _HEAD_BYTES = 16384
 _NVRM = re.compile(r"^NVRM version:.*?Kernel Module(?: for \S+)?\s+(\d+\.\d+(?:\.\d+)?)", re.MULTILINE)
 
+#: How the vendor or the product of a virtual machine begins (systemd, src/basic/virt.c, dmi_vendor_table). The product of Hyper-V
+#: is "Virtual Machine".
+_HYPERVISORS = (
+    "KVM", "OpenStack", "KubeVirt", "Amazon EC2", "QEMU", "VMware", "VMW", "innotek GmbH", "VirtualBox", "Xen", "Bochs",
+    "Parallels", "BHYVE", "Hyper-V", "Virtual Machine", "Apple Virtualization", "Google Compute Engine",
+)  # fmt: skip
+
 
 def node_name(root: Root) -> str:
     """Return the short host name of the live machine. For a machine tree, return the host name that it records, or the name of
@@ -42,7 +49,11 @@ def uptime_seconds(root: Root) -> float | Missing:
 
 
 def virtual(root: Root) -> bool | Missing:
-    """Return whether this is a virtual machine, by the CPU flag ``hypervisor`` (x86: CPUID leaf 1, ECX bit 31)."""
+    """Return whether this is a virtual machine, by the CPU flag ``hypervisor`` (x86: CPUID leaf 1, ECX bit 31).
+
+    An Arm CPU has no such flag, and /proc/cpuinfo has a line "Features" (arch/arm64/kernel/cpuinfo.c). There the DMI text of the
+    machine decides, as in systemd-detect-virt (src/basic/virt.c).
+    """
     if root.exists("/sys/hypervisor/type"):
         return True
     data = root.read_bytes("/proc/cpuinfo", _HEAD_BYTES, head=True)
@@ -51,7 +62,22 @@ def virtual(root: Root) -> bool | Missing:
     for line in (data or b"").split(b"\n"):
         if line.startswith(b"flags"):
             return b"hypervisor" in line.partition(b":")[2].split()
-    return unreadable("/proc/cpuinfo: no line of x86 CPU flags")
+        if line.startswith(b"Features"):
+            return _virtual_by_dmi(root)
+    return unreadable("/proc/cpuinfo: no line of CPU flags or features")
+
+
+def _virtual_by_dmi(root: Root) -> bool | Missing:
+    """Return whether the vendor or the product is that of a hypervisor. A ``*.metal`` instance of Amazon EC2 has none."""
+    texts = [root.read_line(f"/sys/class/dmi/id/{name}") for name in ("sys_vendor", "product_name")]
+    missing = next((text for text in texts if isinstance(text, Missing)), None)
+    if missing is not None:
+        return missing
+    vendor, product = (text if isinstance(text, str) else "" for text in texts)
+    if not vendor:
+        return unreadable("/sys/class/dmi/id/sys_vendor: no such file")
+    of_hypervisor = any(text.startswith(_HYPERVISORS) for text in (vendor, product))
+    return of_hypervisor and not (vendor == "Amazon EC2" and product.endswith(".metal"))
 
 
 def module_version(root: Root) -> str | Missing:

@@ -17,7 +17,7 @@ from fairlead.measure.job_script import ToolStep, limit_minutes, script
 from fairlead.measure.slurm_jobs import PREFIX
 from fairlead.measure.tools import load
 from fairlead.model.nodelist import expand
-from fairlead.model.profile import Peak, Reference
+from fairlead.model.profile_files import Peak, Reference
 
 
 class PlannedNode(Struct, frozen=True, kw_only=True):

@@ -5,8 +5,8 @@ slices. A geometry is a list of instances. A GPU can hold a geometry if all its 
 
 Sources: NVIDIA Multi-Instance GPU User Guide, "Supported MIG Profiles" (names and numbers of instances) and "Getting Started with
 MIG" (the positions, as `nvidia-smi mig -lgipp` lists them); NVIDIA mig-parted, deployments/systemd/config-default.yaml (GH200
-with 144 GB, GB200 with 189 GB); AWS SageMaker API reference, AcceleratorPartitionConfig (GB200 with 186 GB) and hyperpod-cli pull
-request 403 (B300). All were read on 2026-11-23.
+with 144 GB, GB200 with 189 GB, GB300); AWS SageMaker API reference, AcceleratorPartitionConfig (GB200 with 186 GB) and
+hyperpod-cli pull request 403 (B300). All were read on 2026-11-23.
 """
 
 from __future__ import annotations
@@ -94,6 +94,7 @@ GPUS: tuple[MigGpu, ...] = (
     _seven("GB200 186GB", 23, 47, 93, 186),
     _seven("GB200 189GB", 24, 47, 95, 189),
     _seven("B300", 34, 67, 135, 269),
+    _seven("GB300", 35, 70, 139, 278),
     _four("A30", (6, 12, 24), (("1g.6gb+me", 1), ("2g.12gb+me", 1))),
     _four(
         "RTX PRO 6000 Blackwell", (24, 48, 96),

@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import Struct
 
 from fairlead.model.nodelist import in_order
-from fairlead.model.profile import Profile
+from fairlead.model.profile_files import Profile
 from fairlead.provision.node_hardware import NodeHardware
 
 INFINIBAND, ETHERNET = "InfiniBand", "Ethernet"
@@ -147,13 +147,14 @@ def _name(base: str, machine: NodeHardware, names: set[str]) -> str:
 def fabric_of(machine: NodeHardware, profile: Profile | None, *, alone: bool) -> str:
     """Return the fabric profile for this hardware. ``alone``: the site has only this node."""
     cloud = next((name for field, text, name in _CLOUDS if getattr(machine, field) == text), "")
-    board = next((word for word in ("a100", "h200", "b200") if profile is not None and word in profile.name), "h100")
+    family = profile.name.removeprefix("hgx-") if profile is not None and profile.name.startswith("hgx-") else ""
+    board = next((word for word in ("a100", "h100", "h200", "b200") if word == family), "")
     layers = {port.layer for port in machine.ports}
     fast_ethernet = any(port.gbps >= _ROCE_GBPS for port in machine.ports_of(ETHERNET))
     of_cloud = {
         "aws": "aws-efa" if layers - {INFINIBAND, ETHERNET} else "",
         "azure": {"a100": "azure-nd-a100"}.get(board, "azure-nd-h100") if INFINIBAND in layers else "",
-        "oci": f"oci-bm-{'h200' if board == 'b200' else board}" if fast_ethernet else "",
+        "oci": f"oci-bm-{'h200' if board == 'b200' else board}" if fast_ethernet and board else "",
         "gcp": "gcp",
     }.get(cloud, "")
     links = next((v.value for v in profile.values if v.key == "checks.nvlink.links"), 0) if profile else 0

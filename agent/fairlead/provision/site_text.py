@@ -9,7 +9,7 @@ from typing import Any
 
 from fairlead.model.nodelist import fold
 from fairlead.model.plain_text import one_line
-from fairlead.model.profile import Profile
+from fairlead.model.profile_files import Profile
 from fairlead.provision.node_hardware import NodeHardware
 from fairlead.provision.site_proposal import ETHERNET, INFINIBAND, Proposal, ProposedClass
 

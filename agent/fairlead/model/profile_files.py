@@ -40,6 +40,14 @@ class Peak(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     source: str
 
 
+class Undeclared(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Names a key of the node document that the profile does not declare, and the reason: the value is not public, or it depends
+    on the server or the site."""
+
+    key: str
+    why: str
+
+
 class Match(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Says how `fairlead init` recognises this kind of node.
 
@@ -55,6 +63,7 @@ class Match(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 class Profile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Holds a profile file (TOML). ``match``: how `fairlead init` recognises such a node, or None if it cannot.
+    ``undeclared``: the keys that an admin may expect here and that the profile leaves to the site.
 
     ``unsupported``: names of facts and of parts that this hardware does not have. A fact is a dotted name of a Gpu field, such
     as ``nvlinks`` or ``ecc.sram_threshold_exceeded``. Such a fact does not count as unreadable. A part is ``cpufreq``,
@@ -67,6 +76,7 @@ class Profile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     unsupported_why: str = ""
     match: Match | None = None
     values: tuple[Value, ...] = ()
+    undeclared: tuple[Undeclared, ...] = ()
     references: tuple[Reference, ...] = ()
     peaks: tuple[Peak, ...] = ()
 

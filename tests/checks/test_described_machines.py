@@ -1,0 +1,177 @@
+"""Public machines of today's GPUs: healthy under their own profile, and under no other one; what is missing is found.
+
+Each tree is made from other sources than the values of its profile (tests/machines/described).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from fairlead import config
+from fairlead.cli import main
+from fairlead.cli.machine_tree import recorded_nvml
+from fairlead.config import Document, encode_document
+from fairlead.host.gather import gather
+from fairlead.host.root import Root
+from fairlead.judge import judge, reads, wanted
+from fairlead.model.check_definition import Past
+from fairlead.model.cpulist import parse_cpu_set
+from fairlead.model.facts import Missing, Node
+from fairlead.model.finding import Finding, Level
+from fairlead.settings import pcie_acs
+from fairlead.topology.binding.node_binding import plan_binding
+from tests.lab.described import document_of, read_description
+from tests.lab.faultytrees import take_out
+from tests.lab.trees import MACHINES, SOURCES, described
+from tests.provision.hardware_ssh import program
+
+pytestmark = pytest.mark.trees
+
+NAMES = described()
+#: Settings that keep a value in a file for the next boot. No machine tree has files of /etc, so their drift is there anyway.
+PERSISTED = {f"setting.{name}" for name in ("kernel_modules", "memlock", "nccl", "numa_balancing", "sysctl")}
+#: NUMA nodes with the memory of GPUs, which have no CPUs.
+GPU_MEMORY = {"gb200-nvl72": {2, 10, 18, 26}, "gb300-nvl72": {2, 10, 18, 26}, "gh200": {1}, "gh200-quad": {4, 12, 20, 28}}
+
+
+def gpus_of(name: str) -> int:
+    return len(json.loads((MACHINES / name / "nvml.json").read_text())["gpus"])
+
+
+@cache
+def node_of(name: str) -> Node:
+    document = document_of(name, gpus_of(name))
+    tree = MACHINES / name
+    return gather(Root(str(tree)), recorded_nvml(str(tree)), reads=reads(document), unsupported=document.unsupported,
+                  wanted=wanted(document))  # fmt: skip
+
+
+def checked(tree: Path, document: Document, capsys: pytest.CaptureFixture[str], folder: Path) -> list[dict[str, Any]]:
+    """What `fairlead check` finds in a tree now, without what only history can judge."""
+    file = folder / "node.json"
+    file.write_bytes(encode_document(document))
+    capsys.readouterr()
+    main(["check", "--root", str(tree), "--document", str(file), "--json"])
+    found = json.loads(capsys.readouterr().out)["findings"]
+    return [f for f in found if not f["needs_history"] and f["check"] not in PERSISTED]
+
+
+def bad(findings: Iterator[Finding] | tuple[Finding, ...]) -> list[Finding]:
+    return [f for f in findings if f.level is not Level.OK and f.check not in PERSISTED]
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory for thousands of small files."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else tmp_path) as folder:
+        yield Path(folder)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_public_machine_is_healthy_under_its_profile(name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert checked(MACHINES / name, document_of(name, gpus_of(name)), capsys, tmp_path) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_tree_and_the_profile_have_no_source_in_common(name: str) -> None:
+    sources = read_description(SOURCES / f"described/{name}.toml").sources
+    assert len(sources) > 0
+    works = {source.partition(",")[0].partition(" (")[0] for source in sources}
+    of_values = [value.source for value in config.load_profile(name).values]
+    assert not [(work, source) for work in works for source in of_values if work in source]
+
+
+def test_every_profile_has_a_tree() -> None:
+    assert set(config.profile_names()) == {p.name for p in MACHINES.iterdir() if p.is_dir() and "." not in p.name}
+
+
+def test_init_recognises_every_machine(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    names = config.profile_names()
+    ssh = program(tmp_path, {f"n{number}": name for number, name in enumerate(names)})
+    capsys.readouterr()
+    assert main(["init", f"n[0-{len(names) - 1}]", "--ssh", str(ssh), "-n", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert {c["nodes"]: c["profile"] for c in said["classes"]} == {f"n{number}": name for number, name in enumerate(names)}
+    assert said["without"] == {}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_other_profile_finds_the_machine_healthy(name: str) -> None:
+    """A profile for the same GPU notices another number of GPUs or NVLinks. A profile for another GPU says so in one line."""
+    own = config.load_profile(name).match
+    assert own is not None
+    for other in config.profile_names():
+        profile = config.load_profile(other)
+        if other == name or profile.match is None:
+            continue
+        found = bad(judge(document_of(other, gpus_of(name)), node_of(name), Past(available=True)))
+        assert found, f"{name} is healthy under {other}"
+        if not set(own.gpus) & set(profile.match.gpus):
+            (line,) = [f.summary for f in found if "wrong hardware profile" in f.summary and "the profile is for" in f.summary]
+            assert own.gpus[0] in line or any(gpu in line for gpu in own.gpus)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_missing_gpu_is_found(name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, memory: Path) -> None:
+    tree = Path(shutil.copytree(MACHINES / name, memory / name, symlinks=True))
+    take_out(tree, 0)
+    found = checked(tree, document_of(name, gpus_of(name)), capsys, tmp_path)
+    assert [f["check"] for f in found if f["level"] == "drain"][:1] == ["gpu_count"]
+
+
+@pytest.mark.parametrize("name", ["hgx-h200", "gb200-nvl72"])
+def test_a_missing_adapter_is_found(name: str) -> None:
+    node = node_of(name)
+    gone = next(nic for nic in node.nics if nic.rdma and nic.link_layer == "InfiniBand")
+    less = replace(node, nics=tuple(nic for nic in node.nics if nic is not gone))
+    document = document_of(name, gpus_of(name))
+    assert {f.check for f in bad(judge(document, less, Past(available=True)))} == {"rdma_ports"}
+
+
+def as_the_kernel_sets_acs(name: str) -> Node:
+    """The machine with request and completion redirect on in every bridge, as Linux sets them with an IOMMU."""
+    node = node_of(name)
+    return replace(node, pci=tuple(replace(d, acs_control=0x1D) if isinstance(d.acs_control, int) else d for d in node.pci))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("hgx-b200", True), ("hgx-h200", True), ("gb300-nvl72", False), ("gb200-nvl72", False), ("gh200-quad", False)],
+)
+def test_acs_changes_only_where_nothing_needs_it(name: str, changes: bool) -> None:
+    document = document_of(name, gpus_of(name))
+    observed = pcie_acs.observe(as_the_kernel_sets_acs(name))
+    assert not isinstance(observed, Missing) and observed.bridges
+    want = document.settings["pcie_acs"]
+    assert isinstance(want, pcie_acs.PcieAcsWant)
+    assert bool(pcie_acs.plan(want, observed)) is changes
+
+
+def test_no_acs_value_is_declared_where_none_is_public() -> None:
+    assert "pcie_acs" not in document_of("hgx-b300", 8).settings
+
+
+@pytest.mark.parametrize("name", GPU_MEMORY)
+def test_gpus_are_bound_to_the_cores_of_their_socket(name: str) -> None:
+    node = node_of(name)
+    assert isinstance(node.gpus, tuple)
+    without_cpus = {n.id for n in node.numa if not n.cpus}
+    assert {n.id for n in node.numa if not n.cpus and n.memory_bytes} == GPU_MEMORY[name] <= without_cpus
+    home = {d.address: d.numa for d in node.pci}
+    cores = {n.id: sum(1 << cpu for cpu in n.cpus) for n in node.numa}
+    sockets = {home[gpu.pci] for gpu in node.gpus}
+    for task in plan_binding(node, len(node.gpus)).tasks:
+        (gpu,) = task.gpus
+        cpus = parse_cpu_set(task.cpus)
+        assert not cpus & ~cores[home[gpu]] and cpus.bit_count() == 72 * len(sockets) // len(node.gpus)
+        assert task.memory == f"preferred:{home[gpu]}"
