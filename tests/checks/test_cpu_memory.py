@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from fairlead.model.facts import NumaNode, unreadable
+from fairlead.model.facts import Gpu, NumaNode, unreadable
 from fairlead.model.finding import Level
 from tests.checks.hosts import host_node, judged
+from tests.checks.nodes import gpu
 
 NA = unreadable("Input/output error")
 
@@ -38,23 +39,35 @@ def test_sizes(params: dict[str, Any], changes: dict[str, Any], level: Level | N
 LPDDR, HBM = 480 << 30, 184 << 30
 
 
-def grace(*sizes: Any, gpu: Any = HBM) -> tuple[NumaNode, ...]:
-    """NUMA nodes with CPUs of these sizes, a node with the memory of a GPU, and an empty one."""
+def grace(*sizes: Any, third: Any = HBM) -> tuple[NumaNode, ...]:
+    """NUMA nodes with CPUs of these sizes, a node without CPUs, such as the memory of a GPU, and an empty one."""
     with_cpus = [NumaNode(id=n, cpus=(n,), memory_bytes=size) for n, size in enumerate(sizes)]
-    return (*with_cpus, NumaNode(id=2, cpus=(), memory_bytes=gpu), NumaNode(id=3, cpus=(), memory_bytes=0))
+    return (*with_cpus, NumaNode(id=2, cpus=(), memory_bytes=third), NumaNode(id=3, cpus=(), memory_bytes=0))
+
+
+def gpus(*sizes: int) -> tuple[Gpu, ...]:
+    return tuple(gpu(n, memory_total_bytes=size) for n, size in enumerate(sizes))
+
+
+CXL = 96 << 30
 
 
 @pytest.mark.parametrize(
-    ("numa", "level"),
+    ("numa", "gpu_sizes", "level"),
     [
-        (grace(LPDDR, LPDDR), None),
-        (grace(LPDDR, LPDDR * 3 // 4), Level.DRAIN),  # a lost part of a module, which MemTotal would hide
-        (grace(LPDDR, NA), Level.UNKNOWN),
-        (grace(LPDDR, LPDDR, gpu=NA), None),  # the memory of the GPU does not count, so nothing is lost without it
-        (grace(LPDDR, LPDDR * 3 // 4, gpu=0), None),  # no GPU memory: MemTotal is the memory of the host
-        ((), None),
+        (grace(LPDDR, LPDDR), (HBM,), None),
+        (grace(LPDDR, LPDDR * 3 // 4), (HBM,), Level.DRAIN),  # a lost part of a module, which MemTotal would hide
+        (grace(LPDDR, NA), (HBM,), Level.UNKNOWN),
+        (grace(LPDDR, LPDDR, third=NA), (HBM,), None),
+        (grace(LPDDR, LPDDR * 3 // 4, third=0), (HBM,), None),  # no GPU memory: MemTotal is the memory of the host
+        (grace(LPDDR, LPDDR * 3 // 4, third=CXL), (HBM,), None),  # CXL memory belongs to the host
+        (grace(LPDDR, LPDDR * 3 // 4, third=CXL), (CXL,) * 8, None),  # as large as a GPU's, but not one for each GPU
+        (grace(LPDDR, LPDDR * 3 // 4), (), None),  # NVML does not answer: which node is a GPU's is not known
+        ((), (HBM,), None),
     ],
 )
-def test_the_memory_of_gpus_does_not_stand_in_for_a_lost_module(numa: tuple[NumaNode, ...], level: Level | None) -> None:
-    node = replace(host_node(memory_bytes=2 * LPDDR + HBM), numa=numa)
+def test_only_the_memory_of_gpus_does_not_stand_in_for_a_lost_module(
+    numa: tuple[NumaNode, ...], gpu_sizes: tuple[int, ...], level: Level | None
+) -> None:
+    node = replace(host_node(memory_bytes=2 * LPDDR + HBM), numa=numa, gpus=gpus(*gpu_sizes))
     assert [f.level for f in judged("cpu_memory", node, memory_bytes_min=2 * LPDDR)] == ([level] if level is not None else [])

@@ -175,3 +175,12 @@ def test_gpus_are_bound_to_the_cores_of_their_socket(name: str) -> None:
         cpus = parse_cpu_set(task.cpus)
         assert not cpus & ~cores[home[gpu]] and cpus.bit_count() == 72 * len(sockets) // len(node.gpus)
         assert task.memory == f"preferred:{home[gpu]}"
+
+
+@pytest.mark.parametrize(("profile", "warns"), [("hgx-h200", False), ("hgx-h100", True)])
+def test_a_profile_for_another_gpu_is_one_line(
+    profile: str, warns: bool, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    found = checked(MACHINES / "hgx-h200", document_of(profile, 8), capsys, tmp_path)
+    words = "GPU 0000:19:00.0 and 7 more are 10de:2335, and the profile is for 10de:2330: wrong hardware profile?"
+    assert [f["summary"] for f in found if f["check"] == "gpu_count"] == ([words] if warns else [])

@@ -1,13 +1,12 @@
 """Checks that the node has as much memory and as many CPUs as are declared for this kind of node.
 
-MemTotal (/proc/meminfo) is the memory that the kernel can use. It is some percent smaller than the memory of the DIMMs. A site
-therefore declares a lower limit. A node that loses a DIMM falls below this limit. On Grace the driver makes the memory of each
-GPU a NUMA node without CPUs, and MemTotal counts it (NVIDIA Grace Hopper tuning guide). If the machine has NUMA nodes with
-memory and without CPUs, the check therefore adds up the MemTotal of the nodes that have CPUs
-(/sys/devices/system/node/nodeN/meminfo). The check reads the number of CPUs from /sys/devices/system/cpu/online, and the state
-of hardware threads from /sys/devices/system/cpu/smt/control (Documentation/ABI/testing/sysfs-devices-system-cpu). Slurm also
-drains a node that registers with less memory or fewer CPUs than slurm.conf declares (low RealMemory, low CPUs), but only when
-slurmd starts.
+MemTotal (/proc/meminfo) is the memory that the kernel can use. It is some percent smaller than the memory of the DIMMs. A
+site therefore declares a lower limit. A node that loses a DIMM falls below this limit. On Grace the driver makes the memory
+of each GPU a NUMA node without CPUs, and MemTotal counts it (NVIDIA Grace Hopper tuning guide). If the machine has such
+nodes, the check therefore adds up the MemTotal of the other nodes (/sys/devices/system/node/nodeN/meminfo). The check reads
+the number of CPUs from /sys/devices/system/cpu/online, and the state of hardware threads from
+/sys/devices/system/cpu/smt/control (Documentation/ABI/testing/sysfs-devices-system-cpu). Slurm also drains a node that
+registers with less memory or fewer CPUs than slurm.conf declares (low RealMemory, low CPUs), but only when slurmd starts.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class Params(CheckParams, frozen=True, kw_only=True):
     memory_bytes_min: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(
-            description="The least MemTotal in bytes, without NUMA nodes that have no CPUs (the memory of GPUs on Grace)."
+            description="The least MemTotal in bytes, without NUMA nodes that are the memory of GPUs (Grace)."
             " If unset, memory is not judged."
         ),
     ] = None
@@ -81,13 +80,26 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
 
 
 def host_memory_bytes(node: Node, total: int | Missing) -> int | Missing:
-    """Return the memory of the host in bytes. ``total``: MemTotal of the whole machine, which is right if no NUMA node has memory
-    and no CPUs."""
-    with_cpus = [n.memory_bytes for n in node.numa if n.cpus]
-    if not with_cpus or not any(n.memory_bytes for n in node.numa if not n.cpus):
+    """Return the memory of the host in bytes, without the memory of GPUs. ``total``: MemTotal of the whole machine."""
+    of_gpus = _nodes_of_gpus(node)
+    if not of_gpus:
         return total
-    missing = next((size for size in with_cpus if isinstance(size, Missing)), None)
-    return missing if missing is not None else sum(size for size in with_cpus if isinstance(size, int))
+    sizes = [n.memory_bytes for n in node.numa if n.id not in of_gpus]
+    missing = next((size for size in sizes if isinstance(size, Missing)), None)
+    return missing if missing is not None else sum(size for size in sizes if isinstance(size, int))
+
+
+def _nodes_of_gpus(node: Node) -> frozenset[int]:
+    """Return the NUMA nodes that are the memory of GPUs: as many nodes without CPUs as there are GPUs, each about as large as the
+    memory of a GPU. CXL memory and the memory of a CPU package are nodes without CPUs too, and belong to the host."""
+    gpus = () if isinstance(node.gpus, Missing) else node.gpus
+    totals = [gpu.memory_total_bytes for gpu in gpus if isinstance(gpu.memory_total_bytes, int)]
+    found = [
+        n.id
+        for n in node.numa
+        if not n.cpus and isinstance(n.memory_bytes, int) and any(0.75 * t < n.memory_bytes < 1.25 * t for t in totals)
+    ]
+    return frozenset(found) if len(found) == len(gpus) else frozenset()
 
 
 def _nodes(node: Node) -> Iterator[str]:

@@ -79,10 +79,8 @@ def _of_another_kind(gpus: Sequence[PciDevice], params: Params) -> Iterator[Find
     others = [(d, pci_id) for d, pci_id in known if params.pci_ids and pci_id not in params.pci_ids]
     if others:
         device, pci_id = others[0]
-        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-        words = (
-            f"GPU {device.address}{more} is {pci_id}, and the profile is for {', '.join(params.pci_ids)}: wrong hardware profile?"
-        )
+        which = f"{device.address} is" if len(others) == 1 else f"{device.address} and {len(others) - 1} more are"
+        words = f"GPU {which} {pci_id}, and the profile is for {', '.join(params.pci_ids)}: wrong hardware profile?"
         yield Finding(level=Level.WARN, device=device.address, summary=words, action=Action.PROVISION)
 
 
