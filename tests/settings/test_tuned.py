@@ -34,3 +34,27 @@ def test_a_tuned_that_cannot_run_is_refused_before_a_file_of_its_is_written(load
     with pytest.raises(ConfigError, match=said):
         tuned.plan(tuned.TunedWant(profile="hpc-compute"), seen)
     assert tuned.plan(tuned.TunedWant(), seen) == ()
+
+
+@pytest.mark.parametrize(
+    ("running", "file", "profile", "wanted"),
+    [
+        (False, "enabled", "", (False, None)),  # stopped by hand: it would start at the next boot
+        (False, "disabled", "", None),
+        (True, "enabled", "", (False, False)),
+        (True, "disabled", "hpc-compute", (True, None)),  # started by hand: it would be gone after the next boot
+        (True, "enabled", "hpc-compute", None),
+        (False, "static", "", None),
+        (True, "static", "hpc-compute", None),
+    ],
+)
+def test_the_next_boot_does_not_undo_what_is_wanted(
+    running: bool, file: str, profile: str, wanted: tuple[bool, bool | None] | None
+) -> None:
+    state = "active" if running else "inactive"
+    unit = f"LoadState=loaded\nActiveState={state}\nUnitFileState={file}\nTriggeredBy=\n"
+    files = {tuned.COMM: "tuned\n" if running else None, tuned.PROFILE: f"{profile}\n", tuned.MODE: "manual\n"}
+    seen = tuned.observe(texts({**files, "/@unit/tuned.service": unit}))
+    assert isinstance(seen, tuned.Observed)
+    found = [(c.enabled, c.active) for c in tuned.plan(tuned.TunedWant(profile=profile), seen) if isinstance(c, Unit)]
+    assert found == ([wanted] if wanted else [])

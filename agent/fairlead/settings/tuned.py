@@ -31,13 +31,15 @@ class TunedWant(Want, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 class Observed(Struct, frozen=True):
     """Holds what was read. ``running`` says whether a tuned daemon runs. ``profile`` is the active profile, or None if tuned
-    never had a profile. ``mode`` is auto or manual. ``absent`` is the reason why systemd cannot run tuned's unit, or "". In a
-    machine tree and in an image it is always ""."""
+    never had a profile. ``mode`` is auto or manual. ``absent`` is the reason why systemd cannot run tuned's unit, or "".
+    ``at_boot`` says whether tuned's unit is enabled or disabled, or is None for another state. In a machine tree and in an image
+    ``absent`` is always "", and ``at_boot`` is None."""
 
     running: bool
     profile: str | None
     mode: str | None
     absent: str = ""
+    at_boot: bool | None = None
 
 
 def observe(node: Node) -> Observed | Missing:
@@ -50,16 +52,20 @@ def observe(node: Node) -> Observed | Missing:
         return unit
     known = node.text(f"{PREFIX}{UNIT}") is not None
     absent = "" if not known else "masked" if unit.load == "masked" else "" if unit.installed else "not installed"
-    return Observed(running is not None, None if profile is None else str(profile), None if mode is None else str(mode), absent)
+    at_boot = True if unit.starts_at_boot else False if unit.file == "disabled" else None
+    texts = (None if profile is None else str(profile), None if mode is None else str(mode))
+    return Observed(running is not None, *texts, absent, at_boot)
 
 
 def plan(want: TunedWant, observed: Observed) -> tuple[AnyChange, ...]:
     now = (observed.profile or "").strip()
     if not want.profile:
-        if not observed.running:
+        if not observed.running and not observed.at_boot:
             return ()
         why = f"tuned runs with the profile {now or 'it chose itself'} and sets what fairlead declares; it should not run"
-        return (Unit(setting="tuned", why=why, name=UNIT, enabled=False, active=False),)
+        if not observed.running:
+            why = "tuned does not run, but it starts at the next boot and sets what fairlead declares"
+        return (Unit(setting="tuned", why=why, name=UNIT, enabled=False, active=False if observed.running else None),)
     if observed.absent:
         hint = "install tuned and unmask its unit, or declare no profile for this node"
         raise ConfigError("node.json", "settings.tuned.profile", f"{UNIT} is {observed.absent} here", hint=hint)
@@ -70,7 +76,10 @@ def plan(want: TunedWant, observed: Observed) -> tuple[AnyChange, ...]:
             if path == MODE:
                 why = "tuned may choose another profile by itself"
             changes.append(File(setting="tuned", why=why, layer=Layer.PERSISTED, path=path, content=text, before=before))
-    if changes or not observed.running:
+    if not changes and observed.running and observed.at_boot is False:
+        why = f"tuned runs, but it does not start at the next boot, wanted with the profile {want.profile}"
+        changes.append(Unit(setting="tuned", why=why, name=UNIT, enabled=True))
+    elif changes or not observed.running:
         why = changes[0].why if changes else f"tuned does not run, wanted with the profile {want.profile}"
         changes.append(Unit(setting="tuned", why=why, name=UNIT, enabled=True, restart=True))
     return tuple(changes)
