@@ -80,7 +80,7 @@ def _build(root: Path, fresh: Path) -> None:
     _download(wanted, fresh / "in" / "wheels")
     unpack(next(fresh.glob("pyslurm-*.tar.gz")), fresh, keep="data")
     next(fresh.glob("pyslurm-*/")).rename(fresh / "in" / "src")
-    roots._isolated(["/bin/sh", "-ec", BUILD, "build", str(root), str(fresh)], roots.lab_dir() / "pyslurm.log")
+    roots.isolated(["/bin/sh", "-ec", BUILD, "build", str(root), str(fresh)], roots.lab_dir() / "pyslurm.log")
     with zipfile.ZipFile(next(fresh.glob("in/src/dist/*.whl"))) as wheel:
         wheel.extractall(fresh / "out")
     if not list(fresh.glob("out/pyslurm/core/node.*.so")):
