@@ -53,12 +53,15 @@ def file_differences(recorded: Path, written: Path) -> list[str]:
 
 
 def nearest(recorded: dict[str, Any], trees: Path) -> Path:
-    """Return the healthy hand-written tree whose GPU has the same architecture (nvmlDeviceArchitecture_t), else the first."""
+    """Return the healthy tree of a kind of machine whose GPU is the same: by PCI ID, else by name, else by architecture
+    (nvmlDeviceArchitecture_t), else the first tree."""
     healthy = sorted(path for path in trees.iterdir() if path.is_dir() and "." not in path.name)
-    for tree in healthy:
-        if json.loads((tree / "nvml.json").read_text())["gpus"][0].get("architecture") == recorded.get("architecture"):
-            return tree
-    return healthy[0]
+
+    def same(tree: Path) -> tuple[bool, ...]:
+        gpu = json.loads((tree / "nvml.json").read_text())["gpus"][0]
+        return tuple(gpu.get(key) == recorded.get(key) for key in ("pci_device_id", "name", "architecture"))
+
+    return max(healthy, key=same)
 
 
 def differences(recorded: Path, written: Path) -> list[str]:
