@@ -62,12 +62,14 @@ CXL = 96 << 30
         (grace(LPDDR, LPDDR * 3 // 4, third=0), (HBM,), None),  # no GPU memory: MemTotal is the memory of the host
         (grace(LPDDR, LPDDR * 3 // 4, third=CXL), (HBM,), None),  # CXL memory belongs to the host
         (grace(LPDDR, LPDDR * 3 // 4, third=CXL), (CXL,) * 8, None),  # as large as a GPU's, but not one for each GPU
-        (grace(LPDDR, LPDDR * 3 // 4), (), None),  # NVML does not answer: which node is a GPU's is not known
+        (grace(LPDDR, LPDDR * 3 // 4), (), None),  # NVML lists no GPU, so the node is none's
+        (grace(LPDDR, LPDDR), None, Level.UNKNOWN),  # NVML does not answer
+        (grace(LPDDR, LPDDR, third=0), None, None),  # there is no node that may be a GPU's
         ((), (HBM,), None),
     ],
 )
 def test_only_the_memory_of_gpus_does_not_stand_in_for_a_lost_module(
-    numa: tuple[NumaNode, ...], gpu_sizes: tuple[int, ...], level: Level | None
+    numa: tuple[NumaNode, ...], gpu_sizes: tuple[int, ...] | None, level: Level | None
 ) -> None:
-    node = replace(host_node(memory_bytes=2 * LPDDR + HBM), numa=numa, gpus=gpus(*gpu_sizes))
+    node = replace(host_node(memory_bytes=2 * LPDDR + HBM), numa=numa, gpus=NA if gpu_sizes is None else gpus(*gpu_sizes))
     assert [f.level for f in judged("cpu_memory", node, memory_bytes_min=2 * LPDDR)] == ([level] if level is not None else [])

@@ -81,6 +81,8 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
 
 def host_memory_bytes(node: Node, total: int | Missing) -> int | Missing:
     """Return the memory of the host in bytes, without the memory of GPUs. ``total``: MemTotal of the whole machine."""
+    if isinstance(node.gpus, Missing) and any(n.memory_bytes for n in node.numa if not n.cpus):
+        return node.gpus  # which of these nodes are the memory of GPUs is not known
     of_gpus = _nodes_of_gpus(node)
     if not of_gpus:
         return total
