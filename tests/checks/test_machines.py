@@ -29,7 +29,7 @@ BROKEN = {
     "hgx-h100.xid79": ("gpu_count", Level.DRAIN),
 }
 
-#: Checks that go over the GPUs and still have something to judge where NVML lists none: the kernel log, a file of the driver, MemTotal.
+#: Checks that go over the GPUs and still judge something where NVML lists none: the kernel log, a file of the driver, MemTotal.
 JUDGE_WITHOUT_NVML = {"xid", "driver_library", "cpu_memory"}
 
 
