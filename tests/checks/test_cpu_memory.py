@@ -45,7 +45,7 @@ def grace(*sizes: Any, third: Any = HBM) -> tuple[NumaNode, ...]:
     return (*with_cpus, NumaNode(id=2, cpus=(), memory_bytes=third), NumaNode(id=3, cpus=(), memory_bytes=0))
 
 
-def gpus(*sizes: int) -> tuple[Gpu, ...]:
+def gpus(*sizes: Any) -> tuple[Gpu, ...]:
     return tuple(gpu(n, memory_total_bytes=size) for n, size in enumerate(sizes))
 
 
@@ -58,7 +58,8 @@ CXL = 96 << 30
         (grace(LPDDR, LPDDR), (HBM,), None),
         (grace(LPDDR, LPDDR * 3 // 4), (HBM,), Level.DRAIN),  # a lost part of a module, which MemTotal would hide
         (grace(LPDDR, NA), (HBM,), Level.UNKNOWN),
-        (grace(LPDDR, LPDDR, third=NA), (HBM,), None),
+        (grace(LPDDR, LPDDR, third=NA), (HBM,), Level.UNKNOWN),  # it may be a GPU's, or the host's
+        (grace(LPDDR, LPDDR * 3 // 4), (NA,), Level.UNKNOWN),  # how large the GPU's memory is cannot be read
         (grace(LPDDR, LPDDR * 3 // 4, third=0), (HBM,), None),  # no GPU memory: MemTotal is the memory of the host
         (grace(LPDDR, LPDDR * 3 // 4, third=CXL), (HBM,), None),  # CXL memory belongs to the host
         (grace(LPDDR, LPDDR * 3 // 4, third=CXL), (CXL,) * 8, None),  # as large as a GPU's, but not one for each GPU
@@ -69,7 +70,7 @@ CXL = 96 << 30
     ],
 )
 def test_only_the_memory_of_gpus_does_not_stand_in_for_a_lost_module(
-    numa: tuple[NumaNode, ...], gpu_sizes: tuple[int, ...] | None, level: Level | None
+    numa: tuple[NumaNode, ...], gpu_sizes: tuple[Any, ...] | None, level: Level | None
 ) -> None:
     node = replace(host_node(memory_bytes=2 * LPDDR + HBM), numa=numa, gpus=NA if gpu_sizes is None else gpus(*gpu_sizes))
     assert [f.level for f in judged("cpu_memory", node, memory_bytes_min=2 * LPDDR)] == ([level] if level is not None else [])

@@ -60,7 +60,7 @@ def test_dry_run_and_json_write_nothing(here: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("words", "code", "line"),
     [
-        (["n1", "--out", "/nonexistent/site.toml"], 69, "/nonexistent/site.toml: No such file or directory"),
+        (["n1", "--out", "/nonexistent/site.toml"], 66, "/nonexistent: no such folder"),
         (["gone[1-2]"], 68, "none of 2 nodes answered; gone1: ssh: connect to host"),
         (["n[1-"], 64, "n[1-: "),
         (["n1;reboot"], 64, "'n1;reboot' is not the name of a node"),
@@ -73,3 +73,15 @@ def test_bad_input_is_one_line(here: Path, capsys: pytest.CaptureFixture[str], w
     first = capsys.readouterr().err.splitlines()[0]
     assert first.startswith("fairlead init: ") and line in first
     assert not (here / "site.toml").exists()
+
+
+def test_an_address_of_slurm_never_becomes_an_option_of_ssh(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A node that registers itself may choose its NodeAddr."""
+    sinfo = here / "sinfo"
+    words = 'mark=${7#NodeList:}; mark=${mark%%,*}; printf "n1%s-oProxyCommand=x%sgpu:8%s\\n" "$mark" "$mark" "$mark"'
+    sinfo.write_text(
+        f'#!/bin/sh\nwhile [ $# -gt 0 ]; do case $1 in NodeList:*) set -- 1 2 3 4 5 6 "$1"; {words}; exit;; esac; shift; done\n'
+    )
+    sinfo.chmod(0o755)
+    assert main(["init", "--dry-run", "--bin-dir", str(here), "--ssh", str(program(here, {"n1": "hgx-h100"}))]) == 64
+    assert "n1: its NodeAddr is no address that ssh can take" in capsys.readouterr().err

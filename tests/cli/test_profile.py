@@ -196,7 +196,7 @@ def test_dry_run_writes_nothing(here: Path, capsys: pytest.CaptureFixture[str]) 
         (["TREE", "--name", "Not A Name"], 64, "--name 'Not A Name' is not a profile's name"),
         (["TREE", "--out", "mine.toml"], 64, "mine.toml exists already"),
         (["TREE", "--name", "mine"], 64, "mine.toml exists already"),
-        (["TREE", "--out", "/nonexistent/x.toml"], 69, "/nonexistent/x.toml: No such file or directory"),
+        (["TREE", "--out", "/nonexistent/x.toml"], 66, "/nonexistent: no such folder"),
     ],
 )
 def test_bad_input_is_one_line(here: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int, line: str) -> None:

@@ -17,7 +17,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from fairlead.model.check_definition import Check, CheckParams, Past
-from fairlead.model.facts import Missing, Node, unreadable
+from fairlead.model.facts import Missing, Node, Why, unreadable
 from fairlead.model.finding import Action, Finding, Level, Mode, Service, with_action
 from fairlead.model.unread import host_of, unread
 
@@ -80,9 +80,18 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
 
 
 def host_memory_bytes(node: Node, total: int | Missing) -> int | Missing:
-    """Return the memory of the host in bytes, without the memory of GPUs. ``total``: MemTotal of the whole machine."""
-    if isinstance(node.gpus, Missing) and any(n.memory_bytes for n in node.numa if not n.cpus):
-        return node.gpus  # which of these nodes are the memory of GPUs is not known
+    """Return the memory of the host in bytes, without the memory of GPUs. ``total``: MemTotal of the whole machine.
+
+    Return Missing if a NUMA node may be the memory of a GPU and this cannot be told: MemTotal could hide a lost module.
+    """
+    without_cpus = [n.memory_bytes for n in node.numa if not n.cpus]
+    if not any(isinstance(size, Missing) or size for size in without_cpus):
+        return total
+    if isinstance(node.gpus, Missing):
+        return node.gpus
+    doubts = (*without_cpus, *(gpu.memory_total_bytes for gpu in node.gpus))
+    if doubt := next((value for value in doubts if isinstance(value, Missing) and value.why is Why.UNREADABLE), None):
+        return doubt
     of_gpus = _nodes_of_gpus(node)
     if not of_gpus:
         return total

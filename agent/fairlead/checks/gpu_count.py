@@ -37,8 +37,13 @@ def _drain(summary: str, device: str = "", *evidence: str) -> Finding:
     return with_action(Level.DRAIN, summary, Action.REBOOT_NODE, *evidence, device=device)
 
 
+def gpus_on_bus(node: Node) -> list[PciDevice]:
+    """Return NVIDIA's GPUs on the PCI bus, without virtual functions."""
+    return [d for d in node.pci if d.vendor == NVIDIA and d.class_code >> 8 in GPU_CLASSES and not d.virtual_function]
+
+
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
-    gpus = [d for d in node.pci if d.vendor == NVIDIA and d.class_code >> 8 in GPU_CLASSES and not d.virtual_function]
+    gpus = gpus_on_bus(node)
     on_bus = {d.address for d in gpus}
     yield from _of_another_kind(gpus, params)
     if not node.pci:

@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fairlead import checks, config
-from fairlead.checks.gpu_count import GPU_CLASSES, NVIDIA
+from fairlead.checks.gpu_count import NVIDIA, gpus_on_bus
 from fairlead.cli import found_values, read_machine
 from fairlead.cli.machine_tree import machine
 from fairlead.config.site import profile_layer
@@ -78,7 +78,7 @@ def draft_of(root: str, name: str) -> DraftedProfile:
         name=name or _slug(gpus),
         node=one_line(node.name, _TEXT),
         summary=f"{len(gpus)} x {one_line(gpus[0].name, _TEXT) if isinstance(gpus[0].name, str) else 'GPU'}",
-        gpu_ids=tuple(sorted({f"{d.vendor:04x}:{d.device:04x}" for d in on_bus(node)})),
+        gpu_ids=tuple(sorted({f"{d.vendor:04x}:{d.device:04x}" for d in gpus_on_bus(node)})),
         gpu_count=len(gpus),
         nvswitches=_nvswitches(node),
         declared=declared,
@@ -90,11 +90,6 @@ def draft_of(root: str, name: str) -> DraftedProfile:
 
 def _read(root: str, document: config.Document) -> tuple[Node, Past]:
     return read_machine.read_machine(argparse.Namespace(root=root), document)
-
-
-def on_bus(node: Node) -> list[Any]:
-    """Return NVIDIA's GPUs on the PCI bus."""
-    return [d for d in node.pci if d.vendor == NVIDIA and d.class_code >> 8 in GPU_CLASSES and not d.virtual_function]
 
 
 def _nvswitches(node: Node) -> int:
@@ -119,7 +114,8 @@ def _known(node: Node, profiles: Iterable[Profile]) -> Profile | None:
     """Return fairlead's profile for the same hardware, or None: the same GPU, and as many GPUs as the profile says. If the node
     also has the NVSwitches of the profile, fewer GPUs are a fault and no other hardware. (A virtual machine may see no NVSwitch.)
     """
-    ids, count, switches = {f"{d.vendor:04x}:{d.device:04x}" for d in on_bus(node)}, len(on_bus(node)), _nvswitches(node)
+    gpus, switches = gpus_on_bus(node), _nvswitches(node)
+    ids, count = {f"{d.vendor:04x}:{d.device:04x}" for d in gpus}, len(gpus)
     found: dict[bool, Profile] = {}
     for profile in profiles:
         match = profile.match
@@ -144,7 +140,7 @@ def _refuse_sick(node: Node, past: Past, layer: Mapping[str, Any], known: Profil
     plain = config.profile_document("localhost")
     differing = {f.check for f in _faults(document, node, past) if f.check in OF_THE_SERVER}
     expected = document.checks["gpu_count"].expected  # type: ignore[attr-defined]
-    if expected not in (None, len(on_bus(node))) and not _nvswitches(node):
+    if expected not in (None, len(gpus_on_bus(node))) and not _nvswitches(node):
         differing.add("gpu_count")  # another server with the same cards
     if known and known.match and not known.match.gpu_count and not _has_nvlink(node):
         differing.add("nvlink")  # the same cards without NVLink bridges

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import os
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fairlead import config
+from fairlead.cli.new_file import refuse_existing, write_new
 from fairlead.cli.output import print_json
 from fairlead.cli.slurm_options import add_bin_dir
-from fairlead.errors import ConfigError, ExitCode, FairleadError, HostError, InputMissing, UsageError, next_step
+from fairlead.errors import ConfigError, ExitCode, FairleadError, InputMissing, UsageError
 from fairlead.model.nodelist import fold, is_name
 from fairlead.provision.terminal_frame import beneath
 
@@ -46,8 +46,8 @@ def run(args: argparse.Namespace) -> ExitCode:
     from fairlead.provision.site_proposal import propose
     from fairlead.provision.site_text import site_text
 
-    if not args.dry_run and os.path.lexists(args.out):
-        raise UsageError(f"{args.out} exists already", hint="name another file: --out FILE; or see the proposal: --dry-run")
+    if not args.dry_run:
+        refuse_existing(args.out)
     ansible = _ansible(args)
     addresses = _addresses(args)
     answers = _fetch(args, ansible, addresses)
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     day = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
     text = site_text(proposal, file=args.out, day=day, ansible=table, unreached=unreached)
     if not args.dry_run:
-        _write(args.out, text)
+        write_new(args.out, text)
     _report(args, proposal, unreached, text)
     return ExitCode.OK
 
@@ -88,7 +88,7 @@ def _ansible(args: argparse.Namespace) -> dict[str, Any]:
 
 def _addresses(args: argparse.Namespace) -> dict[str, str]:
     """Return the address of each node by its name. Raises UsageError, InputMissing, SlurmUnavailable, SlurmError."""
-    from fairlead.provision.inventory import expand, nodelist_hint
+    from fairlead.provision.inventory import expand, is_address, nodelist_hint
     from fairlead.slurm.listing import gpu_nodes
     from fairlead.slurm.scontrol import Scontrol
 
@@ -105,6 +105,8 @@ def _addresses(args: argparse.Namespace) -> dict[str, str]:
         raise InputMissing("there is no node to ask", hint="name the nodes: fairlead init gpu[001-064]")
     if wrong := [name for name in found if not is_name(name)]:
         raise UsageError(f"{wrong[0]!r} is not the name of a node", hint="letters, digits, dots, dashes and underscores")
+    if odd := [name for name, address in found.items() if not is_address(address)]:
+        raise UsageError(f"{odd[0]}: its NodeAddr is no address that ssh can take", hint="fairlead init NODELIST leaves it out")
     return found
 
 
@@ -142,15 +144,6 @@ def _machines(answers: Mapping[str, NodeAnswer]) -> tuple[dict[str, Any], dict[s
         else:
             machines[node] = found
     return machines, unreached
-
-
-def _write(path: str, text: str) -> None:
-    """Write a new file. Raises HostError, and never replaces a file."""
-    try:
-        with open(path, "x", encoding="utf-8") as f:
-            f.write(text)
-    except OSError as e:
-        raise HostError(f"{path}: {e.strerror}", hint=next_step(e)) from None
 
 
 def _report(args: argparse.Namespace, proposal: Proposal, unreached: Mapping[str, list[str]], text: str) -> None:

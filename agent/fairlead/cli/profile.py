@@ -17,8 +17,9 @@ import os
 import re
 from typing import TYPE_CHECKING
 
+from fairlead.cli.new_file import refuse_existing, write_new
 from fairlead.cli.output import print_json
-from fairlead.errors import ExitCode, HostError, UsageError, next_step
+from fairlead.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from fairlead.cli.drafted_profile import DraftedProfile
@@ -46,29 +47,15 @@ def run(args: argparse.Namespace) -> ExitCode:
     if args.name and not _NAME.fullmatch(args.name):
         raise UsageError(f"--name {args.name!r} is not a profile's name", hint="lower-case letters, digits and dashes: dgx-h100")
     if args.out and not args.dry_run:
-        _refuse_existing(args.out)
+        refuse_existing(args.out)
     draft = draft_of(args.root or args.tree or "/", args.name)
     file = args.out or f"{draft.name}.toml"
     text = profile_text(draft, file=file)
     if not args.dry_run:
-        _refuse_existing(file)
-        _write(file, text)
+        refuse_existing(file)
+        write_new(file, text)
     _report(args, draft, file, text)
     return ExitCode.OK
-
-
-def _refuse_existing(file: str) -> None:
-    if os.path.lexists(file):
-        raise UsageError(f"{file} exists already", hint="name another file: --out FILE; or see the draft: --dry-run")
-
-
-def _write(file: str, text: str) -> None:
-    """Write a new file. Raises HostError, and never replaces a file."""
-    try:
-        with open(file, "x", encoding="utf-8") as f:
-            f.write(text)
-    except OSError as e:
-        raise HostError(f"{file}: {e.strerror}", hint=next_step(e)) from None
 
 
 def _report(args: argparse.Namespace, draft: DraftedProfile, file: str, text: str) -> None:

@@ -39,6 +39,11 @@ class Target(Struct, frozen=True, kw_only=True):
     origin: Mapping[str, str] = {}
 
 
+def is_address(text: str) -> bool:
+    """Return whether a text can be an address for ssh, and no option of ssh."""
+    return bool(_ADDRESS.fullmatch(text))
+
+
 def expand(nodelist: str) -> tuple[str, ...]:
     """Return the names of a Slurm nodelist, each once, in the order of the list. The list may have groups of ClusterShell
     (@gpu). Raises ValueError."""
@@ -104,7 +109,7 @@ def in_slurm(client: Scontrol) -> dict[str, str]:
     mark = f"@{secrets.token_hex(12)}@"
     found: dict[str, str] = {}
     for name, address in rows(client.ask(["sinfo", "-h", "-a", "-N", "-O", f"NodeList:{mark},NodeAddr:{mark}"]), mark, 2):
-        if found.get(name, address) != address or not _NAME.fullmatch(name) or not _ADDRESS.fullmatch(address):
+        if found.get(name, address) != address or not _NAME.fullmatch(name) or not is_address(address):
             words = f"sinfo: {one_line(name, 60)!r} at {one_line(address, 60)!r} is no node, or is listed twice"
             raise SlurmError(words, hint="see `scontrol show nodes`, or run without --inventory slurm")
         found[name] = address
