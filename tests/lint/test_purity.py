@@ -24,6 +24,7 @@ PURE = (
     "settings",
     "policy",
     "jobenv",
+    "jobs",
     "provision/maintain/maintenance_steps.py",
     "provision/maintain/node_verification.py",
     "provision/maintain/begin_limits.py",

@@ -1,0 +1,83 @@
+"""A usage record is read back as it was written, and every other text is refused in one line."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairlead.jobs.usage_record import RECORD_MAX_BYTES, BadRecord, GpuUsage, HostUsage, UsageRecord, decoded, encoded
+
+RECORD = UsageRecord(
+    job=1234567,
+    node="gpu007",
+    boot_id="5f0c7a3e-0000-4000-8000-000000000001",
+    begin_unix=1790000000.25,
+    begin_boot=3600.5,
+    written_unix=1790000060.25,
+    alloc_seconds=60.0,
+    uid=1001,
+    gpus=(
+        GpuUsage(uuid="GPU-1", pci="0000:1b:00.0", busy_seconds=12.5, seen_seconds=60.0, throttled_seconds={"sw_power_cap": 1.0}),
+    ),
+    host=HostUsage(cpu_seconds=30.0, cpus=8),
+)
+
+
+def test_what_was_written_is_read() -> None:
+    text = encoded(RECORD)
+    assert decoded(text) == RECORD
+    assert msgspec.json.decode(text)["schema"] == "job-record/1"
+
+
+def test_what_is_not_known_is_not_in_the_file() -> None:
+    gpu = msgspec.json.decode(encoded(RECORD))["gpus"][0]
+    assert "energy_joules" not in gpu
+    assert "sm_active_seconds" not in gpu
+
+
+@given(cut=st.integers(min_value=0, max_value=10_000))
+def test_a_torn_record_is_refused(cut: int) -> None:
+    text = encoded(RECORD)
+    with pytest.raises(BadRecord):
+        decoded(text[: cut % (len(text) - 1)])
+
+
+@given(text=st.binary(max_size=300))
+def test_no_text_breaks_the_reader(text: bytes) -> None:
+    with pytest.raises(BadRecord):
+        decoded(text)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"schema": "job-record/2"}, 'has the schema "job-record/2"'),
+        ({"schema": "\x1b[31mjob"}, 'has the schema "[31mjob"'),
+        ({"job": 0}, "job"),
+        ({"job": "1"}, "job"),
+        ({"node": "gpu\x1b[2J"}, "node"),
+        ({"alloc_seconds": -1}, "alloc_seconds"),
+        ({"gap_seconds": 1e300}, "gap_seconds"),
+        ({"surprise": 1}, "surprise"),
+        ({"gpus": [{"uuid": "x", "pci": "y", "busy_seconds": "much"}]}, "busy_seconds"),
+        ({"gpus": [{"uuid": "x" * 200, "pci": "y"}]}, "uuid"),
+    ],
+)
+def test_a_wrong_value_is_named(change: dict[str, object], said: str) -> None:
+    text = msgspec.json.encode({**msgspec.json.decode(encoded(RECORD)), **change}) + b"\n"
+    with pytest.raises(BadRecord, match=said.replace("[", r"\[")):
+        decoded(text)
+
+
+def test_a_record_without_a_schema_is_refused() -> None:
+    data = msgspec.json.decode(encoded(RECORD))
+    del data["schema"]
+    with pytest.raises(BadRecord, match="schema"):
+        decoded(msgspec.json.encode(data) + b"\n")
+
+
+def test_a_huge_text_is_refused_before_it_is_parsed() -> None:
+    with pytest.raises(BadRecord, match="longer"):
+        decoded(b"{" + b" " * RECORD_MAX_BYTES + b"}\n")
