@@ -40,7 +40,7 @@ def arguments(
         "-machine",
         "q35,kernel-irqchip=split",
         "-cpu",
-        "max,hypervisor=off",
+        "max,hypervisor=off,la57=off",
         "-accel",
         "tcg,thread=multi" if accelerator == "tcg" else accelerator,
     ]

@@ -37,11 +37,28 @@ PLATFORMS = (
     PlatformClaim(
         "debian", "12", "3.11", "252", "22.05", ("hybrid",), "lab node: all settings, hooks, agent, provisioning, boot"
     ),
-    PlatformClaim("debian", "13", "3.13", "257", "24.11", ("hybrid",), "lab node: convergence, second run, reboot, hooks"),
-    PlatformClaim("debian", "forky", "3.14", "262", "26.05", ("hybrid",), "lab node: hooks, agent and drains with real Slurm"),
+    PlatformClaim(
+        "debian",
+        "13",
+        "3.13",
+        "257",
+        "24.11",
+        ("hybrid", "2"),
+        "lab node: convergence, second run, reboot, hooks; virtual machine with its own kernel: settings, agent, jobs, reboot",
+    ),
+    PlatformClaim(
+        "debian",
+        "forky",
+        "3.14",
+        "262",
+        "26.05",
+        ("hybrid", "2"),
+        "lab node: hooks, agent and drains with real Slurm; virtual machine with its own kernel: settings, agent, jobs, reboot",
+    ),
 )
-#: Linux releases (major.minor) that the lab has run on. The lab's nodes have the kernel of the machine.
-KERNELS = ("6.18",)
+#: Linux releases (major.minor) that fairlead has run on. The lab's nodes have the kernel of the machine (6.18). The virtual
+#: machines have Debian's own kernels.
+KERNELS = ("6.18", "6.12")
 HOOKS = {
     "prolog": HookClaim(0, "57ce684da55609ba", 1.0, "a fresh verdict ok"),
     "prolog-drain": HookClaim(1, "29ea89ae78669c39", 0.0, "a verdict drain"),
