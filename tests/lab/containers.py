@@ -11,7 +11,6 @@ import shutil
 from pathlib import Path
 
 from tests.lab import cpus, hardware, packages, roots, spank
-
 from tests.lab.host import Host
 from tests.lab.machines import read_nvml, write_nvml
 from tests.lab.pcitree import put

@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -145,3 +144,75 @@ def test_crun(site: Site) -> None:
 @pytest.mark.parametrize("runtime", ["bwrap", "ch-run", "crun"])
 def test_ranks_inside_one_task_in_a_container(site: Site, runtime: str) -> None:
     assert [task["cpus"] for task in site.tasks(f"srun -n1 -c2 /tmp/{runtime} /tmp/ranks")] == ["1", "0"]
+
+
+IN_PYXIS = {**INSIDE_THEM, "image": OWN_IMAGE}
+
+
+@pytest.fixture(params=["alone", "after the SPANK plugin"])
+def pyxis(site: Site, request: pytest.FixtureRequest) -> Iterator[bool]:
+    """The stand-in in the plugstack.conf of the node. True: the SPANK plugin comes before it."""
+    first = f"optional {spank.INSIDE}\n" if request.param != "alone" else ""
+    site.host.run(["/bin/sh", "-c", "cat >/etc/slurm/plugstack.conf"], stdin=f"{first}required {containers.PYXIS}\n")
+    yield bool(first)
+    site.host.run("rm /etc/slurm/plugstack.conf")
+
+
+def doctor(host: Host) -> dict[str, str]:
+    said = host.run("/usr/local/bin/fairlead doctor --json", check=False).stdout
+    return {remark["what"]: remark["level"] for remark in json.loads(said)["remarks"]}
+
+
+def test_pyxis_with_the_task_prolog(site: Site, pyxis: bool) -> None:
+    """The task prolog runs inside the container, with the files that the setting enroot mounts, and cannot bind the task."""
+    step = f"STAND_IN_IMAGE={OWN_IMAGE} srun -n2 -c1 /tmp/inside"
+    if site.rack.suite == BROKEN:
+        assert site.job(f"{step}; echo status $?").endswith("status 127\n")
+        return
+    cpus = "10" if pyxis else "01"
+    assert site.tasks(step) == [{**IN_PYXIS, "cpus": cpu, "run": cpu} for cpu in cpus]
+    assert [task["cpus"] for task in site.tasks(f"STAND_IN_IMAGE={OWN_IMAGE} srun -n1 -c2 /tmp/ranks")] == ["1", "0"]
+
+
+def test_pyxis_without_the_task_prolog(site: Site, pyxis: bool) -> None:
+    """What doctor advises for a broken release: the SPANK plugin binds, and nothing sets variables."""
+    site.rack.configure(hooks=replace(demo_steps.HOOKS, task_prolog=None))
+    try:
+        found = site.tasks(f"STAND_IN_IMAGE={OWN_IMAGE} srun -n2 -c1 /tmp/inside")
+    finally:
+        site.rack.configure(hooks=demo_steps.HOOKS)
+    cpus = "10" if pyxis else "01"
+    unset = {"order": "", "debug": "", "set": "", "conf": "1", "image": OWN_IMAGE}
+    assert found == [{**unset, "cpus": cpu, "run": cpu} for cpu in cpus]
+
+
+def test_variables_of_the_image_override_those_of_the_job(site: Site, pyxis: bool) -> None:
+    if site.rack.suite == BROKEN:
+        pytest.skip("no task prolog runs in a container of this release")
+    site.host.run(f"echo NCCL_DEBUG=INFO >{OWN_IMAGE}/etc/environment")
+    try:
+        found = site.tasks(f"STAND_IN_IMAGE={OWN_IMAGE} srun -n2 -c1 /tmp/inside", NCCL_DEBUG="ERROR")
+    finally:
+        site.host.run(f": >{OWN_IMAGE}/etc/environment")
+    assert {task["debug"] for task in found} == {"INFO"}
+
+
+def test_doctor_refuses_the_broken_release_and_misses_enroot(site: Site, pyxis: bool) -> None:
+    found = doctor(site.host)
+    levels = [level for what, level in found.items() if what.startswith("pyxis with TaskProlog")]
+    assert levels == ["wrong" if site.rack.suite == BROKEN else "warn"], found
+    assert found["pyxis is configured, and enroot is not there"] == "wrong"
+    assert not [what for what in found if "pyxis_stand_in.so is not there" in what]
+
+
+def test_doctor_looks_for_the_programs_of_oci_conf(site: Site) -> None:
+    oci = 'RunTimeQuery="runc --rootless=true state %n"\nRunTimeRun="crun --rootless=true run %n"\n'
+    site.host.run(["/bin/sh", "-c", "cat >/etc/slurm/oci.conf"], stdin=oci)
+    try:
+        found = {what: level for what, level in doctor(site.host).items() if what.startswith("oci.conf")}
+    finally:
+        site.host.run("rm /etc/slurm/oci.conf")
+    assert found.pop("oci.conf: runc is not there") == "wrong"
+    version = site.host.run("crun --version").stdout.split()[2]
+    lost = tuple(map(int, re.findall(r"\d+", version))) >= (1, 28)
+    assert found == ({f"oci.conf: crun {version} gives a container all CPUs of the step": "note"} if lost else {})

@@ -55,7 +55,9 @@ def review_runtimes(
             yield Remark(
                 level="wrong",
                 what=f"plugstack.conf: {path} is not there",
-                why="a required plugin that is missing stops every srun and sbatch" if word == "required" else "no --container-image",
+                why="a required plugin that is missing stops every srun and sbatch"
+                if word == "required"
+                else "no --container-image",
                 fix="install pyxis for this release of Slurm, or remove the line",
                 source="spank(8) CONFIGURATION",
             )
@@ -79,7 +81,9 @@ def _enroot(pyxis: bool, version: tuple[int, ...] | None) -> Iterator[Remark]:
     if version is None:
         yield Remark(
             level="wrong" if pyxis else "warn",
-            what="pyxis is configured, and enroot is not there" if pyxis else "the setting enroot is declared, and enroot is not there",
+            what="pyxis is configured, and enroot is not there"
+            if pyxis
+            else "the setting enroot is declared, and enroot is not there",
             why="every step with --container-image fails" if pyxis else "nothing reads /etc/enroot/mounts.d",
             fix=f"install enroot {oldest} or later, or remove " + ("pyxis from plugstack.conf" if pyxis else "[settings.enroot]"),
             source="README of NVIDIA/pyxis",
