@@ -1,7 +1,7 @@
 """Containers on the nodes of a rack: real runtimes out of Debian's packages, images made of a lab root, a stand-in for pyxis.
 
-No registry of images and no network: an image is an overlay on a lab root, in memory of the node. Packages are unpacked beside the
-root (packages.py), so that the root stays as it is.
+No registry of images and no network: an image is an overlay on a lab root, in memory of the node. Packages are unpacked beside
+the root (packages.py), so that the root stays as it is.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ RUNTIMES = ("bubblewrap", "charliecloud-runtime", "crun")
 PACKAGES = "/opt/lab-packages"
 ROOT = "/opt/lab-root"
 PYXIS = "/usr/lib/lab/pyxis_stand_in.so"
+# As usual, neither image has Slurm.
 #: Its folders belong to root, as in an unpacked image that all users share. It has the mount points that fairlead's files need.
 IMAGE = "/opt/lab-image"
 #: Its folders belong to the user, as in enroot. It has no mount points.
@@ -37,11 +38,13 @@ for image in {IMAGE} {OWN_IMAGE}; do
     mount -t tmpfs -o mode=755,size=64m tmpfs /opt/lab-layers$image
     mkdir /opt/lab-layers$image/up /opt/lab-layers$image/wk
     mount -t overlay -o lowerdir={ROOT},upperdir=/opt/lab-layers$image/up,workdir=/opt/lab-layers$image/wk overlay $image
-    echo $image > $image/etc/lab-image
+    rm -rf $image/usr/sbin/slurm* $image/usr/lib/*/slurm* $image/usr/lib/*/libslurm*
+    echo $image >$image/etc/lab-image
 done
 mkdir -p {IMAGE}/run/fairlead {IMAGE}/opt/fairlead
 touch {IMAGE}/etc/nccl.conf
-for folder in / /etc /run /opt; do chown {roots.USER} {OWN_IMAGE}$folder; done
+chown {roots.USER} {OWN_IMAGE}
+chown -R {roots.USER} {OWN_IMAGE}/etc {OWN_IMAGE}/run {OWN_IMAGE}/opt
 """
 
 
@@ -60,7 +63,7 @@ def install(host: Host) -> None:
 
 
 def crossed_tree(folder: Path) -> Path:
-    """A tree of gpu1 in which GPUs 0 to 3 are on socket 1 and the others on socket 0, so that Slurm's own order of CPUs is far."""
+    """A tree of gpu1 in which GPUs 0 to 3 are on socket 1 and the others on socket 0: Slurm's own order of CPUs is far."""
     made = hardware.machine_tree("hgx-h100", "gpu1", max(2, os.cpu_count() or 2), 1)
     tree = Path(shutil.copytree(made, folder / "tree", symlinks=True))
     near = {node: (tree / f"sys/devices/system/node/node{node}/cpulist").read_text().strip() for node in (0, 1)}

@@ -1,7 +1,7 @@
 """Jobs in containers on a provisioned node, per release of Slurm: what the task prolog did is seen inside the container.
 
-bubblewrap, Charliecloud and crun are the real ones of Debian. pyxis and enroot are in no package: tests/lab/pyxis_stand_in.c stands
-in for them, and mounts what the setting enroot has written. On this node Slurm's order of CPUs is far from the GPUs.
+bubblewrap, Charliecloud and crun are the real ones of Debian. pyxis and enroot are in no package: tests/lab/pyxis_stand_in.c
+stands in for them, and mounts what the setting enroot has written. On this node Slurm's order of CPUs is far from the GPUs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.lab.containers import IMAGE, MOUNTED, OWN_IMAGE
 from tests.lab.host import Host
 from tests.lab.ledger import own_name
 from tests.lab.rack import Rack
-from tests.lab.roots import SUITES
+from tests.lab.roots import SUITES, USER
 from tests.lab.wheels import wheelhouse
 from tests.playbooks.admin import Admin, wait
 
@@ -44,7 +44,7 @@ echo "task $SLURM_LOCALID image=$(cat /etc/lab-image 2>/dev/null) cpus=$({MASK})
 #: What torchrun does in one task: a process for each local rank.
 RANKS = f"""#!/bin/sh
 for rank in 0 1; do
-    LOCAL_RANK=$rank LOCAL_WORLD_SIZE=2 {FAIRLEAD} run -- /bin/sh -c "echo \\"task \\$LOCAL_RANK cpus=\\$({MASK})\\"" &
+    LOCAL_RANK=$rank LOCAL_WORLD_SIZE=2 {FAIRLEAD} run --verbose --gpus-per-rank 4 -- /bin/sh -c "echo \\"task \\$LOCAL_RANK cpus=\\$({MASK})\\"" &
 done
 wait
 """
@@ -81,10 +81,11 @@ class Site:
     def host(self) -> Host:
         return self.rack.nodes[0]
 
-    def job(self, *steps: str, **env: str) -> str:
-        """The output of a job of alice on the whole node."""
-        script = "#!/bin/sh\n" + "".join(f"{step}\n" for step in steps)
-        job = self.rack.submit(script, "-N1", "-n2", "-c1", "--gres=gpu:8", "--exclusive", env=env)
+    def job(self, step: str, **env: str) -> str:
+        """The output of a job of alice on the whole node: two tasks, or one where the step is for one."""
+        size = ("-n1", "-c2") if "-n1" in step else ("-n2", "-c1")
+        script = f"#!/bin/sh\nexport USER={USER}\n{step}\n"  # ch-run asks for USER, which a login would set
+        job = self.rack.submit(script, "-N1", *size, "--gres=gpu:8", "--exclusive", env=env)
         self.rack.wait_job(job)
         return self.host.run(["cat", f"/tmp/job-{job}.out"]).stdout
 

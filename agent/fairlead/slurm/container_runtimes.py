@@ -25,7 +25,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_.+/-]{1,255}")
 
 
 def wanted(plugstack: str, oci_conf: str, *, enroot: bool) -> tuple[str, ...]:
-    """Return the programs and the plugin files that the configuration names. ``enroot``: whether the setting enroot is declared."""
+    """Return the programs and the plugin files that the configuration names. ``enroot``: the setting enroot is declared."""
     plugins = _pyxis(plugstack)
     names = [path for _, path in plugins if path.startswith("/")]
     names += ["enroot"] * bool(plugins or enroot)
