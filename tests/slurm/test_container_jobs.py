@@ -39,7 +39,7 @@ MASK = "sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' /proc/self/status"
 INSIDE = f"""#!/bin/sh
 echo "task $SLURM_LOCALID image=$(cat /etc/lab-image 2>/dev/null) cpus=$({MASK}) order=${{CUDA_DEVICE_ORDER-}}" \\
   "debug=${{NCCL_DEBUG-}} set=${{FAIRLEAD_SET:+yes}} conf=$(grep -c ^NCCL_SOCKET_IFNAME= /etc/nccl.conf)" \\
-  "run=$([ ! -x {FAIRLEAD} ] || {FAIRLEAD} run -- {MASK})"
+  "run=$([ ! -x {FAIRLEAD} ] || {FAIRLEAD} run --gpus-per-rank 4 -- {MASK})"
 """
 #: What torchrun does in one task: a process for each local rank.
 RANKS = f"""#!/bin/sh
@@ -147,6 +147,7 @@ def test_ranks_inside_one_task_in_a_container(site: Site, runtime: str) -> None:
     assert [task["cpus"] for task in site.tasks(f"srun -n1 -c2 /tmp/{runtime} /tmp/ranks")] == ["1", "0"]
 
 
+WITHOUT_TASK_PROLOG = replace(demo_steps.HOOKS, task_prolog=None)
 IN_PYXIS = {**INSIDE_THEM, "image": OWN_IMAGE}
 
 
@@ -177,7 +178,7 @@ def test_pyxis_with_the_task_prolog(site: Site, pyxis: bool) -> None:
 
 def test_pyxis_without_the_task_prolog(site: Site, pyxis: bool) -> None:
     """What doctor advises for a broken release: the SPANK plugin binds, and nothing sets variables."""
-    site.rack.configure(hooks=replace(demo_steps.HOOKS, task_prolog=None))
+    site.rack.configure(hooks=WITHOUT_TASK_PROLOG)
     try:
         found = site.tasks(f"STAND_IN_IMAGE={OWN_IMAGE} srun -n2 -c1 /tmp/inside")
     finally:
@@ -188,12 +189,14 @@ def test_pyxis_without_the_task_prolog(site: Site, pyxis: bool) -> None:
 
 
 def test_variables_of_the_image_override_those_of_the_job(site: Site, pyxis: bool) -> None:
-    if site.rack.suite == BROKEN:
-        pytest.skip("no task prolog runs in a container of this release")
+    """The task prolog takes such a value for the user's. On the broken release no task prolog runs."""
     site.host.run(f"echo NCCL_DEBUG=INFO >{OWN_IMAGE}/etc/environment")
+    if site.rack.suite == BROKEN:
+        site.rack.configure(hooks=WITHOUT_TASK_PROLOG)
     try:
         found = site.tasks(f"STAND_IN_IMAGE={OWN_IMAGE} srun -n2 -c1 /tmp/inside", NCCL_DEBUG="ERROR")
     finally:
+        site.rack.configure(hooks=demo_steps.HOOKS)
         site.host.run(f": >{OWN_IMAGE}/etc/environment")
     assert {task["debug"] for task in found} == {"INFO"}
 
