@@ -24,6 +24,8 @@ PYXIS = "/usr/lib/lab/pyxis_stand_in.so"
 IMAGE = "/opt/lab-image"
 #: Its folders belong to the user, as in enroot. It has no mount points.
 OWN_IMAGE = "/opt/lab-own-image"
+#: The root of another Debian, with another Python than the node's.
+OTHER_ROOT = "/opt/lab-other-root"
 MOUNTED = ("/etc/nccl.conf", "/run/fairlead", "/opt/fairlead")
 
 # A user namespace may mount /proc only where one is wholly visible (mount_namespaces(7)); that of a host is masked.
@@ -49,10 +51,11 @@ chown -R {roots.USER} {OWN_IMAGE}/etc {OWN_IMAGE}/run {OWN_IMAGE}/opt
 
 
 def binds(suite: str) -> tuple[tuple[str, str, bool], ...]:
-    """What a rack's nodes need for ``install``: packages, the root that images are made of, and the stand-in."""
+    """What a rack's nodes need for ``install``: packages, the roots that images are made of, and the stand-in."""
     return (
         (str(packages.unpacked(suite, *RUNTIMES)), PACKAGES, True),
         (str(roots.root(suite)), ROOT, True),
+        (str(roots.root("bookworm" if suite != "bookworm" else "trixie")), OTHER_ROOT, True),
         (str(spank.pyxis_stand_in(suite)), PYXIS, True),
     )
 

@@ -44,12 +44,16 @@ echo "task $SLURM_LOCALID image=$(cat /etc/lab-image 2>/dev/null) cpus=$({MASK})
 #: What torchrun does in one task: a process for each local rank.
 RANKS = f"""#!/bin/sh
 for rank in 0 1; do
-    LOCAL_RANK=$rank LOCAL_WORLD_SIZE=2 {FAIRLEAD} run --verbose --gpus-per-rank 4 -- /bin/sh -c "echo \\"task \\$LOCAL_RANK cpus=\\$({MASK})\\"" &
+    LOCAL_RANK=$rank LOCAL_WORLD_SIZE=2 {FAIRLEAD} run --verbose --gpus-per-rank 4 -- \\
+        /bin/sh -c "echo \\"task \\$LOCAL_RANK cpus=\\$({MASK})\\"" &
 done
 wait
 """
 BWRAP = f"exec bwrap --ro-bind {IMAGE} / --dev-bind /dev /dev --proc /proc --ro-bind /sys /sys --bind /tmp /tmp "
 BWRAP += " ".join(f"--ro-bind {path} {path}" for path in MOUNTED)
+OTHER = f"exec bwrap --ro-bind {containers.OTHER_ROOT}/usr /usr "
+OTHER += "--symlink usr/bin /bin --symlink usr/lib /lib --symlink usr/lib64 /lib64 "
+OTHER += BWRAP.partition(f"{IMAGE} / ")[2]
 CH_RUN = f"exec ch-run {' '.join(f'-b {path}:{path}' for path in MOUNTED)} {IMAGE} --"
 CRUN = f"""
 import json, os, subprocess, sys, tempfile
@@ -68,6 +72,8 @@ FILES = {
     "inside": INSIDE,
     "ranks": RANKS,
     "bwrap": f'#!/bin/sh\n{BWRAP} "$@"\n',
+    "other": f'#!/bin/sh\n{OTHER} "$@"\n',
+    "other-ranks": RANKS.replace(FAIRLEAD, "python3 -I /opt/fairlead/current/lib/python3*/site-packages/fairlead"),
     "ch-run": f'#!/bin/sh\n{CH_RUN} "$@"\n',
     "crun": f"#!/usr/bin/python3\n{CRUN}",
 }
@@ -147,6 +153,19 @@ def test_ranks_inside_one_task_in_a_container(site: Site, runtime: str) -> None:
     assert [task["cpus"] for task in site.tasks(f"srun -n1 -c2 /tmp/{runtime} /tmp/ranks")] == ["1", "0"]
 
 
+@pytest.mark.parametrize("mount", ["bwrap --ro-bind IMAGE / --ro-bind", "ch-run -b"])
+def test_a_read_only_image_needs_the_mount_points(site: Site, mount: str) -> None:
+    paths = "/etc/nccl.conf /etc/nccl.conf" if "IMAGE" in mount else f"/etc/nccl.conf:/etc/nccl.conf {containers.OTHER_ROOT} --"
+    said = site.job(f"srun -n1 {mount.replace('IMAGE', containers.OTHER_ROOT)} {paths} /bin/echo started")
+    assert "started" not in said and "/etc/nccl.conf" in said, said
+
+
+def test_an_image_with_another_python(site: Site) -> None:
+    """The node's `fairlead` needs the node's Python. The image's own Python can start the same files."""
+    assert site.job(f"srun -n1 -c2 /tmp/other {FAIRLEAD} version; echo status $?").endswith("status 1\n")
+    assert [task["cpus"] for task in site.tasks("srun -n1 -c2 /tmp/other /tmp/other-ranks")] == ["1", "0"]
+
+
 WITHOUT_TASK_PROLOG = replace(demo_steps.HOOKS, task_prolog=None)
 IN_PYXIS = {**INSIDE_THEM, "image": OWN_IMAGE}
 
@@ -181,11 +200,13 @@ def test_pyxis_without_the_task_prolog(site: Site, pyxis: bool) -> None:
     site.rack.configure(hooks=WITHOUT_TASK_PROLOG)
     try:
         found = site.tasks(f"STAND_IN_IMAGE={OWN_IMAGE} srun -n2 -c1 /tmp/inside")
+        ranks = site.tasks(f"STAND_IN_IMAGE={OWN_IMAGE} srun -n1 -c2 /tmp/ranks")
     finally:
         site.rack.configure(hooks=demo_steps.HOOKS)
     cpus = "10" if pyxis else "01"
     unset = {"order": "", "debug": "", "set": "", "conf": "1", "image": OWN_IMAGE}
     assert found == [{**unset, "cpus": cpu, "run": cpu} for cpu in cpus]
+    assert [task["cpus"] for task in ranks] == ["1", "0"]
 
 
 def test_variables_of_the_image_override_those_of_the_job(site: Site, pyxis: bool) -> None:
