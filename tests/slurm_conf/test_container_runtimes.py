@@ -94,3 +94,15 @@ def test_the_command_looks_below_the_tree(tmp_path: Path, capsys: pytest.Capture
     for line in (f"plugstack.conf: {PYXIS} is not there", "pyxis is configured, and enroot is not there", "crun is not there"):
         assert line in out
     assert "/usr/bin/runc is not there" not in out
+
+
+def test_a_program_in_a_users_folder_is_not_started(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Slurm would start such a program as the job's user, and doctor may run as root."""
+    started = tmp_path / "started"
+    (tmp_path / "crun").write_text(f"#!/bin/sh\n: >{started}\necho crun version 1.28\n")
+    (tmp_path / "crun").chmod(0o755)
+    (tmp_path / "slurm.conf").write_text("ClusterName=c\n")
+    (tmp_path / "oci.conf").write_text(f'RunTimeRun="{tmp_path}/crun run"\nRunTimeQuery="../..{tmp_path}/crun state"\n')
+    main(["doctor", "--slurm-conf", str(tmp_path / "slurm.conf")])
+    assert not started.exists()
+    assert f"oci.conf: {tmp_path}/crun" not in capsys.readouterr().out, "the file is there"

@@ -89,11 +89,14 @@ def _version(root: str) -> tuple[int, ...] | None:
 
 
 def _release_of(root: str, program: str) -> tuple[int, ...] | None:
-    """Return the release of a container runtime, () if it is not known, or None if the program or file is not there."""
+    """Return the release of a container runtime, () if it is not known, or None if the program or file is not there.
+
+    Slurm starts these programs as the job's user. Here root may start them, so only those in PROGRAM_FOLDERS are started.
+    """
     candidates = (program,) if program.startswith("/") else tuple(f"{folder}/{program}" for folder in PROGRAM_FOLDERS)
     path = next((c for c in candidates if os.path.lexists(os.path.join(root, c.lstrip("/")))), None)
     words = container_runtimes.VERSION_WORDS.get(os.path.basename(program))
-    if path is None or words is None or root != "/":
+    if path is None or words is None or root != "/" or os.path.dirname(path) not in PROGRAM_FOLDERS:
         return None if path is None else ()
     try:
         done = subprocess.run([path, words], capture_output=True, text=True, errors="replace", timeout=10, check=False)
