@@ -12,6 +12,7 @@ from tests.lab.roots import LabError
 
 SOURCE = Path(__file__).resolve().parents[2] / "slurm/spank/fairlead.c"
 STUB = Path(__file__).resolve().parents[1] / "hooks/spank_stub.c"
+STAND_IN = Path(__file__).with_name("pyxis_stand_in.c")
 AFFINITY = STUB.with_name("spank_affinity.c")
 #: Where the tests put it inside a root, as a site would.
 INSIDE = "/usr/lib/fairlead-spank/fairlead.so"
@@ -38,6 +39,11 @@ def headers(suite: str) -> Path:
 def plugin(suite: str) -> Path:
     """fairlead.so for the Slurm of ``suite``, compiled as slurm/README.md says. Raises LabError with the compiler's words."""
     return _built(suite, "spank", ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"], [SOURCE])
+
+
+def pyxis_stand_in(suite: str) -> Path:
+    """The stand-in for pyxis (pyxis_stand_in.c) for the Slurm of ``suite``. Raises LabError with the compiler's words."""
+    return _built(suite, "pyxis-stand-in", ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"], [STAND_IN])
 
 
 def stub() -> Path:

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from fairlead import config
 from fairlead.cli.output import print_json
 from fairlead.errors import DataError, ExitCode, FairleadError, InputMissing
-from fairlead.slurm import slurm_conf
+from fairlead.slurm import container_runtimes, slurm_conf
 from fairlead.slurm.amend import amend
 from fairlead.slurm.conf_review import Remark, gres_remarks, review
 from fairlead.slurm.plugstack import plugstack_path, plugstack_text
@@ -30,6 +30,8 @@ HOOKS = (
     "/etc/slurm/fairlead/task-prolog",
     "/etc/slurm/fairlead/health-check",
 )
+#: Where a program without a folder in its name is looked for.
+PROGRAM_FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 _MARK = {"ok": "ok   ", "note": "note ", "warn": "warn ", "wrong": "WRONG"}
 
 
@@ -84,6 +86,33 @@ def _version(root: str) -> tuple[int, ...] | None:
         return None
     match = re.search(r"slurm\S* (\d+(?:\.\d+){1,2})", done.stdout)
     return tuple(map(int, match[1].split("."))) if match else None
+
+
+def _release_of(root: str, program: str) -> tuple[int, ...] | None:
+    """Return the release of a container runtime, () if it is not known, or None if the program or file is not there.
+
+    Slurm starts these programs as the job's user. Here root may start them, so only those in PROGRAM_FOLDERS are started.
+    """
+    candidates = (program,) if program.startswith("/") else tuple(f"{folder}/{program}" for folder in PROGRAM_FOLDERS)
+    path = next((c for c in candidates if os.path.lexists(os.path.join(root, c.lstrip("/")))), None)
+    words = container_runtimes.VERSION_WORDS.get(os.path.basename(program))
+    if path is None or words is None or root != "/" or os.path.dirname(path) not in PROGRAM_FOLDERS:
+        return None if path is None else ()
+    try:
+        done = subprocess.run([path, words], capture_output=True, text=True, errors="replace", timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    return container_runtimes.parse_version(done.stdout)
+
+
+def _container_runtimes(root: str, conf_path: str, document_path: str, plugstack: str) -> Iterator[Remark]:
+    oci_conf = _text(root, f"{os.path.dirname(conf_path)}/oci.conf") or ""
+    try:
+        enroot = "enroot" in config.load_document(os.path.join(root, document_path.lstrip("/"))).settings
+    except FairleadError:  # _installation says what is wrong
+        enroot = False
+    found = {name: _release_of(root, name) for name in container_runtimes.wanted(plugstack, oci_conf, enroot=enroot)}
+    yield from container_runtimes.review_runtimes(plugstack, oci_conf, enroot=enroot, slurm=_version(root), found=found)
 
 
 def _safe(root: str, path: str, *, executable: bool) -> Iterator[Remark]:
@@ -177,6 +206,7 @@ def run(args: argparse.Namespace) -> ExitCode:
         return _diff(args, path, conf, plugstack)
     remarks = [*review(conf, hooks=HOOKS, plugstack=plugstack, version=_version(args.root))]
     remarks += gres_remarks(_text(args.root, f"{os.path.dirname(path)}/gres.conf") or "")
+    remarks += _container_runtimes(args.root, path, args.document, plugstack)
     remarks += _installation(args.root, args.document, conf)
     levels = {r.level for r in remarks}
     if args.json:

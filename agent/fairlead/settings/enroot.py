@@ -1,4 +1,5 @@
-"""Mounts files of the node into containers of enroot and pyxis: /etc/nccl.conf, and the files that the task prolog reads.
+"""Mounts files of the node into containers of enroot and pyxis: /etc/nccl.conf, the files that the task prolog reads, and
+/opt/fairlead for `fairlead run`.
 
 Without this setting, NCCL in a container does not see the node's /etc/nccl.conf. It reads the container's own file, or none. The
 task prolog of a step in a pyxis container runs inside the container. If the hook is missing in the container, the task ends.
@@ -50,6 +51,7 @@ def content(want: EnrootWant) -> str:
     lines = [f"{path} {path} none x-create=file,{_SAFE},noexec" for path in ("/etc/nccl.conf", "/etc/fairlead/hooks")]
     lines.append(f"/run/fairlead /run/fairlead none x-create=dir,{_SAFE},noexec")
     lines.append(f"/etc/slurm/fairlead /etc/slurm/fairlead none x-create=dir,{_SAFE}")
+    lines.append(f"/opt/fairlead /opt/fairlead none x-create=dir,{_SAFE}")
     lines += [f"{path} {path} none x-create=file,{_SAFE}" for path in want.files]
     if want.scratch:
         lines.append(f"{want.scratch} {want.scratch} none x-create=dir,bind,rw,nosuid,nodev,nofail,silent")
