@@ -10,11 +10,15 @@ from tests.lab.cluster import Cluster
 from tests.lab.roots import SUITES
 
 
+#: Het jobs are started by the backfill scheduler alone, which otherwise looks every 30 s.
+QUICK = "SchedulerParameters=batch_sched_delay=0,sched_min_interval=1000,bf_interval=1\n"
+
+
 @pytest.fixture(scope="session", params=list(SUITES))
 def slurm(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     if os.geteuid():
         pytest.skip("needs root: real Slurm runs in namespaces")
-    with Cluster(request.param, nodes=2, cores=4, accounting=True) as cluster:
+    with Cluster(request.param, nodes=2, cores=4, accounting=True, extra_conf=QUICK) as cluster:
         hold = cluster._hold
         yield cluster
     if hold is not None and hold.stdout is not None:

@@ -18,13 +18,15 @@ from pathlib import Path
 
 from tests.lab import roots
 from tests.lab.clients import SlurmClients
+from tests.lab.pause import pause
 from tests.lab.roots import USER, LabError
 
 PACKAGES = ("mariadb-server", "slurmdbd")
 #: A user with Slurm's right AdminLevel=Operator, and one without any right.
 OPERATOR, STRANGER = "oscar", "nadia"
 DATABASE = "slurm_acct_db"
-#: Small: a lab has some dozen jobs, and this machine's memory is shared by several labs.
+#: Small: a lab has some dozen jobs, and this machine's memory is shared by several labs. slurmdbd does not support snapshot
+#: isolation, which is MariaDB's default from 11.6 on.
 MARIADB = """\
 [mariadbd]
 skip-networking
@@ -35,6 +37,7 @@ innodb-log-file-size=8M
 innodb-lock-wait-timeout=900
 innodb-flush-log-at-trx-commit=0
 innodb-use-native-aio=0
+loose-innodb-snapshot-isolation=OFF
 key-buffer-size=1M
 aria-pagecache-buffer-size=8M
 """
@@ -174,26 +177,26 @@ def admin_comment(slurm: SlurmClients, job: int | str) -> str:
 def set_admin_comment(slurm: SlurmClients, job: int | str, text: str, *, user: str = "") -> str:
     """Write a job's AdminComment into the database as ``user`` (root where ''), and return what sacctmgr says.
 
-    Raises LabError with sacctmgr's words where it refuses.
+    sacctmgr of Slurm 22.05 writes the text in lower case. Raises LabError with sacctmgr's words where it refuses.
     """
     words = ["/usr/bin/sacctmgr", "-i", "modify", "job", "where", f"jobid={job}", "set", f"admincomment={text}"]
     return slurm.run(words, user=user).stdout
 
 
-def wait_in_database(slurm: SlurmClients, job: int | str, seconds: float = 60) -> None:
-    """Wait until the database has the end of each record of ``job``: slurmctld sends it up to some seconds after the end.
-
-    Raises LabError after ``seconds``.
+def wait_in_database(slurm: SlurmClients, job: int | str, *, records: int = 1, ended: bool = True, seconds: float = 60) -> None:
+    """Wait until the database has ``records`` allocations of ``job`` (array tasks, het components), with their end where
+    ``ended``: slurmctld sends them up to some seconds late. Raises LabError after ``seconds``.
     """
     words = ["/usr/bin/sacct", "--allusers", "--noheader", "--parsable2", "--allocations", "--format=end", f"--jobs={job}"]
     deadline = time.monotonic() + seconds
     while True:
+        began = time.monotonic()
         ends = slurm.run(words).stdout.split()
-        if ends and all(end not in ("Unknown", "None") for end in ends):
+        if len(ends) >= records and not (ended and {"Unknown", "None"} & set(ends)):
             return
         if time.monotonic() > deadline:
-            raise LabError(f"sacct shows no end of job {job} after {seconds:g} s: {ends}")
-        time.sleep(0.1)
+            raise LabError(f"sacct shows these ends of job {job} after {seconds:g} s, of {records}: {ends}")
+        pause(began)
 
 
 def query(slurm: SlurmClients, statement: str) -> list[list[str]]:
