@@ -10,8 +10,8 @@ from tests.lab.cluster import Cluster
 from tests.lab.roots import SUITES
 
 
-#: Het jobs are started by the backfill scheduler alone, which otherwise looks every 30 s.
-QUICK = "SchedulerParameters=batch_sched_delay=0,sched_min_interval=1000,bf_interval=1\n"
+#: Het jobs are started by the backfill scheduler alone, each 30 s by default. A cancelled script may live for KillWait seconds.
+QUICK = "SchedulerParameters=batch_sched_delay=0,sched_min_interval=1000,bf_interval=1\nKillWait=2\n"
 
 
 @pytest.fixture(scope="session", params=list(SUITES))

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 from tests.accounting import readers
-from tests.lab.accounting import OPERATOR, backdate, set_admin_comment, wait_in_database
+from tests.lab.accounting import OPERATOR, backdate, query, set_admin_comment, wait_in_database
 from tests.lab.cluster import Cluster
+from tests.lab.roots import USER
 
 pytestmark = [pytest.mark.root, pytest.mark.slurm]
 GIB = 1 << 30
@@ -42,12 +43,21 @@ def payload(node: str, **changes: Any) -> str:
 
 
 def report(slurm: Cluster, **changes: Any) -> int:
-    """A job that, by the database, ran for one hour on n1 with two GPUs, and has a report."""
-    job = slurm.submit("#!/bin/sh\ntrue\n", "-wn1", "--gres=gpu:2")
+    """A job that, by the database, ran for one hour on n1 with two GPUs, and has a report.
+
+    sacctmgr of 22.05 would write the report in lower case, so scontrol does so there while the job runs.
+    """
+    job = slurm.submit("#!/bin/sh\nuntil [ -e /tmp/go-$SLURM_JOB_ID ]; do sleep 0.1; done\n", "-wn1", "--gres=gpu:2", "--time=2:00:00")
+    slurm.wait_job(job, "RUNNING")
+    text = payload("n1", **changes)
+    if slurm.suite == "bookworm":
+        slurm.scontrol("update", f"jobid={job}", f"admincomment={text}")
+    slurm.run(["/usr/bin/touch", f"/tmp/go-{job}"])
     slurm.wait_job(job, "COMPLETED")
     wait_in_database(slurm, job)
     backdate(slurm, job, HOUR, next(_hours) * HOUR)
-    set_admin_comment(slurm, job, payload("n1", **changes), user=OPERATOR)
+    if slurm.suite != "bookworm":
+        set_admin_comment(slurm, job, text, user=OPERATOR)
     return job
 
 
@@ -58,25 +68,56 @@ def read(reader: Reader, slurm: Cluster, job: int) -> str:
         pytest.skip(str(missing))
 
 
+def lines(text: str) -> list[str]:
+    """Its lines with single spaces."""
+    return [" ".join(line.split()) for line in text.splitlines()]
+
+
 def test_jobstats_reads_a_report_with_a_key_of_ours(slurm: Cluster) -> None:
-    text = read(readers.jobstats, slurm, report(slurm))
-    print(text)
-    assert 0
+    text = lines(read(readers.jobstats, slurm, report(slurm)))
+    for line in (
+        "GPUs: 2",
+        "Run Time: 01:00:00",
+        "n1: 00:30:00/01:00:00 (efficiency=50.0%)",
+        "n1: 4.0GB/16GB",
+        "n1 (GPU 0): 87.5%",
+        "n1 (GPU 1): 0% <-- GPU was not used",
+        "n1 (GPU 0): 20.0GB/80GB (25.0%)",
+    ):
+        assert line in text
+    assert any("This job did not use 1 of the 2 allocated GPUs" in line for line in text)
 
 
 def test_jobstats_needs_the_cpu_keys(slurm: Cluster) -> None:
+    """So that a report which lacks them fails here, before it stops jobstats at a site."""
     job = report(slurm, total_time=None, cpus=None, total_memory=None, used_memory=None)
     with pytest.raises(readers.ReaderFailed, match="TypeError"):
         read(readers.jobstats, slurm, job)
 
 
 def test_reportseff_reads_a_report_with_a_key_of_ours(slurm: Cluster) -> None:
-    text = read(readers.reportseff, slurm, report(slurm))
-    print(text)
-    assert 0
+    job = report(slurm)
+    assert lines(read(readers.reportseff, slurm, job)) == [
+        "JobID State Elapsed CPUEff MemEff GPUEff GPUMem",
+        f"{job} COMPLETED 01:00:00 50.0% 25.0% 43.8% 12.5%",
+        "n1 50.0% 25.0% 43.8% 12.5%",
+        "0 87.5% 25.0%",
+        "1 0.0% 0.0%",
+    ]
 
 
 def test_job_defense_shield_reads_a_report_with_a_key_of_ours(slurm: Cluster) -> None:
-    text = read(readers.job_defense_shield, slurm, report(slurm))
-    print(text)
-    assert 0
+    """One GPU-hour of two at 0 %; 44 % of the GPUs' time used, 50 % of the CPU's."""
+    job = report(slurm)
+    text = lines(read(readers.job_defense_shield, slurm, job))
+    assert f"1 {USER} 1 1 {job} 0" in text  # GPU-hours at 0 %, jobs, job, mails
+    assert f"1 {USER} 2 100 44 1 0 1.0 1.0 0" in text  # GPU-hours, share of all, efficiency, jobs
+    assert f"1 {USER} 1 100 50 1 0 1.0 1.0 0" in text  # CPU-hours and the same
+
+
+def test_job_defense_shield_stops_at_a_text_that_is_no_report(slurm: Cluster) -> None:
+    """One comment of free text ends its run for every job."""
+    job = report(slurm)
+    query(slurm, f"UPDATE lab_job_table SET admin_comment='fairlead: GPU 3 waited' WHERE id_job={job}")
+    with pytest.raises(readers.ReaderFailed, match=r"binascii.Error|BadGzipFile"):
+        read(readers.job_defense_shield, slurm, job)

@@ -79,10 +79,13 @@ setpriv --reuid=mysql --regid=mysql --clear-groups /usr/sbin/mariadbd </dev/null
 tries=0
 until mariadb-admin --silent ping 2>/dev/null; do tries=$((tries + 1)); [ $tries -lt 600 ] || exit 1; sleep 0.05; done
 """
-#: Runs where slurmctld is to run, before it, once slurmdbd was started. The cluster is known before slurmctld registers.
-ADD_USERS = f"""\
+#: Waits until slurmdbd, which was started, answers.
+ANSWERS = """\
 tries=0
 until sacctmgr -n show cluster >/dev/null 2>&1; do tries=$((tries + 1)); [ $tries -lt 200 ] || exit 1; sleep 0.05; done
+"""
+#: Runs where slurmctld is to run, before it, once slurmdbd answers. The cluster is known before slurmctld registers.
+ADD_USERS = f"""\
 [ -z "$(sacctmgr -n show cluster)" ] || exit 0
 sacctmgr -iQ add cluster lab
 sacctmgr -iQ add account research
@@ -157,7 +160,7 @@ def lay_out(disk: Path, host: str, user_number: int) -> None:
     os.chown(conf, user_number, user_number)
     script = disk / "usr/local/sbin/lab-add-users"
     script.parent.mkdir(parents=True)
-    script.write_text(f"#!/bin/sh\nset -e\n{ADD_USERS}")
+    script.write_text(f"#!/bin/sh\nset -e\n{ANSWERS}{ADD_USERS}")
     script.chmod(0o755)
     for unit, text in (
         ("slurmdbd", "[Unit]\nAfter=mariadb.service\nRequires=mariadb.service\n[Service]\nExecStartPost=+/usr/local/sbin/lab-add-users\n"),

@@ -278,8 +278,8 @@ class Cluster(SlurmClients):
         self._stop("/run/slurmctld.pid", kill)
 
     def start_slurmdbd(self) -> None:
-        """Start slurmdbd (its database is kept over a stop)."""
-        self._exec("exec /usr/sbin/slurmdbd")
+        """Start slurmdbd and wait until it answers (its database is kept over a stop)."""
+        self._exec(f"/usr/sbin/slurmdbd\n{accounting.ANSWERS}")
 
     def stop_slurmdbd(self, *, kill: bool = False) -> None:
         """Stop slurmdbd and wait for its end; ``kill`` by SIGKILL. slurmctld keeps what it has to send."""
