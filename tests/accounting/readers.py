@@ -88,7 +88,9 @@ def environment() -> Path:
             roots.say(f"installing the readers of {PINNED.name} into {made}")
             subprocess.run([sys.executable, "-m", "venv", str(made)], check=True, timeout=120)
             words = [str(made / "bin/pip"), "install", "--quiet", "--disable-pip-version-check", "--only-binary=:all:"]
-            done = subprocess.run([*words, "--requirement", str(PINNED)], capture_output=True, text=True, timeout=600, check=False)
+            done = subprocess.run(
+                [*words, "--requirement", str(PINNED)], capture_output=True, text=True, timeout=600, check=False
+            )
             if done.returncode:
                 raise ReaderMissing(f"pip cannot install {PINNED}: {(done.stderr.strip().splitlines() or ['no word'])[-1]}")
             (made / ".complete").touch()
@@ -99,7 +101,9 @@ def jobstats_source() -> Path:
     """Return the folder of jobstats' repository. Raises ReaderMissing where it is not there."""
     folder = Path(os.environ.get("FAIRLEAD_READERS_DIR") or BESIDE) / "jobstats"
     if not (folder / "jobstats.py").is_file():
-        raise ReaderMissing(f"{folder} has no jobstats.py: clone github.com/PrincetonUniversity/jobstats there (FAIRLEAD_READERS_DIR)")
+        raise ReaderMissing(
+            f"{folder} has no jobstats.py: clone github.com/PrincetonUniversity/jobstats there (FAIRLEAD_READERS_DIR)"
+        )
     return folder
 
 

@@ -38,7 +38,12 @@ def payload(node: str, **changes: Any) -> str:
         "gpu_utilization": {"0": 87.5, "1": 0.0},
     }
     of_node = {key: value for key, value in {**of_node, **changes}.items() if value is not None}
-    stats = {"nodes": {node: of_node}, "total_time": HOUR, "gpus": 2, "fl": {"v": 1, "def": "busy/1", "kj": 1234.5, "zero_h": 1.0}}
+    stats = {
+        "nodes": {node: of_node},
+        "total_time": HOUR,
+        "gpus": 2,
+        "fl": {"v": 1, "def": "busy/1", "kj": 1234.5, "zero_h": 1.0},
+    }
     return "JS1:" + base64.b64encode(gzip.compress(json.dumps(stats, separators=(",", ":")).encode())).decode()
 
 
@@ -47,8 +52,11 @@ def report(slurm: Cluster, **changes: Any) -> int:
 
     sacctmgr of 22.05 would write the report in lower case, so scontrol does so there while the job runs.
     """
-    job = slurm.submit("#!/bin/sh\nuntil [ -e /tmp/go-$SLURM_JOB_ID ]; do sleep 0.1; done\n", "-wn1", "--gres=gpu:2", "--time=2:00:00")
+    job = slurm.submit(
+        "#!/bin/sh\nuntil [ -e /tmp/go-$SLURM_JOB_ID ]; do sleep 0.1; done\n", "-wn1", "--gres=gpu:2", "--time=2:00:00"
+    )
     slurm.wait_job(job, "RUNNING")
+    wait_in_database(slurm, job, ended=False)  # 22.05 keeps half a record of a job that ends sooner: no time limit, no ReqMem
     text = payload("n1", **changes)
     if slurm.suite == "bookworm":
         slurm.scontrol("update", f"jobid={job}", f"admincomment={text}")

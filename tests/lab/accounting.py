@@ -163,7 +163,10 @@ def lay_out(disk: Path, host: str, user_number: int) -> None:
     script.write_text(f"#!/bin/sh\nset -e\n{ANSWERS}{ADD_USERS}")
     script.chmod(0o755)
     for unit, text in (
-        ("slurmdbd", "[Unit]\nAfter=mariadb.service\nRequires=mariadb.service\n[Service]\nExecStartPost=+/usr/local/sbin/lab-add-users\n"),
+        (
+            "slurmdbd",
+            "[Unit]\nAfter=mariadb.service\nRequires=mariadb.service\n[Service]\nExecStartPost=+/usr/local/sbin/lab-add-users\n",
+        ),
         ("slurmctld", "[Unit]\nAfter=slurmdbd.service\n"),
     ):
         folder = disk / f"etc/systemd/system/{unit}.service.d"
