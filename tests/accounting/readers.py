@@ -2,8 +2,8 @@
 
     text = jobstats(cluster, job)
 
-``reportseff`` and ``job_defense_shield`` come from the package index, at the versions of ``readers.txt``, into a virtual environment
-in the lab's folder; it is made at the first use. ``jobstats`` is in no index: its repository
+``reportseff`` and ``job_defense_shield`` come from the package index, at the versions of ``readers.txt``, into a virtual
+environment in the lab's folder; it is made at the first use. ``jobstats`` is in no index: its repository
 (https://github.com/PrincetonUniversity/jobstats, seen working at commit dfc9aa0) has to lie in the folder ``jobstats`` of
 ``FAIRLEAD_READERS_DIR``, or of ``shared/data/readers`` beside the checkout. Nothing of them is part of fairlead.
 """
@@ -146,5 +146,5 @@ def _run(slurm: Slurm, words: list[str], more: Mapping[str, str] | None = None) 
     environ = {"PATH": f"{slurm.bin}:/usr/bin:/bin", "LC_ALL": "C.UTF-8", "TZ": "UTC", "COLUMNS": "200", **(more or {})}
     done = subprocess.run(words, env=environ, capture_output=True, text=True, errors="replace", timeout=120, check=False)
     if done.returncode:
-        raise ReaderFailed(f"{words[1]} ended with {done.returncode}: {done.stdout}{done.stderr}")
+        raise ReaderFailed(f"{Path(words[0]).name} ended with {done.returncode}: {done.stdout}{done.stderr}")
     return done.stdout

@@ -7,6 +7,7 @@ src/plugins/accounting_storage/mysql/as_mysql_job.c.
 from __future__ import annotations
 
 import pytest
+
 from tests.lab.accounting import OPERATOR, STRANGER, admin_comment, query, set_admin_comment, wait_in_database
 from tests.lab.cluster import Cluster
 from tests.lab.roots import USER, LabError
