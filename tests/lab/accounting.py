@@ -2,8 +2,8 @@
 
 The layer is built once for each suite, on demand, and the roots of other labs stay as they are. ``Cluster(accounting=True)`` and
 ``Rack(accounting=True)`` lay it over their root (a rack: over the controller's). The database is empty at each start, and ends
-with the lab. It listens on a socket in the lab's own /run only, and its users log in by their user number (unix_socket), so that there
-is no password. ``alice`` has an account, ``oscar`` is a Slurm operator (AdminLevel=Operator), ``nadia`` is neither.
+with the lab. It listens on a socket in the lab's own /run only. Its users log in by their user number (unix_socket), so that
+there is no password. ``alice`` has an account, ``oscar`` is a Slurm operator (AdminLevel=Operator), ``nadia`` is neither.
 """
 
 from __future__ import annotations
@@ -190,8 +190,8 @@ def set_admin_comment(slurm: SlurmClients, job: int | str, text: str, *, user: s
 
 
 def wait_in_database(slurm: SlurmClients, job: int | str, *, records: int = 1, ended: bool = True, seconds: float = 60) -> None:
-    """Wait until the database has ``records`` allocations of ``job`` (array tasks, het components), whole and with their end where
-    ``ended``: slurmctld sends them up to some seconds late. 22.05 sends half a record first, without the eligible time, the time
+    """Wait until the database has ``records`` allocations of ``job`` (array tasks, het components), whole and with their end
+    where ``ended``: slurmctld sends them up to some seconds late. 22.05 sends half a record first, without the eligible time, the time
     limit and the memory. Raises LabError after ``seconds``.
     """
     words = [
