@@ -191,8 +191,8 @@ def set_admin_comment(slurm: SlurmClients, job: int | str, text: str, *, user: s
 
 def wait_in_database(slurm: SlurmClients, job: int | str, *, records: int = 1, ended: bool = True, seconds: float = 60) -> None:
     """Wait until the database has ``records`` allocations of ``job`` (array tasks, het components), whole and with their end
-    where ``ended``: slurmctld sends them up to some seconds late. 22.05 sends half a record first, without the eligible time, the time
-    limit and the memory. Raises LabError after ``seconds``.
+    where ``ended``: slurmctld sends them up to some seconds late. 22.05 first sends half a record, which lacks the eligible
+    time, the time limit and the memory. Raises LabError after ``seconds``.
     """
     words = [
         "/usr/bin/sacct",
