@@ -161,7 +161,7 @@ def test_a_running_job_keeps_its_instance_while_another_one_changes(site: Site) 
     site.drain()
     gone = site.apply(("2g.20gb", "2g.20gb", "1g.10gb"))
     assert gone.state == "deferred"
-    assert re.search(rf"n1: GPU \S+ stays as it is: MIG instance 1 \(3g.40gb at memory slice 0\) .* job {job} uses it", gone.message)
+    assert re.search(rf"^root: GPU \S+ stays as it is: MIG instance 1 \(3g.40gb at memory slice 0\) .* job {job} uses it", gone.message)
     shifted = site.apply(("4g.40gb", "3g.40gb"))
     assert shifted.state == "deferred" and f"job {job}" in shifted.message, shifted
     assert site.uuids(0) == before
