@@ -29,7 +29,7 @@ from fairlead.model.check_definition import KernelRecord
 from fairlead.model.facts import Gpu, Node
 from fairlead.topology.binding import published_files
 from tests.hooks.stage import HOOKS
-from tests.hooks.test_mig_on_slurm import DIVIDED, SLOTS, TREE, prepare
+from tests.hooks.test_mig_on_slurm import DIVIDED, SLOTS, TREE, listed, prepare
 from tests.hooks.test_on_slurm import lay_out
 from tests.lab.cluster import Cluster
 from tests.lab.hardware import nvml_plugin
@@ -91,6 +91,9 @@ class Site:
         conf.write_text(re.sub(r"Gres=\S+", f"Gres={gres}", conf.read_text()))
         self.cluster.stop_slurmd("n1")
         self.cluster.stop_slurmctld()
+        fake = conf.with_name("fake_gpus.conf")
+        if fake.exists():
+            fake.write_text(listed(self.node()))
         self.cluster.start_slurmctld()
         self.cluster.start_slurmd("n1")
 
@@ -107,13 +110,11 @@ class Site:
         assert "INVAL" not in shown and "DOWN" not in shown, shown
 
 
-@pytest.fixture(scope="module", params=[suite for suite in SUITES if suite != "forky"])
+@pytest.fixture(scope="module", params=list(SUITES))
 def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     if os.geteuid():
         pytest.skip("needs root: real Slurm runs in namespaces")
     plugin = nvml_plugin(request.param)
-    if plugin is None:
-        pytest.skip(f"{request.param} has no NVML plug-in of Slurm")
     content = tmp_path_factory.mktemp("layout")
     content.chmod(0o755)
     conf = write_conf(TREE, content / "etc/fairlead-sim/nvml.conf")
@@ -122,8 +123,9 @@ def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     control.touch()
     library = build(Path(request.config.cache.mkdir("simulated-nvml")))
     binds: dict[str | Path, str] = {
-        conf.parent: "/etc/fairlead-sim", content / "mig": "/opt/mig", plugin: "/opt/gpu_nvml.so", library: "/opt/libnvidia-ml.so.1",
+        conf.parent: "/etc/fairlead-sim", content / "mig": "/opt/mig", library: "/opt/libnvidia-ml.so.1",
     }  # fmt: skip
+    binds |= {plugin: "/opt/gpu_nvml.so"} if plugin else {}
     (content / "root").mkdir()
     cluster = Cluster(
         request.param, nodes=1, simulated=True, prolog=HOOKS / "prolog", epilog=HOOKS / "epilog", binds=binds,
@@ -137,7 +139,7 @@ def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         try:
             made = Site(up, worker, content)
             lay_out(up, "n1", made.node())
-            prepare(up)
+            prepare(up, None if plugin else made.node())
             yield made
         finally:
             worker.close()

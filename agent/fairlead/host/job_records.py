@@ -1,10 +1,10 @@
 """Reads the job records that prolog and epilog write to /run/fairlead/jobs: which jobs run here, have ended, or were refused.
 
 A record is one line of fields separated by TAB: ``1 STATE UID GPUS START END FLAGS .``. ``SLUID .`` follows with Slurm 26.05, and
-``SLUID NAMES .`` if the job has MIG instances. While the first ``.`` is missing, the record is still being written. GPUS are GRES
+``SLUID NAMES .`` if slurmd names its GPUs by UUID. While the first ``.`` is missing, the record is still being written. GPUS are GRES
 indices (SLURM_JOB_GPUS). START and END are seconds of /proc/uptime. SLUID is the name of the job's control group in 26.05, or -.
-NAMES is CUDA_VISIBLE_DEVICES of the prolog, where slurmd names MIG instances by UUID in the order of their GRES indices. This
-module uses the standard library only, because fairlead-scratch@.service reads records too, and starts often.
+NAMES is CUDA_VISIBLE_DEVICES of the prolog, where slurmd names MIG instances (26.05 also GPUs) by UUID in the order of their GRES
+indices. This module uses the standard library only, because fairlead-scratch@.service reads records too, and starts often.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Job(NamedTuple):
     """Holds the job record of one job. gpus: GRES indices. uid, start, end: None if the record has no valid value.
 
     started: the text of START. It is part of the name of the job's folder on a local disk. sluid: "" before Slurm 26.05. names:
-    the UUIDs of the job's MIG instances (and whole GPUs, or their GRES indices), or () if the job has no MIG instance.
+    the UUIDs of the job's MIG instances and GPUs (or GRES indices of GPUs), or () if slurmd did not name them by UUID.
     """
 
     id: int
