@@ -1,7 +1,7 @@
 """The MIG layout of a node is changed while a job runs there, under real Slurm with AutoDetect=nvml.
 
-The job's instance stays, and another instance of the same GPU is replaced. slurmctld and slurmd are restarted with the new Gres=. Then
-Slurm gives the new instance to a job, and nobody gets the instance of the running job. On 22.05 the same change is refused.
+The job's instance stays, and another instance of the same GPU is replaced. slurmctld and slurmd are restarted with the new Gres=.
+Then Slurm gives the new instance to a job, and nobody gets the instance of the running job. On 22.05 the same change is refused.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from fairlead.apply import apply
-from fairlead.apply.node_jobs import on_draining_node
+from fairlead.apply.draining_node import on_draining_node
 from fairlead.apply.report import Item
 from fairlead.config import Document
 from fairlead.config.document import resolve_layers
@@ -163,7 +163,9 @@ def test_a_running_job_keeps_its_instance_while_another_one_changes(site: Site) 
     site.drain()
     gone = site.apply(("2g.20gb", "2g.20gb", "1g.10gb"))
     assert gone.state == "deferred"
-    assert re.search(rf"^root: GPU \S+ stays as it is: MIG instance 1 \(3g.40gb at memory slice 0\) .* job {job} uses it", gone.message)
+    assert re.search(
+        rf"^root: GPU \S+ stays as it is: MIG instance 1 \(3g.40gb at memory slice 0\) .* job {job} uses it", gone.message
+    )
     shifted = site.apply(("4g.40gb", "3g.40gb"))
     assert shifted.state == "deferred" and f"job {job}" in shifted.message, shifted
     assert site.uuids(0) == before

@@ -1,8 +1,8 @@
 """The task prolog on a node with whole GPUs and MIG instances, under real Slurm with AutoDetect=nvml.
 
 Slurm's NVML plug-in is unmodified. It reads the simulated NVML library, and so does the worker that the published topology is
-made from. So the UUIDs of both must be the same, or nothing is bound. Debian has no NVML plug-in for 26.05. There the same devices are
-listed in fake_gpus.conf, which Slurm reads for its own tests, so only the reading of NVML is left out.
+made from. So the UUIDs of both must be the same, or nothing is bound. Debian has no NVML plug-in for 26.05. There the same
+devices are listed in fake_gpus.conf, which Slurm reads for its own tests, so only the reading of NVML is left out.
 """
 
 from __future__ import annotations
@@ -53,15 +53,17 @@ def listed(node: Node) -> str:
         cores = "0-55" if number < 4 else "56-111"
         links = ",".join("-1" if other is gpu else "0" for other in node.gpus)
         devices = () if isinstance(gpu.mig_devices, Missing) else gpu.mig_devices
-        rows = [("(null)", str(device.profile), f",/dev/nvidia-caps/nvidia-cap{1 + device.gi}", device.uuid) for device in devices]
+        rows = [
+            ("(null)", str(device.profile), f",/dev/nvidia-caps/nvidia-cap{1 + device.gi}", device.uuid) for device in devices
+        ]
         for own, kind, more, uuid in rows or [(links, "h100", "", str(gpu.uuid))]:
             lines.append(f"{kind}|112|{cores}|{own}|/dev/nvidia{gpu.minor}{more}|{uuid}|nvidia_gpu_env,env_uuid\n")
     return "".join(lines)
 
 
 def prepare(cluster: Cluster, node: Node | None = None) -> None:
-    """Give the node's slurmd the plug-in, the library and the instances, and slurmctld their number. ``node``: its GPUs are listed in
-    fake_gpus.conf instead."""
+    """Give the node's slurmd the plug-in, the library and the instances, and slurmctld their number. ``node``: its GPUs are
+    listed in fake_gpus.conf instead."""
     cluster.stop_slurmd("n1")
     cluster.stop_slurmctld()
     if node is None:

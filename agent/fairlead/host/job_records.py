@@ -1,10 +1,11 @@
 """Reads the job records that prolog and epilog write to /run/fairlead/jobs: which jobs run here, have ended, or were refused.
 
 A record is one line of fields separated by TAB: ``1 STATE UID GPUS START END FLAGS .``. ``SLUID .`` follows with Slurm 26.05, and
-``SLUID NAMES .`` if slurmd names its GPUs by UUID. While the first ``.`` is missing, the record is still being written. GPUS are GRES
-indices (SLURM_JOB_GPUS). START and END are seconds of /proc/uptime. SLUID is the name of the job's control group in 26.05, or -.
-NAMES is CUDA_VISIBLE_DEVICES of the prolog, where slurmd names MIG instances (26.05 also GPUs) by UUID in the order of their GRES
-indices. This module uses the standard library only, because fairlead-scratch@.service reads records too, and starts often.
+``SLUID NAMES .`` if slurmd names its GPUs by UUID. While the first ``.`` is missing, the record is still being written. GPUS are
+GRES indices (SLURM_JOB_GPUS). START and END are seconds of /proc/uptime. SLUID is the name of the job's control group in 26.05,
+or -. NAMES is CUDA_VISIBLE_DEVICES of the prolog, where slurmd names MIG instances (26.05 also GPUs) by UUID in the order of
+their GRES indices. This module uses the standard library only, because fairlead-scratch@.service reads records too, and starts
+often.
 """
 
 from __future__ import annotations

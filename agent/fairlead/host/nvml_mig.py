@@ -17,7 +17,7 @@ from fairlead.host.nvml_links import FUNCTION_NOT_FOUND, NOT_SUPPORTED, Json, en
 INVALID_ARGUMENT, INSUFFICIENT_RESOURCES, IN_USE = 2, 23, 19
 _PROFILES, _COMPUTE_PROFILES, _INSTANCES_MAX = 18, 9, 8  # NVML_GPU_INSTANCE_PROFILE_COUNT, ..._COMPUTE_..., slices of memory
 _PLACEMENTS_MAX = 16
-Place = tuple[str, int | None]  # a profile, and the first memory slice or None
+Position = tuple[str, int | None]  # a profile, and the first memory slice or None
 
 
 class Mig:
@@ -80,24 +80,24 @@ class Mig:
 
     def make(self, wanted: tuple[str, ...]) -> int:
         """Make exactly these instances, each with one compute instance that spans it. A wanted instance is ``PROFILE@START`` with
-        its first memory slice, or ``PROFILE`` if the driver chooses the place. An instance that is there already stays. The others
-        are destroyed first.
+        its first memory slice, or ``PROFILE`` if the driver chooses the position. An instance that is there already stays. The
+        others are destroyed first.
 
-        Returns IN_USE when a process is on an instance that must go. For a profile or place that the GPU does not have, returns
-        INVALID_ARGUMENT before anything is changed.
+        Returns IN_USE when a process is on an instance that must go. For a profile or position that the GPU does not have,
+        returns INVALID_ARGUMENT before anything is changed.
         """
         profiles = self.profiles()
         if isinstance(profiles, int):
             return profiles
-        places = [(name, int(start) if start else None) for name, _, start in (word.partition("@") for word in wanted)]
-        if any(name not in profiles for name, _ in places):
+        positions = [(name, int(start) if start else None) for name, _, start in (word.partition("@") for word in wanted)]
+        if any(name not in profiles for name, _ in positions):
             return INVALID_ARGUMENT
-        if any(n > profiles[name].instanceCount for name, n in Counter(name for name, _ in places).items()):
+        if any(n > profiles[name].instanceCount for name, n in Counter(name for name, _ in positions).items()):
             return INSUFFICIENT_RESOURCES
-        sizes = self._sizes(places, profiles)
+        sizes = self._sizes(positions, profiles)
         if isinstance(sizes, int):
             return sizes
-        go, missing = self._differing(places, profiles)
+        go, missing = self._differing(positions, profiles)
         if code := self._busy({info.id for _, info in go}):
             return code
         for instance, _ in go:
@@ -107,15 +107,16 @@ class Mig:
             if code := self.ask("nvmlGpuInstanceDestroy", instance):
                 return code
         # the large instances are made first, because they fit in fewer positions
-        for name, start in sorted(missing, key=lambda place: (-profiles[place[0]].memorySizeMB, place[1] or 0)):
+        for name, start in sorted(missing, key=lambda position: (-profiles[position[0]].memorySizeMB, position[1] or 0)):
             if code := self._create(profiles[name], start, sizes.get((name, start), 0)):
                 return code
         return 0
 
-    def _sizes(self, places: list[Place], profiles: dict[str, Any]) -> dict[Place, int] | int:
-        """Return the number of memory slices of each instance with a place, or the code for a place that the GPU does not have."""
-        found: dict[Place, int] = {}
-        for name, start in places:
+    def _sizes(self, positions: list[Position], profiles: dict[str, Any]) -> dict[Position, int] | int:
+        """Return the number of memory slices of each instance with a position, or the code for a position that the GPU does not
+        have."""
+        found: dict[Position, int] = {}
+        for name, start in positions:
             if start is None:
                 continue
             listed = (self._structs.c_nvmlGpuInstancePlacement_t * _PLACEMENTS_MAX)()
@@ -123,16 +124,16 @@ class Mig:
             call, profile = "nvmlDeviceGetGpuInstancePossiblePlacements_v2", ctypes.c_uint(profiles[name].id)
             if code := self.ask(call, self._handle, profile, listed, ctypes.byref(count)):
                 return code
-            size = next((place.size for place in listed[: count.value] if place.start == start), 0)
+            size = next((position.size for position in listed[: count.value] if position.start == start), 0)
             if not size:
                 return INVALID_ARGUMENT
             found[name, start] = size
         return found
 
-    def _differing(self, places: list[Place], profiles: dict[str, Any]) -> tuple[list[tuple[Any, Any]], list[Place]]:
-        """Return the instances that must go, and the places at which an instance is missing."""
+    def _differing(self, positions: list[Position], profiles: dict[str, Any]) -> tuple[list[tuple[Any, Any]], list[Position]]:
+        """Return the instances that must go, and the positions at which an instance is missing."""
         names = {p.id: name for name, p in profiles.items()}
-        missing = sorted(places, key=lambda place: place[1] is None)  # an instance is first taken for a place that names it
+        missing = sorted(positions, key=lambda position: position[1] is None)  # first those that name a memory slice
         go = []
         for instance, info in self._instances(profiles):
             name = names.get(info.profileId, "")
@@ -150,9 +151,9 @@ class Mig:
         if start is None:
             code = self.ask("nvmlDeviceCreateGpuInstance", self._handle, number, ctypes.byref(instance))
         else:
-            place = self._structs.c_nvmlGpuInstancePlacement_t(start=start, size=size)
+            position = self._structs.c_nvmlGpuInstancePlacement_t(start=start, size=size)
             call = "nvmlDeviceCreateGpuInstanceWithPlacement"
-            code = self.ask(call, self._handle, number, ctypes.byref(place), ctypes.byref(instance))
+            code = self.ask(call, self._handle, number, ctypes.byref(position), ctypes.byref(instance))
         return code or self._span(instance, profile.sliceCount)
 
     def _busy(self, instances: set[int]) -> int:

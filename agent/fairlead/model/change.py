@@ -123,9 +123,9 @@ class Nvml(Change, frozen=True, kw_only=True):
 
     ``what`` is one of these names, with these forms of ``value``. persistence, ecc_mode: 0 or 1. compute_mode:
     NVML_COMPUTEMODE_*. power_limit_milliwatts: a number. locked_clocks, locked_memory_clocks: "1200-1500" in MHz, or "off".
-    application_clocks: memory and graphics clock in MHz, "2619,1980", or "off" for the default. mig: "2g.20gb@0,3g.40gb@4" for MIG
-    with exactly these GPU instances, or "off". The number after @ is the first memory slice. Without it the driver chooses the place.
-    An instance that is there already stays. ``before``: the value that undo sets.
+    application_clocks: memory and graphics clock in MHz, "2619,1980", or "off" for the default. mig: "2g.20gb@0,3g.40gb@4" for
+    MIG with exactly these GPU instances, or "off". The number after @ is the first memory slice. Without it the driver chooses a
+    slice. An instance that is there already stays. ``before``: the value that undo sets.
     """
 
     pci: str

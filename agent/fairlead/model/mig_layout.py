@@ -17,7 +17,7 @@ from fairlead.model.mig_geometry import GPUS, MigGpu
 ANYWHERE = -1
 
 
-class MigPlace(Struct, frozen=True, order=True):
+class MigPosition(Struct, frozen=True, order=True):
     """Describes one instance of a layout: its first memory slice, or ANYWHERE if the driver chooses it, and its profile."""
 
     start: int
@@ -32,12 +32,12 @@ class MigLayout(Struct, frozen=True):
 
     stay: tuple[MigInstance, ...]
     go: tuple[MigInstance, ...]
-    make: tuple[MigPlace, ...]
+    make: tuple[MigPosition, ...]
 
     @property
     def value(self) -> str:
         """Return all instances of the layout in the form of ``Nvml.value``."""
-        return ",".join(map(str, sorted([*(MigPlace(i.start, i.profile) for i in self.stay), *self.make])))
+        return ",".join(map(str, sorted([*(MigPosition(i.start, i.profile) for i in self.stay), *self.make])))
 
 
 def gpu_of(profiles: Iterable[str]) -> MigGpu | None:
@@ -46,11 +46,13 @@ def gpu_of(profiles: Iterable[str]) -> MigGpu | None:
     return next((gpu for gpu in GPUS if wanted and wanted <= {p.name for p in gpu.profiles}), None)
 
 
-def layout(gpu: MigGpu | None, wanted: Sequence[str], have: Sequence[MigInstance], used: Collection[int] = ()) -> MigLayout | None:
+def layout(
+    gpu: MigGpu | None, wanted: Sequence[str], have: Sequence[MigInstance], used: Collection[int] = ()
+) -> MigLayout | None:
     """Return a layout with the ``wanted`` profiles in which most present instances stay. Return None if there is none.
 
-    ``gpu``: the GPU in the table, or None if the table lacks the GPU. Then the driver chooses the place of new instances. ``used``:
-    NVML's ids of the instances that must stay. An instance with several compute instances, or none, cannot stay.
+    ``gpu``: the GPU in the table, or None if the table lacks the GPU. Then the driver chooses the position of new instances.
+    ``used``: NVML's ids of the instances that must stay. An instance with several compute instances, or none, cannot stay.
     """
     whole = [i for i in have if i.compute == 1]
     free = [i for i in whole if i.gi not in used]
@@ -64,41 +66,42 @@ def layout(gpu: MigGpu | None, wanted: Sequence[str], have: Sequence[MigInstance
             rest.subtract(i.profile for i in stay)
             if min(rest.values(), default=0) < 0:
                 continue
-            made = _places(gpu, sorted(rest.elements()), stay)
+            made = _positions(gpu, sorted(rest.elements()), stay)
             if made is not None:
                 return MigLayout(stay, tuple(i for i in have if i not in stay), made)
     return None
 
 
-def _places(gpu: MigGpu | None, names: Sequence[str], stay: Sequence[MigInstance]) -> tuple[MigPlace, ...] | None:
-    """Return places for new instances beside those that stay, or None if there is no room."""
+def _positions(gpu: MigGpu | None, names: Sequence[str], stay: Sequence[MigInstance]) -> tuple[MigPosition, ...] | None:
+    """Return positions for new instances beside those that stay, or None if there is no room."""
     profiles = [gpu.profile(name) for name in names] if gpu else []
     known = [p for p in profiles if p is not None]
     if gpu is None or len(known) < len(names) or any(i.size < 1 for i in stay):
-        return tuple(MigPlace(ANYWHERE, name) for name in names)
+        return tuple(MigPosition(ANYWHERE, name) for name in names)
     taken = sum(((1 << i.size) - 1) << i.start for i in stay)
     known.sort(key=lambda p: (-p.memory, len(p.starts), p.name))
-    found: list[MigPlace] = []
+    found: list[MigPosition] = []
 
-    def place(at: int, taken: int) -> bool:
+    def put(at: int, taken: int) -> bool:
         if at == len(known):
             return True
         for start in known[at].starts:
             mask = ((1 << known[at].memory) - 1) << start
             if not taken & mask:
-                found.append(MigPlace(start, known[at].name))
-                if place(at + 1, taken | mask):
+                found.append(MigPosition(start, known[at].name))
+                if put(at + 1, taken | mask):
                     return True
                 found.pop()
         return False
 
-    return tuple(sorted(found)) if place(0, taken) else None
+    return tuple(sorted(found)) if put(0, taken) else None
 
 
 def gpu_instance_id(gpu: MigGpu, start: int, size: int) -> int:
-    """Return NVML's id of the GPU instance at this place: 0 is the whole GPU, 1 and 2 are its halves, 3 to 6 its quarters, and so on.
+    """Return NVML's id of the GPU instance at this position: 0 is the whole GPU, 1 and 2 are its halves, 3 to 6 its quarters, and
+    so on.
 
-    Source: `nvidia-smi` of an H200 with 3g, 2g and two 1g lists the ids 2, 3, 9 and 10. ``mig_mode`` and apply compare the ids of
+    Source: `nvidia-smi` of an H200 with 3g, 2g and two 1g lists the ids 2, 3, 9 and 10. ``settings.mig`` compares the ids of
     the present instances with this rule before they use it.
     """
     slices = max(p.memory for p in gpu.profiles)

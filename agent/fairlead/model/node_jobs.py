@@ -8,8 +8,8 @@ from msgspec import Struct
 class JobGpus(Struct, frozen=True, kw_only=True):
     """Says which GPUs or MIG instances Slurm has given a job.
 
-    indices: the GRES indices in ascending order. names: what slurmd calls these devices, in the same order: UUIDs of MIG instances
-    and GPUs, or GRES indices again. names is () if the prolog could not record them.
+    indices: the GRES indices in ascending order. names: what slurmd calls these devices, in the same order: UUIDs of MIG
+    instances and GPUs, or GRES indices again. names is () if the prolog could not record them.
     """
 
     id: int

@@ -2,11 +2,11 @@
 
 The site declares the geometry by profile names, as `nvidia-smi mig -lgip` lists them. In each GPU instance, fairlead creates one
 compute instance of the same size, and CUDA and Slurm use this compute instance. A change of the geometry keeps the instances that
-the new geometry has too, at their place. Destroying instances takes GPUs from jobs, so fairlead does this only on a drained node.
+the new geometry has too, where they are. Destroying instances takes GPUs from jobs, so fairlead does this only on a drained node.
 With `fairlead apply --draining` jobs may still run there, and the instances that they use stay. fairlead refuses this if such an
-instance must go, or if Slurm would count the instances of a running job differently after the change. If the driver cannot switch the mode at once, the new mode is pending until the GPU is
-reset or the node reboots. Instances are always lost at a reboot. On Hopper and later the mode is also lost. fairlead's boot unit
-sets the mode and the instances again before slurmd starts.
+instance must go, or if Slurm would count the instances of a running job differently after the change. If the driver cannot switch
+the mode at once, the new mode is pending until the GPU is reset or the node reboots. Instances are always lost at a reboot. On
+Hopper and later the mode is also lost. fairlead's boot unit sets the mode and the instances again before slurmd starts.
 
 Slurm must have the same instances in its configuration. With ``AutoDetect=nvml`` in gres.conf slurmd finds them when it starts,
 so restart slurmd after a change. The node's ``Gres=`` in slurm.conf must count them by type, such as
@@ -66,7 +66,10 @@ class MigState(Struct, frozen=True):
     @property
     def value(self) -> str:
         """Return the geometry in the form of ``Nvml.value``. An undo of a change sets this value again."""
-        return ",".join(str(mig_layout.MigPlace(i.start, i.profile)) for i in sorted(self.instances, key=lambda i: i.start)) or OFF
+        return (
+            ",".join(str(mig_layout.MigPosition(i.start, i.profile)) for i in sorted(self.instances, key=lambda i: i.start))
+            or OFF
+        )
 
 
 class Observed(Struct, frozen=True):
@@ -170,8 +173,8 @@ class _Refused(Exception):
 
 
 def plan_among_jobs(want: MigWant, observed: Observed, jobs: NodeJobs) -> tuple[AnyChange, ...]:
-    """Return the changes as ``plan`` does. A change that leaves alone the instances of all these jobs has the disruption DRAINING.
-    Other changes wait for the end of the jobs (DRAIN), and say for which instance and job."""
+    """Return the changes as ``plan`` does. A change that leaves alone the instances of all these jobs has the disruption
+    DRAINING. Other changes wait for the end of the jobs (DRAIN), and say for which instance and job."""
     changes = plan(want, observed)
     after: dict[str, mig_layout.MigLayout] = {}
     refused: dict[str, str] = {}
@@ -189,12 +192,13 @@ def plan_among_jobs(want: MigWant, observed: Observed, jobs: NodeJobs) -> tuple[
         refused |= dict.fromkeys(after, str(e))
     made: list[AnyChange] = []
     for change in changes:
-        if isinstance(change, Nvml) and change.pci in refused:
+        if not isinstance(change, Nvml):
+            made.append(change)
+        elif change.pci in refused:
             why = f"{observed.node}: GPU {change.pci} stays as it is: {refused[change.pci]} ({change.why})"
-            change = replace(change, why=why)
-        elif isinstance(change, Nvml):
-            change = replace(change, value=after[change.pci].value, disruption=Disruption.DRAINING)
-        made.append(change)
+            made.append(replace(change, why=why))
+        else:
+            made.append(replace(change, value=after[change.pci].value, disruption=Disruption.DRAINING))
     return tuple(made)
 
 
@@ -263,20 +267,21 @@ def _keep_indices(observed: Observed, jobs: NodeJobs, after: Mapping[str, mig_la
     orders = [(indices(before, jobs.release, links=links), indices(then, jobs.release, links=links)) for links in (True, False)]
     orders = [(now, new) for now, new in orders if all(now.get(device) == index for device, index in told.items())]
     if not orders:
-        raise _Refused("Slurm counts the instances of the running jobs in another order than expected; slurmd may have started before "
-                       "their layout was made")  # fmt: skip
+        words = "Slurm counts the instances of the running jobs in another order than expected"
+        raise _Refused(f"{words}; slurmd may have started before their layout was made")
     for device, job in used.items():
         pci = minors[device[0]]
         ids = f"instance {device[1][0]} of GPU {pci}" if device[1] != WHOLE else f"GPU {pci}"
         if pci in after and jobs.release < WITHOUT_LINKS:
-            raise _Refused(f"Slurm {jobs.release[0]}.{jobs.release[1]:02d} counts the instances of a GPU in an order that the change can "
-                           f"alter, and job {job} uses {ids}")  # fmt: skip
+            slurm = ".".join(f"{part:02d}" for part in jobs.release[:2])
+            words = f"Slurm {slurm} counts the instances of a GPU in an order that the change can alter"
+            raise _Refused(f"{words}, and job {job} uses {ids}")
         if any(now.get(device) != new.get(device) for now, new in orders):
             raise _Refused(f"Slurm would count {ids}, which job {job} uses, as another GRES index")
 
 
 def _gres(observed: Observed, after: Mapping[str, mig_layout.MigLayout]) -> Iterator[GresGpu]:
-    """Yield the GPUs as Slurm counts them, with the layouts ``after`` in place of the present ones."""
+    """Yield the GPUs as Slurm counts them, with the layouts ``after`` instead of the present ones."""
     for pci, state in observed.gpus.items():
         if state is None:
             continue
@@ -294,10 +299,10 @@ def _ids(pci: str, state: MigState, new: mig_layout.MigLayout) -> tuple[int, ...
     known = gpu is not None and all(
         i.size > 0 and mig_layout.gpu_instance_id(gpu, i.start, i.size) == i.gi for i in state.instances
     )
-    if gpu is None or not known or any(place.start == mig_layout.ANYWHERE for place in new.make):
+    if gpu is None or not known or any(position.start == mig_layout.ANYWHERE for position in new.make):
         raise _Refused(f"the ids of new instances of GPU {pci} cannot be told, and Slurm counts instances by their ids")
-    made = [(place.start, profile.memory) for place in new.make if (profile := gpu.profile(place.profile))]
-    return (*(i.gi for i in new.stay), *(mig_layout.gpu_instance_id(gpu, *place) for place in made))
+    made = [(position.start, profile.memory) for position in new.make if (profile := gpu.profile(position.profile))]
+    return (*(i.gi for i in new.stay), *(mig_layout.gpu_instance_id(gpu, *position) for position in made))
 
 
 setting = Setting(

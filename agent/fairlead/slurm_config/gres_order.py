@@ -1,11 +1,11 @@
 """Numbers GPUs and MIG instances as slurmd does with AutoDetect=nvml: the GRES index of each.
 
-Slurm sorts its list twice (src/plugins/gres/gpu/gres_gpu.c, _merge_system_gres_conf). First it sorts by device files, where numbers
-in the names count as numbers. The files of an instance are those of its GPU and of its capabilities
+Slurm sorts its list twice (src/plugins/gres/gpu/gres_gpu.c, _merge_system_gres_conf). First it sorts by device files, where
+numbers in the names count as numbers. The files of an instance are those of its GPU and of its capabilities
 (/dev/nvidia-caps/nvidia-capN). The driver numbers capabilities by GPU, GPU instance and compute instance. Then it sorts by the
-position of -1 in Links, and devices without Links come last. Whole GPUs have Links. An instance has none from Slurm 23.02 on. Before,
-src/plugins/gpu/nvml/gpu_nvml.c gave it Links with -1 at its position among the instances of its GPU. Read in 22.05.8, 23.02.7,
-24.11.5 and 26.05.3.
+position of -1 in Links, and devices without Links come last. Whole GPUs have Links. An instance has none from Slurm 23.02 on.
+Before, src/plugins/gpu/nvml/gpu_nvml.c gave it Links with -1 at its position among the instances of its GPU. Read in 22.05.8,
+23.02.7, 24.11.5 and 26.05.3.
 """
 
 from __future__ import annotations

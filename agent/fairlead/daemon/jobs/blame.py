@@ -53,10 +53,10 @@ def _is_of(part: Part, line: XidLine) -> bool:
 class Blame:
     """Remembers which jobs and users were on which GPU, and adds them to the kernel records of that GPU.
 
-    The file ``topology`` in the run directory lists the GRES index of each GPU and the UUID of each MIG instance. The file survives a
-    restart of the agent. With MIG, Slurm's indices count instances, and the job records have UUIDs. A record that names an instance
-    is attributed to the jobs on that instance, and a record of a whole GPU to the jobs on all its instances. A job whose record has
-    no UUIDs may be on any GPU or instance. Without MIG, no job is blamed if the file cannot be read.
+    The file ``topology`` in the run directory lists the GRES index of each GPU and the UUID of each MIG instance. The file
+    survives a restart of the agent. With MIG, Slurm's indices count instances, and the job records have UUIDs. A record that
+    names an instance is attributed to the jobs on that instance, and a record of a whole GPU to the jobs on all its instances. A
+    job whose record has no UUIDs may be on any GPU or instance. Without MIG, no job is blamed if the file cannot be read.
     """
 
     def __init__(self) -> None:
@@ -99,8 +99,8 @@ class Blame:
     def _by_index(self, line: XidLine, where: Where, seconds: float) -> tuple[list[Job], bool]:
         """Return the jobs on the GPU of ``line`` at that time, and whether no other job can have used that GPU.
 
-        A job without GPUs from Slurm may use any GPU if the site does not confine jobs. If a job has an index that no GPU has, the
-        indices count MIG instances, and every job with GPUs is returned.
+        A job without GPUs from Slurm may use any GPU if the site does not confine jobs. If a job has an index that no GPU has,
+        the indices count MIG instances, and every job with GPUs is returned.
         """
         there = [j for j in self._jobs.values() if (j.start or 0) <= seconds + 1]
         jobs = [j for j in there if j.gpus]
@@ -112,8 +112,8 @@ class Blame:
         return found, index is not None and all(j.gpus for j in _then(there, seconds))
 
     def _by_name(self, line: XidLine, where: Where, seconds: float) -> tuple[list[Job], bool]:
-        """Return the jobs on the MIG instance of ``line`` at that time, or on any part of its GPU if the line names no instance. Also
-        return whether no other job can have used it."""
+        """Return the jobs on the MIG instance of ``line`` at that time, or on any part of its GPU if the line names no instance.
+        Also return whether no other job can have used it."""
         there = [j for j in self._jobs.values() if (j.start or 0) <= seconds + 1]
         found = _then([j for j in there if j.gpus and where.may_be_on(j, line)], seconds)
         exact = any(_is_of(part, line) for part in where.parts.values())

@@ -25,8 +25,8 @@ def on_draining_node(document: Document) -> NodeJobs:
 def node_jobs(ids: list[int], records: job_records.Jobs, release: str) -> NodeJobs:
     """Return the jobs with these ids, with the GPUs of their job records. ``release``: Slurm's as text, or "".
 
-    A job without a record may have any GPU, so its ``indices`` and ``names`` cannot be told: both are (-1,) and (). The record of a
-    job without GPUs says so.
+    A job without a record may have any GPU, so its ``indices`` and ``names`` cannot be told: both are (-1,) and (). The record of
+    a job without GPUs says so.
     """
     known = {job.id: job for job in records.known}
     found = []
