@@ -175,6 +175,7 @@ complete -c fairlead -n '__fairlead_is apply' -s n -l dry-run -l check -d 'show 
 complete -c fairlead -n '__fairlead_is apply' -l diff -d 'show each change as a diff'
 complete -c fairlead -n '__fairlead_is apply' -l busy -d 'treat this node as busy (default: busy where a job step runs)'
 complete -c fairlead -n '__fairlead_is apply' -l drained -d 'this node is drained in Slurm and no job runs: also make changes that need this'
+complete -c fairlead -n '__fairlead_is apply' -l draining -d 'this node is drained in Slurm and jobs still run: also change the MIG instances that no job uses'
 complete -c fairlead -n '__fairlead_is apply' -l undo -d 'restore what was there before fairlead'\''s first change'
 complete -c fairlead -n '__fairlead_is apply' -l json -d 'print JSON'
 complete -c fairlead -n 'test (count (commandline -opc)) -eq 1' -a plan -d 'show what provision would change on each node, why, and which nodes need a reboot or a drain'

@@ -8,6 +8,9 @@
  *   assigned exactly the CPU sets of the plan that the agent published (/run/fairlead/plans/N), each task gets one of them near
  *   its GPU, and prefers the memory there (set_mempolicy(2), MPOL_PREFERRED). The conditions are those of slurm/task-prolog. The
  *   plugin computes no plan. Without a published plan, or if the input is not clear, it changes nothing.
+ * - With MIG there is no published plan, because Slurm's indices count instances. There the plugin finds the instances of a step by
+ *   the UUIDs in CUDA_VISIBLE_DEVICES (AutoDetect=nvml), and exchanges whole CPU sets of Slurm's if that puts each task near the GPUs
+ *   of its instances. In all other cases it leaves the step to the task prolog, which has a planner.
  *   tests/hooks/test_one_binding_rule.py compares the binding with the rule in Python.
  *
  * Every callback returns ESPANK_SUCCESS, because a plugin must not fail a job. The plugin reads only regular files of root,
@@ -233,9 +236,7 @@ static int is_slurms(spank_t sp, const char *gpus) {
     if (is_set(sp, "SLURM_TRES_PER_TASK") && (!*env(sp, "SLURM_TRES_PER_TASK", word, sizeof word) || strstr(word, "gpu"))) return 0;
     if (number(env(sp, "SLURM_GPUS_ON_NODE", word, sizeof word), TASKS_MAX) != items(gpus)) return 0;
     if (!is_set(sp, "CUDA_VISIBLE_DEVICES")) return 1;
-    const char *shown = env(sp, "CUDA_VISIBLE_DEVICES", visible, sizeof visible);
-    if (strstr(shown, "MIG")) return 0; /* with MIG, Slurm's indices count GPU instances */
-    return items(shown) == items(gpus);
+    return items(env(sp, "CUDA_VISIBLE_DEVICES", visible, sizeof visible)) == items(gpus);
 }
 
 /* Says whether gpus are all GPUs of the node, by the published topology. */
@@ -315,15 +316,137 @@ static const char *planned(const char *masks[], int tasks, int local) {
     return NULL;
 }
 
+/* ---- MIG: the CPUs near the GPUs of the instances ---- */
+
+static struct { cpus_t near; long node; } place[TASKS_MAX]; /* by number in CUDA_VISIBLE_DEVICES */
+static struct { cpus_t cpus; int low, first, last, cores, threads; } set[TASKS_MAX]; /* by task: Slurm's CPU set; cores by their order */
+static short core_of[CPUS_MAX]; /* the order of cores in the topology file, from 1 on; 0 for a CPU that is not there */
+
+static int has(const cpus_t *cpus, int cpu) { return cpus->word[cpu / LONG_BITS] >> cpu % LONG_BITS & 1; }
+
+static int is_within(const cpus_t *inner, const cpus_t *outer) {
+    for (size_t i = 0; i < CPUS_MAX / LONG_BITS; i++)
+        if (inner->word[i] & ~outer->word[i]) return 0;
+    return 1;
+}
+
+static int is_apart(const cpus_t *one, const cpus_t *other) {
+    for (size_t i = 0; i < CPUS_MAX / LONG_BITS; i++)
+        if (one->word[i] & other->word[i]) return 0;
+    return 1;
+}
+
+/* Reads a list such as 0-3,8 as a CPU set. Returns 0 for other text. */
+static int parse_list(char *list, cpus_t *out) {
+    memset(out, 0, sizeof *out);
+    while (list) {
+        char *part = strsep(&list, ","), *first = strsep(&part, "-");
+        long low = number(first, CPUS_MAX), high = part ? number(part, CPUS_MAX) : low;
+        if (low < 0 || high < low) return 0;
+        for (; low <= high; low++) out->word[low / LONG_BITS] |= 1UL << low % LONG_BITS;
+    }
+    return 1;
+}
+
+/* Reads the places of the devices that `visible` names by UUID, and the cores. Returns the number of devices, or 0 if one of them is
+ * not in the topology file, is named twice, or has no known CPUs. */
+static int instances(const char *visible) {
+    static char text[TEXT_MAX], list[LIST_MAX];
+    static char known[TASKS_MAX];
+    char uuid[128], node[16];
+    int count = items(visible), cores = 0, found = 0;
+    if (!count || count > TASKS_MAX || slurp("/run/fairlead/topology", text, sizeof text) < 0 || !is(text, 0, "1")) return 0;
+    memset(known, 0, sizeof known);
+    memset(core_of, 0, sizeof core_of);
+    for (const char *line = text; *line; line += strcspn(line, "\n") + (line[strcspn(line, "\n")] == '\n')) {
+        int mig = is(line, 0, "mig"), cpu;
+        cpus_t cpus;
+        if (is(line, 0, "core")) {
+            if (cores == CPUS_MAX || !field(line, 4, list, sizeof list) || !parse_list(list, &cpus)) return 0;
+            for (cores++, cpu = 0; cpu < CPUS_MAX; cpu++)
+                if (has(&cpus, cpu)) core_of[cpu] = (short)cores;
+        }
+        if ((!mig && !is(line, 0, "gpu")) || !field(line, mig ? 1 : 3, uuid, sizeof uuid)) continue;
+        const char *at = visible;
+        for (int i = 0; i < count; i++, at += strcspn(at, ",") + 1) {
+            if (strncmp(at, uuid, strcspn(at, ",")) || strlen(uuid) != strcspn(at, ",")) continue;
+            if (known[i]++ || !field(line, mig ? 7 : 6, list, sizeof list) || !parse_list(list, &place[i].near)) return 0;
+            place[i].node = field(line, mig ? 6 : 5, node, sizeof node) ? number(node, NODES_MAX) : -1;
+            found++;
+            break; /* a UUID that is named twice leaves the second one without a place */
+        }
+    }
+    return found == count ? count : 0;
+}
+
+/* Reads Slurm's CPU sets. Returns 0 unless they share no core, and each has the same number of cores with the same number of CPUs. */
+static int read_sets(const char *masks[], int tasks) {
+    static short owner[CPUS_MAX + 1], count[CPUS_MAX + 1];
+    memset(owner, 0, sizeof owner);
+    for (int i = 0; i < tasks; i++) {
+        memset(count, 0, sizeof count);
+        set[i].first = set[i].last = set[i].cores = set[i].threads = 0, set[i].low = -1;
+        if (!parse_mask(masks[i], &set[i].cpus)) return 0;
+        for (int cpu = 0; cpu < CPUS_MAX; cpu++) {
+            int core = core_of[cpu];
+            if (!has(&set[i].cpus, cpu)) continue;
+            if (set[i].low < 0) set[i].low = cpu;
+            if (!core || (owner[core] && owner[core] != i + 1)) return 0;
+            owner[core] = (short)(i + 1);
+            count[core]++;
+        }
+        for (int core = 1; core <= CPUS_MAX; core++) {
+            if (!count[core]) continue;
+            if (!set[i].cores++) set[i].first = core, set[i].threads = count[core];
+            if (count[core] != set[i].threads) return 0;
+            set[i].last = core;
+        }
+        if (!set[i].cores || set[i].cores != set[0].cores || set[i].threads != set[0].threads) return 0;
+        if (set[i].low < set[0].low) return 0; /* the first of Slurm's own masks has the lowest CPU */
+    }
+    return 1;
+}
+
+/* Returns which of Slurm's masks local task `local` gets, or -1 to keep its own. Task i has instance i, and a group of instances or a
+ * part of one if there are not as many (as in binding_plan.py, assign_gpus). */
+static int near_instances(const char *masks[], int tasks, int local, int devices) {
+    static int wants[TASKS_MAX], lies[TASKS_MAX]; /* by task: the first device with the CPUs near its GPUs, and with its CPU set */
+    int before = 0;
+    if (!read_sets(masks, tasks)) return -1;
+    for (int i = 0; i < devices; i++)
+        for (int j = 0; j < i; j++)
+            if (memcmp(&place[i].near, &place[j].near, sizeof place[i].near) && !is_apart(&place[i].near, &place[j].near)) return -1;
+    for (int i = 0; i < tasks; i++) {
+        int from = tasks <= devices ? i * devices / tasks : i % devices, to = tasks <= devices ? (i + 1) * devices / tasks : from + 1;
+        for (int d = from + 1; d < to; d++)
+            if (memcmp(&place[d].near, &place[from].near, sizeof place[d].near)) return -1;
+        for (wants[i] = 0; memcmp(&place[wants[i]].near, &place[from].near, sizeof place[from].near);) wants[i]++;
+        for (lies[i] = 0; lies[i] < devices && !is_within(&set[i].cpus, &place[lies[i]].near);) lies[i]++;
+        if (lies[i] == devices) return -1;
+    }
+    for (int i = 0; i < tasks; i++) { /* as many CPU sets lie near a GPU as tasks want to, and no two of these are interleaved */
+        int balance = 0;
+        for (int j = 0; j < tasks; j++) {
+            balance += (wants[j] == wants[i]) - (lies[j] == wants[i]);
+            if (j != i && lies[j] == lies[i] && set[j].first < set[i].last && set[i].first < set[j].last) return -1;
+        }
+        if (balance) return -1;
+    }
+    if (lies[local] == wants[local]) return local;
+    for (int i = 0; i < local; i++) before += wants[i] == wants[local] && lies[i] != wants[i];
+    for (int i = 0; i < tasks; i++)
+        if (lies[i] == wants[local] && wants[i] != lies[i] && before-- == 0) return i;
+    return -1;
+}
+
 /* ---- binding ---- */
 
 /* Replaces the CPUs that Slurm assigned to the task by the planned CPUs. Returns 1 if the task has the planned CPUs. If somebody
  * else has changed the mask before, it stays. If the kernel sets only a part of the new mask (a cpuset), the old mask is
  * restored. */
-static int bind_cpus(const char *slurms, const char *line) {
-    char word[CPUS_MAX / 4 + 1];
+static int bind_cpus(const char *slurms, const char *planned) {
     cpus_t before = {{0}}, now = {{0}}, from, to;
-    if (!field(line, 7, word, sizeof word) || !parse_mask(word, &to) || !parse_mask(slurms, &from)) return 0;
+    if (!parse_mask(planned, &to) || !parse_mask(slurms, &from)) return 0;
     if (sched_getaffinity(0, sizeof before, (cpu_set_t *)&before) || memcmp(&before, &from, sizeof before)) return 0;
     if (!memcmp(&from, &to, sizeof to)) return 1;
     if (sched_setaffinity(0, sizeof to, (cpu_set_t *)&to)) return 0;
@@ -332,14 +455,13 @@ static int bind_cpus(const char *slurms, const char *line) {
     return 0;
 }
 
-/* Makes the task prefer the memory of the planned CPUs' NUMA node, if they are on one node and nobody chose a memory policy. A
- * NUMA node with CPUs is never GPU memory. */
-static void prefer_memory(spank_t sp, const char *line) {
+/* Makes the task prefer the memory of a NUMA node, which is that of the planned CPUs, if nobody chose a memory policy. node: -1 if
+ * the CPUs are on several nodes. A NUMA node with CPUs is never GPU memory. */
+static void prefer_memory(spank_t sp, long node) {
     unsigned long nodes[NODES_MAX / LONG_BITS] = {0};
     char word[16];
-    long node;
     int mode = -1;
-    if (!field(line, 4, word, sizeof word) || (node = number(word, NODES_MAX)) < 0) return;
+    if (node < 0) return;
     if (is_set(sp, "SLURM_MEM_BIND_TYPE") && strcmp(env(sp, "SLURM_MEM_BIND_TYPE", word, sizeof word), "none")) return;
     if (syscall(SYS_get_mempolicy, &mode, NULL, 0UL, NULL, 0UL) || mode != MODE_DEFAULT) return;
     nodes[node / LONG_BITS] = 1UL << node % LONG_BITS;
@@ -350,10 +472,11 @@ int slurm_spank_task_init(spank_t sp, int ac, char *av[]) {
     static char list[LIST_MAX];
     static const char *masks[TASKS_MAX];
     static const char names[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_,";
-    char gpus[WORD_MAX], skip[WORD_MAX];
-    const char *line;
+    static char gpus[WORD_MAX], skip[WORD_MAX], visible[WORD_MAX], mask[CPUS_MAX / 4 + 1], word[16];
+    const char *wanted = NULL, *line;
     uint32_t step = 0, tasks = 0;
-    int local = -1, count;
+    int local = -1, count, mig, devices, at;
+    long node = -1;
 
     if (*choice && spank_setenv(sp, "FAIRLEAD_PROFILE", choice, 0) == ESPANK_SUCCESS) /* only if --export=NONE removed it */
         slurm_debug("fairlead: %s", choice);
@@ -364,13 +487,23 @@ int slurm_spank_task_init(spank_t sp, int ac, char *av[]) {
     env(sp, "SLURM_STEP_GPUS", gpus, sizeof gpus);
     env(sp, "FAIRLEAD_SKIP", skip, sizeof skip);
     if (is_set(sp, "FAIRLEAD_SKIP") && (!*skip || skip[strspn(skip, names)])) return ESPANK_SUCCESS; /* a malformed value means off */
-    if (!*gpus || in_list(skip, "CPUS") || !is_slurms(sp, gpus) || !whole_node(gpus)) return ESPANK_SUCCESS;
+    if (!*gpus || in_list(skip, "CPUS") || !is_slurms(sp, gpus)) return ESPANK_SUCCESS;
+    mig = strstr(env(sp, "CUDA_VISIBLE_DEVICES", visible, sizeof visible), "MIG") != NULL; /* then Slurm's indices count instances */
+    devices = mig ? instances(visible) : 0;
+    if (mig ? !devices : !whole_node(gpus)) return ESPANK_SUCCESS;
     env(sp, "SLURM_CPU_BIND_LIST", list, sizeof list);
     count = slurms_masks(list, masks);
     if (count < 2 || (uint32_t)count != tasks || local >= count) return ESPANK_SUCCESS;
-    if (!strchr("13579BDF", masks[0][strlen(masks[0]) - 1])) return ESPANK_SUCCESS; /* Slurm's first task has CPU 0 */
-    line = planned(masks, count, local);
-    if (line && bind_cpus(masks[local], line) && !in_list(skip, "MEMORY") && !(ac > 0 && !strcmp(av[0], "memory=no")))
-        prefer_memory(sp, line);
+    if (mig) {
+        at = near_instances(masks, count, local, devices);
+        wanted = at < 0 ? NULL : masks[at];
+        node = count <= devices ? place[local * devices / count].node : place[local % devices].node;
+    } else if (strchr("13579BDF", masks[0][strlen(masks[0]) - 1]) && (line = planned(masks, count, local))) {
+        /* Slurm's first task has CPU 0 */
+        wanted = field(line, 7, mask, sizeof mask) ? mask : NULL;
+        node = field(line, 4, word, sizeof word) ? number(word, NODES_MAX) : -1;
+    }
+    if (wanted && bind_cpus(masks[local], wanted) && !in_list(skip, "MEMORY") && !(ac > 0 && !strcmp(av[0], "memory=no")))
+        prefer_memory(sp, node);
     return ESPANK_SUCCESS;
 }

@@ -241,6 +241,22 @@ def test_drained_is_refused_where_a_job_step_runs(tmp_path: Path, capsys: pytest
     assert main([*asked, "--busy"]) == 64
 
 
+def test_draining_asks_slurm_and_changes_nothing_without_its_answer(
+    tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "node.json"
+    layers = {"slurm": {"bin_dir": str(tmp_path / "none")}, "settings": {"mig": {}}}
+    path.write_bytes(config.encode_document(resolve_layers("gpu1", [("test", layers)])[0]))
+    asked = ["apply", "--document", str(path), "--draining"]
+    assert main([*asked, "--busy"]) == main([*asked, "--drained"]) == main([*asked, "--undo"]) == 64
+    assert main([*asked, "--root", str(tree)]) == 64
+    capsys.readouterr()
+    assert main([*asked, "--dry-run"]) != 0
+    said = capsys.readouterr()
+    assert "squeue" in said.err or "sinfo" in said.err or "scontrol" in said.err
+    assert said.err.count("\n") <= 2 and not said.out
+
+
 def test_undo_on_a_busy_node_leaves_what_a_job_would_notice(tree: Path, tmp_path: Path) -> None:
     path = tmp_path / "node.json"
     path.write_bytes(config.encode_document(document()))

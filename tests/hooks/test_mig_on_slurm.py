@@ -1,7 +1,8 @@
 """The task prolog on a node with whole GPUs and MIG instances, under real Slurm with AutoDetect=nvml.
 
 Slurm's NVML plug-in is unmodified. It reads the simulated NVML library, and so does the worker that the published topology is
-made from. So the UUIDs of both must be the same, or nothing is bound.
+made from. So the UUIDs of both must be the same, or nothing is bound. Debian has no NVML plug-in for 26.05. There the same
+devices are listed in fake_gpus.conf, which Slurm reads for its own tests, so only the reading of NVML is left out.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import pytest
 from fairlead.host.gather import gather
 from fairlead.host.nvml import Worker
 from fairlead.host.root import Root
+from fairlead.model.facts import Missing, Node
 from tests.hooks.stage import HOOKS
 from tests.hooks.test_on_slurm import PACKAGE, cpus, lay_out, tasks
 from tests.lab.cluster import Cluster
@@ -43,13 +45,33 @@ while read -r _ minor; do mknod -m 666 /dev/nvidia-caps/nvidia-cap$minor c 241 $
 """
 
 
-def prepare(cluster: Cluster) -> None:
-    """Give the node's slurmd the plug-in, the library and the instances, and slurmctld their number."""
+def listed(node: Node) -> str:
+    """The lines of fake_gpus.conf (src/interfaces/gpu.c) for the GPUs and instances, as gpu_nvml.c of 26.05 finds them."""
+    assert not isinstance(node.gpus, Missing)
+    lines = []
+    for number, gpu in enumerate(node.gpus):
+        cores = "0-55" if number < 4 else "56-111"
+        links = ",".join("-1" if other is gpu else "0" for other in node.gpus)
+        devices = () if isinstance(gpu.mig_devices, Missing) else gpu.mig_devices
+        rows = [
+            ("(null)", str(device.profile), f",/dev/nvidia-caps/nvidia-cap{1 + device.gi}", device.uuid) for device in devices
+        ]
+        for own, kind, more, uuid in rows or [(links, "h100", "", str(gpu.uuid))]:
+            lines.append(f"{kind}|112|{cores}|{own}|/dev/nvidia{gpu.minor}{more}|{uuid}|nvidia_gpu_env,env_uuid\n")
+    return "".join(lines)
+
+
+def prepare(cluster: Cluster, node: Node | None = None) -> None:
+    """Give the node's slurmd the plug-in, the library and the instances, and slurmctld their number. ``node``: its GPUs are
+    listed in fake_gpus.conf instead."""
     cluster.stop_slurmd("n1")
     cluster.stop_slurmctld()
-    cluster.run(["/bin/sh", "-ec", PREPARE])
+    if node is None:
+        cluster.run(["/bin/sh", "-ec", PREPARE])
     etc = cluster.folder / "etc"
-    (etc / "gres.conf").write_text("AutoDetect=nvml\n")
+    (etc / "gres.conf").write_text("" if node else "AutoDetect=nvml\n")
+    if node is not None:
+        (etc / "fake_gpus.conf").write_text(listed(node))
     large = "3g.39gb" if SUITES[cluster.suite] == "22.05" else "3g.40gb"
     conf = re.sub(r"Gres=\S+", f"Gres=gpu:{large}:4,gpu:1g.10gb:4,gpu:h100:4", (etc / "slurm.conf").read_text())
     (etc / "slurm.conf").write_text(conf)
@@ -66,8 +88,6 @@ def mixed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     if os.geteuid():
         pytest.skip("needs root: real Slurm runs in namespaces")
     plugin = nvml_plugin(request.param)
-    if plugin is None:
-        pytest.skip(f"{request.param} has no NVML plug-in of Slurm")
     content = tmp_path_factory.mktemp("mixed")
     content.chmod(0o755)
     conf = write_conf(TREE, content / "etc/fairlead-sim/nvml.conf")
@@ -77,7 +97,8 @@ def mixed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         (content / "cgroup" / name).write_text("0-111\n")
     library = build(Path(request.config.cache.mkdir("simulated-nvml")))
     inside = {PACKAGE: f"/run/lab-hooks{PACKAGE}", conf.parent: "/etc/fairlead-sim", content / "mig": "/opt/mig"}
-    inside |= {plugin: "/opt/gpu_nvml.so", library: "/opt/libnvidia-ml.so.1", content / "cgroup": "/sys/fs/cgroup"}
+    inside |= {library: "/opt/libnvidia-ml.so.1", content / "cgroup": "/sys/fs/cgroup"}
+    inside |= {plugin: "/opt/gpu_nvml.so"} if plugin else {}
     binds: dict[str | Path, str] = {**inside}
     with running(Cluster(request.param, nodes=1, simulated=True, task_prolog=HOOKS / "task-prolog", binds=binds)) as up:
         with pytest.MonkeyPatch.context() as patch:
@@ -90,7 +111,7 @@ def mixed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             finally:
                 worker.close()
         lay_out(up, "n1", node, python="/usr/bin/python3")
-        prepare(up)
+        prepare(up, None if plugin else node)
         yield up
 
 
@@ -103,8 +124,12 @@ def test_tasks_are_bound_near_the_gpus_of_their_instances(mixed: Cluster) -> Non
 
 
 def test_a_step_with_whole_gpus_keeps_slurms_cpus_where_slurm_names_them_by_index(mixed: Cluster) -> None:
-    """26.05 sets UUIDs there, and no release that can be run here does: see tests/topology/test_mig_binding.py."""
+    """26.05 sets UUIDs there, so the tasks are bound."""
     found = tasks(mixed, "n1", "-n4", "-c28", "--gres=gpu:h100:4", script=SHOW)
+    if SUITES[mixed.suite] == "26.05":
+        assert all(row[1].count("GPU-") == 4 for row in found.values()), found
+        assert cpus(found) == ["0-27", "28-55", "56-83", "84-111"]
+        return
     assert all(re.fullmatch(r"\d+(,\d+)*", row[1]) for row in found.values()), found
     assert cpus(found) == TURNS
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from functools import cache
+from itertools import product
 
 import msgspec
 import pytest
@@ -16,7 +17,7 @@ from fairlead.cli.machine_tree import recorded_nvml
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
 from fairlead.model.cpulist import format_cpu_set
-from fairlead.model.facts import Node
+from fairlead.model.facts import Missing, Node
 from fairlead.topology.binding import binding_plan, published_files
 from fairlead.topology.binding.binding_plan import Machine
 from fairlead.topology.distances.accelerators import on_the_bus
@@ -24,7 +25,9 @@ from tests.hooks.recorded_steps import Site, hexes, swapped
 from tests.hooks.stage import Stage
 from tests.hooks.steps import step
 from tests.lab import spank, trees
+from tests.lab.models import MODELS
 from tests.topology.build import gpu
+from tests.topology.test_mig_binding import divided
 from tests.topology.trees import NAMES, READS, recorded_names
 from tests.topology.trees import node as node_of
 
@@ -103,6 +106,19 @@ def by_python(node: Node, masks: list[int], gpus: str) -> list[int]:
     return [mask if word == "-" else binding_plan.parse_cpu_set(word) for word, mask in zip(words, masks, strict=True)]
 
 
+def by_python_with_mig(node: Node, masks: list[int], visible: str) -> list[int]:
+    """As by_python, for a step whose devices are named by UUID."""
+    allowed = published_files.planner_machine(node).online
+    gpus = ",".join(map(str, range(visible.count(",") + 1)))
+    text = published_files.render_topology(node)
+    try:
+        said = binding_plan.answer_lines(text, hexes(masks, node), gpus, allowed=allowed, cpus_on_node="", visible=visible)
+    except binding_plan.Doubt:
+        return masks
+    words = [line.split()[0] for line in said]
+    return [mask if word == "-" else binding_plan.parse_cpu_set(word) for word, mask in zip(words, masks, strict=True)]
+
+
 def by_published_plan(machine: Machine, masks: list[int]) -> list[int]:
     """The published plan, where each task that has a CPU set of its own NUMA domain already keeps it."""
     planned = binding_plan.whole_node_cpu_sets(machine, len(masks))
@@ -122,7 +138,7 @@ def orders(cpu_sets: list[int], seed: int) -> list[list[int]]:
     return [in_order, by_turns, [in_order[0], *mixed]]
 
 
-def by_plugin(stage: Stage, masks: str, gpus: str) -> list[int]:
+def by_plugin(stage: Stage, masks: str, gpus: str, visible: str = "") -> list[int]:
     """What the plug-in asks the kernel for, task by task; Slurm's mask where it asks for nothing."""
     words = {
         "PATH": "/usr/bin:/bin",
@@ -130,6 +146,7 @@ def by_plugin(stage: Stage, masks: str, gpus: str) -> list[int]:
         "STUB_STEP": "0",
         **step(1, 0, masks=masks, gpus=gpus),
     }
+    words |= {"CUDA_VISIBLE_DEVICES": visible} if visible else {}
     found = []
     for local, mask in enumerate(masks.split(",")):
         env = [f"{name}={value}" for name, value in {**words, "STUB_LOCAL": str(local), "SLURM_LOCALID": str(local)}.items()]
@@ -173,6 +190,49 @@ def test_shell_and_plugin_apply_the_published_plan_alike(site: Site, name: str) 
             gpus_of_task = binding_plan.assign_gpus(machine.gpus, tasks)
             least = binding_plan.total_distance(machine, by_python(node, masks, gpus), gpus_of_task)
             assert binding_plan.total_distance(machine, wanted, gpus_of_task) == least, listed
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_plugin_binds_tasks_near_their_instances_as_python_does(stage: Stage, name: str) -> None:
+    """Every GPU in two instances. Either the plug-in leaves a step as Slurm made it, or each task gets what Python gives it."""
+    whole = machine_tree(name)
+    if isinstance(whole.gpus, Missing) or len(whole.gpus) < 2:
+        pytest.skip("fewer than two NVIDIA GPUs there")
+    node = divided(whole, at=tuple(range(len(whole.gpus))))
+    machine = published_files.planner_machine(node)
+    stage.reset()
+    stage.hooks_line()
+    (stage.run / "topology").write_text(published_files.render_topology(node))
+    uuids = list(machine.by_uuid)
+    uuids = [uuid for uuid in uuids if uuid.startswith("MIG-")]
+    answered = 0
+    lists = (uuids, uuids[::-1], [uuids[0], uuids[-1]])
+    for tasks, (cores, cyclic), names in product((2, 4), ((1, "package"), (2, "numa"), (2, "")), lists):
+        masks = assigned_by_slurm(machine, tasks, cores, cyclic=cyclic, threads=1 + cores % 2, skip=tasks // 4)
+        if not masks:
+            continue
+        visible = ",".join(names)
+        gpus = ",".join(map(str, range(len(names))))
+        wanted = by_python_with_mig(node, masks, visible)
+        found = by_plugin(stage, hexes(masks, node), gpus, visible)
+        assert found in (masks, wanted), (hexes(masks, node), visible)
+        answered += found != masks
+    assert answered or name != "hgx-h100", "no step was bound"
+
+
+@pytest.mark.parametrize(
+    "visible",
+    ["MIG-0-0", "MIG-0-0,MIG-0-0", "MIG-0-0,MIG-9-9", "MIG-0-0,", ",MIG-7-0", "MIG-0-0,GPU-00000000", "MIG-7-0,0", "MIG-" * 2000],
+)
+def test_the_plugin_leaves_a_step_whose_instances_are_not_clear(stage: Stage, visible: str) -> None:
+    node = divided()
+    stage.reset()
+    stage.hooks_line()
+    (stage.run / "topology").write_text(published_files.render_topology(node))
+    masks = [0b11 << 56, 0b11]
+    assert by_plugin(stage, hexes(masks[::-1], node), "6,8", "MIG-7-0,MIG-0-0") == masks
+    assert by_plugin(stage, hexes(masks[::-1], node), "6,8", visible) == masks[::-1]
+    assert by_plugin(stage, hexes(masks, node), "6,8", "MIG-0-0,MIG-7-0") == masks, "the user's own masks"
 
 
 def test_the_shell_answers_many_steps_itself(site: Site) -> None:

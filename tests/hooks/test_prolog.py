@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fairlead.errors import DataError
+from fairlead.host import job_records
 from fairlead.model.verdict import State, Verdict, parse_line
 from tests.hooks.stage import HOOKS, SHELLS, Stage, uptime_seconds
 
@@ -71,6 +72,36 @@ def test_the_name_of_the_jobs_control_group_is_kept(stage: Stage, shell: str, sl
     (stage.run / "jobs/4711").unlink()
     assert stage.start(shell, "epilog", {**JOB, "SLURM_JOB_SLUID": sluid}).rc == 0
     assert (stage.job(4711)[1], stage.job(4711)[7:]) == ("ended", [".", *kept])
+
+
+MIG = "MIG-5c89852c-d268-c3f3-1b07-005d5ae1dc3f"
+
+
+@pytest.mark.parametrize(
+    ("visible", "sluid", "kept"),
+    [
+        (MIG, "", ["-", MIG, "."]),
+        (f"{MIG},7", "s3JXM823B87S00", ["s3JXM823B87S00", f"{MIG},7", "."]),
+        ("MIG-GPU-5c89852c-d268-c3f3-1b07-005d5ae1dc3f/9/0", "", ["-", "MIG-GPU-5c89852c-d268-c3f3-1b07-005d5ae1dc3f/9/0", "."]),
+        ("0,1", "", []),
+        ("GPU-5c89852c", "s3JX", ["s3JX", "GPU-5c89852c", "."]),
+        (f"{MIG}\t.", "", []),
+        (f"{MIG} $(id)", "s3JX", ["s3JX", "."]),
+        ("MIG-é", "", []),
+        (",".join([MIG] * 56), "", ["-", ",".join([MIG] * 56), "."]),
+        (",".join([MIG] * 100), "", ["-", "."]),
+    ],
+)
+def test_the_mig_instances_of_the_job_are_kept(stage: Stage, shell: str, visible: str, sluid: str, kept: list[str]) -> None:
+    """slurmd gives the prolog the UUIDs in CUDA_VISIBLE_DEVICES. The epilog keeps them, and so does fairlead's reader."""
+    stage.verdict(line("ok"))
+    stage.start(shell, "prolog", {**JOB, "CUDA_VISIBLE_DEVICES": visible, "SLURM_JOB_SLUID": sluid})
+    assert stage.job(4711)[7:] == [".", *kept]
+    assert stage.start(shell, "epilog", JOB).rc == 0
+    assert (stage.job(4711)[1], stage.job(4711)[7:]) == ("ended", [".", *kept])
+    (job,) = job_records.scan(str(stage.run / "jobs")).known
+    assert job.names == (tuple(kept[1].split(",")) if len(kept) == 3 else ())
+    assert job.sluid == sluid
 
 
 def test_warn_starts(stage: Stage, shell: str) -> None:

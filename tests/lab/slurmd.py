@@ -52,20 +52,20 @@ def detect(suite: str, content: Path, layer: Path, *argv: str, env: tuple[str, .
     return done.stdout + done.stderr
 
 
-MEMORY_SLICES = (1, 1, 2, 2, 4, 4, 8)  # by row of the table of profiles in tests/lab/nvml/mig.c
+IDS = 15  # ids of GPU instances, see tests/lab/nvml/mig.c
 
 
 def divide(content: Path, gpus: Sequence[int], slots: Sequence[tuple[int, int]]) -> None:
     """Divide these GPUs of the simulated library's input, each into instances: (row of its table of profiles, first memory slice)
-    of tests/lab/nvml/mig.c. Slurm finds the device files of instances in the driver's list of minor numbers."""
+    of tests/lab/nvml/mig.c. Slurm finds the device files of instances in the driver's list of minor numbers, which has all the
+    instances that can be made on these GPUs."""
     conf, minors = content / "etc/fairlead-sim/nvml.conf", content / "mig/nvidia-caps/mig-minors"
     lines, listed, number = [], [], 1
     for gpu in gpus:
         lines.append(f"gpu.{gpu}.mig_mode.current=1\ngpu.{gpu}.mig_mode.pending=1\n")
         for slot, (row, start) in enumerate(slots):
             lines.append(f"gpu.{gpu}.mig.slot.{slot}={slot_value(row, start)}\n")
-            size = MEMORY_SLICES[row]
-            gi = 8 // size - 1 + start // size
+        for gi in range(IDS):
             for name in (f"gpu{gpu}/gi{gi}/access", f"gpu{gpu}/gi{gi}/ci0/access"):
                 listed.append(f"{name} {number}\n")
                 number += 1

@@ -84,8 +84,17 @@ def test_ecc_is_written_for_the_next_reset_and_pending_until_then(now: bool, the
     assert {c.disruption for c in changes if isinstance(c, Nvml)} <= {Disruption.NONE}
 
 
+SLICES = {"1g.10gb": 1, "2g.20gb": 2, "3g.40gb": 4}
+
+
 def on(*profiles: str, pending: bool = True, compute: int = 1) -> mig.MigState:
-    instances = tuple(MigInstance(p, i, compute) for i, p in enumerate(profiles))
+    """A GPU with at most two instances, at memory slices 0 and 4."""
+    sizes = [SLICES[p] for p in profiles]
+    starts = [0, 4][: len(profiles)]
+    instances = tuple(
+        MigInstance(p, start, compute, size, 8 // size - 1 + start // size)
+        for p, start, size in zip(profiles, starts, sizes, strict=True)
+    )
     return mig.MigState(True, pending, instances, ("1g.10gb", "2g.20gb", "3g.40gb", "7g.80gb"))
 
 
@@ -99,8 +108,9 @@ PAIR = ("3g.40gb", "1g.10gb")
         (OFF, (), None),
         (OFF, PAIR, "1g.10gb,3g.40gb"),
         (on("1g.10gb", "3g.40gb"), PAIR, None),
-        (on("3g.40gb", "3g.40gb"), PAIR, "1g.10gb,3g.40gb"),
-        (on("1g.10gb", "3g.40gb", compute=0), PAIR, "1g.10gb,3g.40gb"),
+        (on("3g.40gb", "3g.40gb"), PAIR, "3g.40gb@0,1g.10gb@4"),
+        (on("1g.10gb", "3g.40gb"), ("3g.40gb", "2g.20gb", "1g.10gb"), "1g.10gb@0,2g.20gb@2,3g.40gb@4"),
+        (on("1g.10gb", "3g.40gb", compute=0), PAIR, "3g.40gb@0,1g.10gb@4"),
         (on(*PAIR), (), "off"),
         (on(*PAIR, pending=False), PAIR, "1g.10gb,3g.40gb"),
     ],

@@ -20,6 +20,7 @@ from fairlead.host.gather import gather
 from fairlead.host.root import Root
 from fairlead.model.change import AnyChange, BootLoader, ModuleReload, Packages
 from fairlead.model.facts import Missing, Node, StuckCall, unreadable
+from fairlead.model.node_jobs import NodeJobs
 from fairlead.model.setting import Setting, Want
 from fairlead.nccl import compute_ports
 
@@ -56,14 +57,16 @@ def apply(
     nvml: NvmlCalls | None = None,
     undo: str = changing.UNDO,
     only: Sequence[str] = (),
+    jobs: NodeJobs | None = None,
 ) -> ApplyReport:
     """Apply the document to a node, or to an image of a node.
 
     busy: a job runs here, so only changes that no job can notice are made. drained: no job runs and none can start, so changes
     that need a drained node are made too (Disruption.DRAIN). only: the names of the settings to apply, or () for all declared
-    settings.
+    settings. jobs: the jobs that still run while no other job can start; busy and drained are then both True, and changes that
+    disturb none of these jobs are made too (Disruption.DRAINING).
     """
-    run = ApplyRun(document, root, phase=phase, only=only, nvml=nvml, undo=undo)
+    run = ApplyRun(document, root, phase=phase, only=only, nvml=nvml, undo=undo, jobs=jobs)
     before = run.observe()
     run.plan(before, busy=busy, drained=drained)
     after = before if dry_run else run.execute(before)
@@ -103,11 +106,12 @@ class ApplyRun:
     """Holds the settings of one run. Its methods are called in the order of their definition."""
 
     def __init__(
-        self, document: Document, root: Root, *, phase: Phase, only: Sequence[str], nvml: NvmlCalls | None, undo: str
-    ) -> None:
+        self, document: Document, root: Root, *, phase: Phase, only: Sequence[str], nvml: NvmlCalls | None, undo: str,
+        jobs: NodeJobs | None = None,
+    ) -> None:  # fmt: skip
         declared = chosen(document, phase, left_by_image(root))
         self._settings = {name: pair for name, pair in declared.items() if not only or name in only}
-        self._document, self._root, self._nvml, self._undo = document, root, nvml, undo
+        self._document, self._root, self._nvml, self._undo, self._jobs = document, root, nvml, undo, jobs
         self._without_plan: dict[str, Item] = {}
         self._work: dict[str, ApplyWork] = {}
         self.image = changing.is_image(root)
@@ -182,7 +186,7 @@ class ApplyRun:
 
     def _plan(self, name: str, node: Node) -> tuple[AnyChange, ...] | Item:
         setting, want = self._settings[name]
-        return plan(setting, want, node, self._document.unsupported, image=self.image)
+        return plan(setting, want, node, self._document.unsupported, image=self.image, jobs=self._jobs)
 
     def _make(self, changes: Sequence[AnyChange]) -> tuple[changing.ChangeOutcome, ...]:
         """Make the changes of one setting. NVML is released while the driver's modules are unloaded and loaded again."""

@@ -15,6 +15,7 @@ from fairlead.model.setting import Setting
 
 NEXT_STEP = {
     "idle": "run it again when no job runs here",
+    "draining": "drain the node in Slurm, then run `fairlead apply --draining` there; the running jobs keep their GPUs",
     "drain": "drain the node in Slurm, wait for its jobs to end, then run `fairlead apply --drained` there",
     "reboot": "takes effect with a reboot; drain the node in Slurm first",
 }

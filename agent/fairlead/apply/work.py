@@ -12,16 +12,17 @@ from fairlead.errors import ConfigError
 from fairlead.host import change as changing
 from fairlead.model.change import AnyChange, Packages, Unit
 from fairlead.model.facts import Missing, Node
+from fairlead.model.node_jobs import NodeJobs
 from fairlead.model.setting import HardwareAbsent, Setting, Want
 
 
 def plan(
-    setting: Setting, want: Want, node: Node, unsupported: Collection[str], *, image: bool = False
+    setting: Setting, want: Want, node: Node, unsupported: Collection[str], *, image: bool = False, jobs: NodeJobs | None = None
 ) -> tuple[AnyChange, ...] | Item:
     """Plan the changes of one setting, or say in an item why there is no plan.
 
     unsupported: the facts that the hardware profile allows to be absent. image: ``node`` was read from an image, which is a
-    folder with a system that does not run.
+    folder with a system that does not run. jobs: the jobs on a node that is drained while they run, else None.
     """
     if not want.managed:
         return Item(setting="", state="unmanaged", message="declared as not managed")
@@ -34,6 +35,8 @@ def plan(
     if isinstance(observed, Missing):
         return Item(setting="", state="unreadable", message=f"cannot be read: {observed.detail}")
     try:
+        if jobs is not None and setting.plan_among_jobs is not None:
+            return setting.plan_among_jobs(want, observed, jobs)
         return setting.plan(want, observed)
     except HardwareAbsent as e:
         if e.fact in unsupported:

@@ -15,6 +15,7 @@ import sys
 
 from fairlead import config
 from fairlead.apply import ApplyReport, NvmlCalls, TreeNvml, apply
+from fairlead.apply.draining_node import on_draining_node
 from fairlead.cli.chosen_settings import chosen
 from fairlead.cli.output import print_json
 from fairlead.errors import ExitCode, HostError, InputMissing, NeedsRoot, NodeBusy, UsageError
@@ -41,6 +42,11 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--drained", action="store_true", help="this node is drained in Slurm and no job runs: also make changes that need this"
     )
+    parser.add_argument(
+        "--draining",
+        action="store_true",
+        help="this node is drained in Slurm and jobs still run: also change the MIG instances that no job uses",
+    )
     parser.add_argument("--undo", action="store_true", help="restore what was there before fairlead's first change")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -63,8 +69,9 @@ def run(args: argparse.Namespace) -> ExitCode:
         _furnish(root, document)
     nvml = _nvml(root, document)
     try:
-        how = {"dry_run": args.dry_run, "busy": busy, "drained": drained}
-        report = apply(document, root, phase=args.phase, nvml=nvml, only=only, **how)
+        jobs = on_draining_node(document) if args.draining else None
+        how = {"dry_run": args.dry_run, "busy": busy or bool(jobs and jobs.jobs), "drained": drained}
+        report = apply(document, root, phase=args.phase, nvml=nvml, only=only, jobs=jobs, **how)
     finally:
         _close(nvml)
     if args.json:
@@ -108,9 +115,13 @@ def _jobs(root: Root, args: argparse.Namespace) -> tuple[bool, bool]:
 
     With --drained, a dry run shows the changes for a drained node, even while jobs run.
     """
-    if args.busy and args.drained:
-        raise UsageError("--busy and --drained exclude each other")
+    if args.busy + args.drained + args.draining > 1:
+        raise UsageError("--busy, --drained and --draining exclude each other")
+    if args.draining and (args.undo or not root.is_live):
+        raise UsageError("--draining applies the document to this machine: it goes neither with --undo nor with --root")
     running = root.is_live and process.jobs_running()
+    if args.draining:
+        return running, True
     if args.drained:
         if running and not args.dry_run:
             hint = "drain it in Slurm and wait until no job runs; without --drained, only what no job can notice is changed"

@@ -16,7 +16,8 @@ from fairlead.host.nvml_links import FUNCTION_NOT_FOUND, NOT_SUPPORTED, Json, en
 
 INVALID_ARGUMENT, INSUFFICIENT_RESOURCES, IN_USE = 2, 23, 19
 _PROFILES, _COMPUTE_PROFILES, _INSTANCES_MAX = 18, 9, 8  # NVML_GPU_INSTANCE_PROFILE_COUNT, ..._COMPUTE_..., slices of memory
-Ask = Callable[..., int]  # takes a name and arguments, returns an nvmlReturn_t
+_PLACEMENTS_MAX = 16
+Position = tuple[str, int | None]  # a profile, and the first memory slice or None
 
 
 class Mig:
@@ -78,41 +79,99 @@ class Mig:
         return found
 
     def make(self, wanted: tuple[str, ...]) -> int:
-        """Make exactly these instances, each with one compute instance that spans it. Instances that exist are destroyed
-        first.
+        """Make exactly these instances, each with one compute instance that spans it. A wanted instance is ``PROFILE@START`` with
+        its first memory slice, or ``PROFILE`` if the driver chooses the position. An instance that is there already stays. The
+        others are destroyed first.
 
-        Returns IN_USE when a process is on the GPU. For a profile that the GPU does not have, returns INVALID_ARGUMENT before
-        anything is changed.
+        Returns IN_USE when a process is on an instance that must go. For a profile or position that the GPU does not have,
+        returns INVALID_ARGUMENT before anything is changed.
         """
-        if busy := self._busy():
-            return busy
         profiles = self.profiles()
         if isinstance(profiles, int):
             return profiles
-        if any(name not in profiles for name in wanted):
+        positions = [(name, int(start) if start else None) for name, _, start in (word.partition("@") for word in wanted)]
+        if any(name not in profiles for name, _ in positions):
             return INVALID_ARGUMENT
-        if any(n > profiles[name].instanceCount for name, n in Counter(wanted).items()):
+        if any(n > profiles[name].instanceCount for name, n in Counter(name for name, _ in positions).items()):
             return INSUFFICIENT_RESOURCES
-        for instance, _ in list(self._instances(profiles)):
+        sizes = self._sizes(positions, profiles)
+        if isinstance(sizes, int):
+            return sizes
+        go, missing = self._differing(positions, profiles)
+        if code := self._busy({info.id for _, info in go}):
+            return code
+        for instance, _ in go:
             for compute in list(self._compute_instances(instance)):
                 if code := self.ask("nvmlComputeInstanceDestroy", compute):
                     return code
             if code := self.ask("nvmlGpuInstanceDestroy", instance):
                 return code
         # the large instances are made first, because they fit in fewer positions
-        for name in sorted(wanted, key=lambda n: -profiles[n].memorySizeMB):
-            instance = ctypes.c_void_p()
-            profile = ctypes.c_uint(profiles[name].id)
-            if code := self.ask("nvmlDeviceCreateGpuInstance", self._handle, profile, ctypes.byref(instance)):
-                return code
-            if code := self._span(instance, profiles[name].sliceCount):
+        for name, start in sorted(missing, key=lambda position: (-profiles[position[0]].memorySizeMB, position[1] or 0)):
+            if code := self._create(profiles[name], start, sizes.get((name, start), 0)):
                 return code
         return 0
 
-    def _busy(self) -> int:
-        count = ctypes.c_uint(0)
-        code = self.ask("nvmlDeviceGetComputeRunningProcesses_v3", self._handle, ctypes.byref(count), None)
-        return IN_USE if count.value or code not in (0, 7, NOT_SUPPORTED, FUNCTION_NOT_FOUND) else 0
+    def _sizes(self, positions: list[Position], profiles: dict[str, Any]) -> dict[Position, int] | int:
+        """Return the number of memory slices of each instance with a position, or the code for a position that the GPU does not
+        have."""
+        found: dict[Position, int] = {}
+        for name, start in positions:
+            if start is None:
+                continue
+            listed = (self._structs.c_nvmlGpuInstancePlacement_t * _PLACEMENTS_MAX)()
+            count = ctypes.c_uint(_PLACEMENTS_MAX)
+            call, profile = "nvmlDeviceGetGpuInstancePossiblePlacements_v2", ctypes.c_uint(profiles[name].id)
+            if code := self.ask(call, self._handle, profile, listed, ctypes.byref(count)):
+                return code
+            size = next((position.size for position in listed[: count.value] if position.start == start), 0)
+            if not size:
+                return INVALID_ARGUMENT
+            found[name, start] = size
+        return found
+
+    def _differing(self, positions: list[Position], profiles: dict[str, Any]) -> tuple[list[tuple[Any, Any]], list[Position]]:
+        """Return the instances that must go, and the positions at which an instance is missing."""
+        names = {p.id: name for name, p in profiles.items()}
+        missing = sorted(positions, key=lambda position: position[1] is None)  # first those that name a memory slice
+        go = []
+        for instance, info in self._instances(profiles):
+            name = names.get(info.profileId, "")
+            spans = len(list(self._compute_instances(instance))) == 1  # as model.gpu_state.MigInstance counts them
+            match = next((p for p in missing if p[0] == name and p[1] in (None, info.placement.start)), None)
+            if match and spans:
+                missing.remove(match)
+            else:
+                go.append((instance, info))
+        return go, missing
+
+    def _create(self, profile: Any, start: int | None, size: int) -> int:
+        """Make a GPU instance and a compute instance over all its slices."""
+        instance, number = ctypes.c_void_p(), ctypes.c_uint(profile.id)
+        if start is None:
+            code = self.ask("nvmlDeviceCreateGpuInstance", self._handle, number, ctypes.byref(instance))
+        else:
+            position = self._structs.c_nvmlGpuInstancePlacement_t(start=start, size=size)
+            call = "nvmlDeviceCreateGpuInstanceWithPlacement"
+            code = self.ask(call, self._handle, number, ctypes.byref(position), ctypes.byref(instance))
+        return code or self._span(instance, profile.sliceCount)
+
+    def _busy(self, instances: set[int]) -> int:
+        """Return IN_USE if a process is on one of these GPU instances, or if that cannot be read."""
+        most = ctypes.c_uint()
+        if instances and (code := self.ask("nvmlDeviceGetMaxMigDeviceCount", self._handle, ctypes.byref(most))):
+            return code
+        for index in range(most.value):
+            device, gi, count = ctypes.c_void_p(), ctypes.c_uint(), ctypes.c_uint(0)
+            if self.ask("nvmlDeviceGetMigDeviceHandleByIndex", self._handle, ctypes.c_uint(index), ctypes.byref(device)):
+                continue  # NVML counts the devices that are possible, and has fewer
+            if code := self.ask("nvmlDeviceGetGpuInstanceId", device, ctypes.byref(gi)):
+                return code
+            if gi.value in instances:
+                code = self.ask("nvmlDeviceGetComputeRunningProcesses_v3", device, ctypes.byref(count), None)
+                if count.value or code not in (0, 7):
+                    return IN_USE
+        return 0
 
     def _span(self, instance: Any, slices: int) -> int:
         """Make a compute instance over all slices of a GPU instance."""

@@ -38,9 +38,9 @@ def make(mig: Mig, handle: Any, what: str, value: str) -> int:
                 return mig.ask(unlock, handle)
             first, _, second = value.replace(",", "-").partition("-")
             return mig.ask(lock, handle, _number(first), _number(second))
+        return _mig(mig, handle, value) if what == "mig" else FUNCTION_NOT_FOUND
     except ValueError:
         return INVALID_ARGUMENT
-    return _mig(mig, handle, value) if what == "mig" else FUNCTION_NOT_FOUND
 
 
 def _number(word: str) -> ctypes.c_uint:

@@ -76,8 +76,11 @@ def _set(gpu: dict[str, Any], what: str, value: int | str) -> bool:
             on = int(value != "off")
             gpu["mig_mode"] = {"current": on, "pending": on}
             made = tuple(str(value).split(",")) if on else ()
-            gpu["mig"]["instances"] = [{"profile": n, "start": i, "compute": 1} for i, n in enumerate(made)]
-            gpu["mig"]["profiles"] = sorted(set(made))
+            places = [name.partition("@") for name in made]
+            gpu["mig"]["instances"] = [
+                {"profile": n, "start": int(at) if at else i, "compute": 1} for i, (n, _, at) in enumerate(places)
+            ]
+            gpu["mig"]["profiles"] = sorted({name for name, _, _ in places})
             gpu.pop("mig_devices", None)  # those of the instances before: only a driver makes new ones
         case _:
             return False

@@ -16,10 +16,12 @@ _EVR = re.compile(r"[0-9]+:[^:-]+-[^:-]+")
 
 class Disruption(StrEnum):
     """Names what a change needs because of running jobs. none: nothing. idle: a node where no job runs. drain: a drained node
-    where no job runs. reboot: a reboot."""
+    where no job runs. draining: a drained node where jobs may still run, since the change disturbs none of them. reboot: a
+    reboot."""
 
     NONE = "none"
     IDLE = "idle"
+    DRAINING = "draining"
     DRAIN = "drain"
     REBOOT = "reboot"
 
@@ -27,6 +29,8 @@ class Disruption(StrEnum):
         """Return whether an apply run may make such a change now. An apply run never reboots the node."""
         if self is Disruption.IDLE:
             return not busy
+        if self is Disruption.DRAINING:
+            return drained
         return self is Disruption.NONE or (self is Disruption.DRAIN and drained and not busy)
 
 
@@ -119,8 +123,9 @@ class Nvml(Change, frozen=True, kw_only=True):
 
     ``what`` is one of these names, with these forms of ``value``. persistence, ecc_mode: 0 or 1. compute_mode:
     NVML_COMPUTEMODE_*. power_limit_milliwatts: a number. locked_clocks, locked_memory_clocks: "1200-1500" in MHz, or "off".
-    application_clocks: memory and graphics clock in MHz, "2619,1980", or "off" for the default. mig: "3g.40gb,2g.20gb" for MIG
-    with exactly these GPU instances, or "off". ``before``: the value that undo sets.
+    application_clocks: memory and graphics clock in MHz, "2619,1980", or "off" for the default. mig: "2g.20gb@0,3g.40gb@4" for
+    MIG with exactly these GPU instances, or "off". The number after @ is the first memory slice. Without it the driver chooses a
+    slice. An instance that is there already stays. ``before``: the value that undo sets.
     """
 
     pci: str

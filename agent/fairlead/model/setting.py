@@ -13,6 +13,7 @@ from fairlead.model import tuned_profile
 from fairlead.model.change import AnyChange, Disruption, Layer
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Action, Finding, Level, Mode, Service, named
+from fairlead.model.node_jobs import NodeJobs
 
 
 class Want(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -46,6 +47,9 @@ class Setting(Struct, frozen=True, kw_only=True):
     report the error and change nothing. plan raises HardwareAbsent if the node has no hardware for the setting. drift and apply
     then report a warning, or skip the setting if the profile allows that. All other settings are still applied.
 
+    plan_among_jobs: does the same as plan on a node that is drained while jobs still run. It is given these jobs. A change that
+    disturbs none of them has the disruption DRAINING.
+
     disruption: the greatest disruption of any change. volatile: a reboot loses the value, so the boot unit applies the setting
     again. lost_by_reset: the reset of one PCIe device also loses the value. The agent then applies the setting again as soon as
     it sees the loss (``agent.reapply``). live: the plan needs the running node, its hardware or its units. So the setting is
@@ -71,6 +75,7 @@ class Setting(Struct, frozen=True, kw_only=True):
     group: str = ""
     live: bool = False
     as_wanted: Callable[[Any], Mapping[str, str]] | None = None
+    plan_among_jobs: Callable[[Any, Any, NodeJobs], tuple[AnyChange, ...]] | None = None
 
     def wanted_reads(self, want: Want) -> tuple[str, ...]:
         """Return all files whose text the setting needs for ``want``."""

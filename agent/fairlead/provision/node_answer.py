@@ -118,7 +118,7 @@ _STEP = table(
         "target": words,
         "why": words,
         "layer": one_of("persisted", "effective", "pending_reboot"),
-        "disruption": one_of("none", "idle", "drain", "reboot"),
+        "disruption": one_of("none", "idle", "draining", "drain", "reboot"),
         "diff": lines,
         "done": lambda value, where: None if value is None else flag(value, where),
         "message": words,

@@ -25,7 +25,12 @@ SHOWN_LINES_MAX = 10_000
 STATES = ("same", "changed", "failed", "unreachable", "unfinished")
 _ADVISED = {"failed", "refused", "unreadable", "absent"}  # states of a setting whose hint is shown
 #: What a deferred change waits for, in words. The least disruptive is first (fairlead.model.change.Disruption).
-WAITS = {"idle": "an idle node", "drain": "a drained node", "reboot": "a reboot"}
+WAITS = {
+    "idle": "an idle node",
+    "draining": "a node that is drained, where jobs may still run",
+    "drain": "a drained node",
+    "reboot": "a reboot",
+}
 
 
 class NodeResult(Struct, frozen=True, kw_only=True):

@@ -46,6 +46,17 @@ class Run:
         text = f"1\t{state}\t{uid}\t{gpus}\t{start}\t{'-' if end is None else end}\t-\t.\n"
         (self.folder / "jobs" / str(number)).write_text(text)
 
+    def divide(self) -> None:
+        """GPU 0 in two instances with ids 1 and 9, GPU 1 in one with two compute instances; the others are whole."""
+        rows = [f"gpu\t-\t{i}\tGPU-{i}\t{pci}\t0\t0-7\t-\t-" for i, pci in enumerate(ADDRESSES)]
+        parts = (("a", 0, 1, 0), ("b", 0, 9, 0), ("c", 1, 2, 0), ("d", 1, 2, 1))
+        rows += [f"mig\tMIG-{name}\t{ADDRESSES[n]}\t{gi}\t{ci}\t1g.10gb\t0\t0-7\t-" for name, n, gi, ci in parts]
+        (self.folder / "topology").write_text("1\tnode\tn1\t8\t0-7\t8\n" + "\n".join(rows) + "\n")
+
+    def mig_job(self, number: int, uid: int, gpus: str, names: str) -> None:
+        text = f"1\trunning\t{uid}\t{gpus}\t1\t-\t-\t.\t-\t{names}\t.\n"
+        (self.folder / "jobs" / str(number)).write_text(text)
+
     def read(self, *, forget: bool = False) -> None:
         found = job_records.scan(str(self.folder / "jobs"))
         self.blame.heed(found)
@@ -120,6 +131,45 @@ def test_mig_instances_have_indices_of_their_own(run: Run) -> None:
     run.job(12, 1002, "9")
     assert run.blamed(line) == ((11, 12), (1001, 1002))  # either may be meant: no user alone
     assert run.blamed(XID31.format(BUSES[0], 7)) == ((11, 12), (1001, 1002))
+
+
+XID31_MIG = "NVRM: Xid (PCI:0000:{} GPU-I:{}): 31, pid=7, name=x, Ch 1"
+
+
+def test_a_line_that_names_an_instance_blames_only_the_jobs_on_that_instance(run: Run) -> None:
+    run.divide()
+    run.mig_job(11, 1001, "0", "MIG-a")
+    run.mig_job(12, 1002, "1,3", "MIG-b,GPU-5")
+    run.mig_job(13, 1003, "2", "MIG-c")
+    run.mig_job(14, 1004, "4", "MIG-d")
+    bus = [f"{b}:00" for b in BUSES]
+    assert run.blamed(XID31_MIG.format(bus[0], "01"), mig=True) == ((11,), (1001,)) and run.attributed
+    assert run.blamed(XID31_MIG.format(bus[0], "09 GPU-CI:00"), mig=True) == ((12,), (1002,))
+    assert run.blamed(XID31_MIG.format(bus[1], "02"), mig=True) == ((13, 14), (1003, 1004))  # both compute instances
+    assert run.blamed(XID31_MIG.format(bus[1], "02 GPU-CI:01"), mig=True) == ((14,), (1004,))
+    assert run.blamed(XID31_MIG.format(bus[0], "05"), mig=True) == ((), ()) and not run.attributed  # no such instance
+    assert run.blamed(XID31.format(BUSES[0], 7), mig=True) == ((11, 12), (1001, 1002))  # the GPU as a whole
+    assert run.blamed(XID31.format(BUSES[5], 7), mig=True) == ((12,), (1002,))  # a whole GPU
+    assert run.blamed(XID31.format(BUSES[6], 7), mig=True) == ((), ()) and run.attributed
+    assert run.blamed(XID31_MIG.format(bus[0], "01"), seconds=5.0) == ((11,), (1001,))  # at the agent's start
+
+
+@pytest.mark.parametrize("names", ["3", "MIG-gone", "MIG-a,MIG-gone", "MIG-b,\x1b[31m", "", "MIG-b," * 2000])
+def test_a_job_whose_instances_are_not_known_may_be_on_any(run: Run, names: str) -> None:
+    run.divide()
+    run.mig_job(11, 1001, "0", "MIG-a")
+    run.mig_job(12, 1002, "1", names)
+    line = XID31_MIG.format(f"{BUSES[0]}:00", "01")
+    assert run.blamed(line, mig=True) == ((11, 12), (1001, 1002))
+
+
+def test_nobody_on_an_instance_is_known_if_all_jobs_are(run: Run) -> None:
+    run.divide()
+    run.mig_job(11, 1001, "0", "MIG-a")
+    line = XID31_MIG.format(f"{BUSES[0]}:00", "09")
+    assert run.blamed(line, mig=True) == ((), ()) and run.attributed
+    run.job(12, 1002, "-")  # no GPU of Slurm's: it may use any
+    assert run.blamed(line, mig=True) == ((), ()) and not run.attributed
 
 
 def test_a_job_that_just_ended_is_still_the_one(run: Run) -> None:

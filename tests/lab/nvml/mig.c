@@ -17,6 +17,8 @@
 #define SMALL_SHIFT 10
 #define SMALL(slot) ((slot) >> SMALL_SHIFT & 127)
 #define COMPUTE(slot) ((slot) & SPANNING ? 1u : SMALL(slot)) /* a bit for each compute instance, by its id */
+/* An instance of one slice begins before the last memory slice (MIG user guide, the placements that -lgipp lists). */
+#define LAST_START(p) ((p)->memory == 1 ? 6u : 8u - (p)->memory)
 #define KEEPS_IT 7 /* NVML_DEVICE_ARCH_AMPERE: keeps its MIG mode over a reboot; later ones do not */
 
 static const struct profile {
@@ -147,8 +149,8 @@ NVML_API nvmlReturn nvmlDeviceGetGpuInstanceProfileInfoV(nvmlDevice device, unsi
     return NVML_SUCCESS;
 }
 
-/* The first memory slice that an instance of this profile could begin at, or -1. */
-static int room_for(int gpu, const struct profile *p) {
+/* Says whether an instance of this profile could begin at this memory slice now. */
+static int fits_at(int gpu, const struct profile *p, unsigned int start) {
     unsigned int taken = 0, slices = p->slices, same = 1;
     for (int s = 0; s < SLOTS; s++) {
         unsigned int slot = slot_of(gpu, s);
@@ -158,12 +160,28 @@ static int room_for(int gpu, const struct profile *p) {
         slices += other->slices;
         same += other == p;
     }
-    if (slices > 7 || same > p->most) return -1;
-    for (unsigned int start = 0; start + p->memory <= 8; start += p->step)
-        if (!(taken & ((1u << p->memory) - 1) << start)) return (int)start;
+    return slices <= 7 && same <= p->most && start <= LAST_START(p) && start % p->step == 0 &&
+           !(taken & ((1u << p->memory) - 1) << start);
+}
+
+/* The first memory slice that an instance of this profile could begin at, or -1. */
+static int room_for(int gpu, const struct profile *p) {
+    for (unsigned int start = 0; start <= LAST_START(p); start += p->step)
+        if (fits_at(gpu, p, start)) return (int)start;
     return -1;
 }
 
+NVML_API nvmlReturn nvmlDeviceGetGpuInstancePossiblePlacements_v2(nvmlDevice device, unsigned int id,
+                                                                  c_nvmlGpuInstancePlacement_t *out, unsigned int *count) {
+    ENTER_GPU();
+    const struct profile *p = by_id(id);
+    NEED(count && p);
+    TRY(enabled(gpu));
+    *count = 0;
+    for (unsigned int start = 0; start <= LAST_START(p); start += p->step, (*count)++)
+        if (out) out[*count].start = start, out[*count].size = p->memory;
+    return NVML_SUCCESS;
+}
 NVML_API nvmlReturn nvmlDeviceGetGpuInstanceRemainingCapacity(nvmlDevice device, unsigned int id, unsigned int *out) {
     ENTER_GPU();
     const struct profile *p = by_id(id);
@@ -172,12 +190,7 @@ NVML_API nvmlReturn nvmlDeviceGetGpuInstanceRemainingCapacity(nvmlDevice device,
     *out = room_for(gpu, p) >= 0;
     return NVML_SUCCESS;
 }
-NVML_API nvmlReturn nvmlDeviceCreateGpuInstance(nvmlDevice device, unsigned int id, instance *out) {
-    ENTER_GPU();
-    const struct profile *p = by_id(id);
-    NEED(out && p);
-    TRY(enabled(gpu));
-    int start = room_for(gpu, p);
+static nvmlReturn create(int gpu, const struct profile *p, int start, instance *out) {
     for (int s = 0; s < SLOTS && start >= 0; s++)
         if (!slot_of(gpu, s)) {
             TRY(set_slot(gpu, s, 1 + (unsigned int)(p - profiles) + ((unsigned int)start << 5)));
@@ -185,6 +198,21 @@ NVML_API nvmlReturn nvmlDeviceCreateGpuInstance(nvmlDevice device, unsigned int 
             return NVML_SUCCESS;
         }
     return NVML_ERROR_INSUFFICIENT_RESOURCES;
+}
+NVML_API nvmlReturn nvmlDeviceCreateGpuInstance(nvmlDevice device, unsigned int id, instance *out) {
+    ENTER_GPU();
+    const struct profile *p = by_id(id);
+    NEED(out && p);
+    TRY(enabled(gpu));
+    return create(gpu, p, room_for(gpu, p), out);
+}
+NVML_API nvmlReturn nvmlDeviceCreateGpuInstanceWithPlacement(nvmlDevice device, unsigned int id,
+                                                             const c_nvmlGpuInstancePlacement_t *at, instance *out) {
+    ENTER_GPU();
+    const struct profile *p = by_id(id);
+    NEED(out && p && at && at->size == p->memory);
+    TRY(enabled(gpu));
+    return create(gpu, p, fits_at(gpu, p, at->start) ? (int)at->start : -1, out);
 }
 NVML_API nvmlReturn nvmlDeviceGetGpuInstances(nvmlDevice device, unsigned int id, instance *out, unsigned int *count) {
     ENTER_GPU();

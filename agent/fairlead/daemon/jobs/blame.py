@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -19,12 +20,43 @@ REMEMBERED = 256  # the agent remembers at most this number of ended jobs
 NO_JOBS = Jobs()
 
 
+class Part(NamedTuple):
+    """Says where a GPU or a MIG device is. gi, ci: NVML's ids of its instances, or None for a whole GPU."""
+
+    pci: str
+    gi: int | None = None
+    ci: int | None = None
+
+
+class Where(NamedTuple):
+    """Holds what the topology file says. order: the GRES index of each GPU by PCI address. parts: GPUs and MIG devices by UUID.
+    mig: whether Slurm's indices count MIG instances."""
+
+    order: dict[str, int]
+    parts: dict[str, Part]
+    mig: bool
+
+    def is_known(self, job: Job) -> bool:
+        """Return whether the job's record names all its GPUs and MIG devices, and the topology file has them."""
+        return bool(job.names) and all(name in self.parts for name in job.names)
+
+    def may_be_on(self, job: Job, line: XidLine) -> bool:
+        """Return whether the job has the instance of the line, or any part of its GPU if the line names no instance."""
+        return not self.is_known(job) or any(_is_of(self.parts[name], line) for name in job.names)
+
+
+def _is_of(part: Part, line: XidLine) -> bool:
+    same = line.gi in (None, part.gi) and line.ci in (None, part.ci)
+    return part.pci == line.pci and same
+
+
 class Blame:
     """Remembers which jobs and users were on which GPU, and adds them to the kernel records of that GPU.
 
-    The file ``topology`` in the run directory lists the GRES index of each GPU. The file survives a restart of the agent. MIG
-    instances have GRES indices of their own, which are not in that file. With MIG, a record is therefore attributed to every
-    job with GPUs. Without MIG, no job is blamed if the file cannot be read.
+    The file ``topology`` in the run directory lists the GRES index of each GPU and the UUID of each MIG instance. The file
+    survives a restart of the agent. With MIG, Slurm's indices count instances, and the job records have UUIDs. A record that
+    names an instance is attributed to the jobs on that instance, and a record of a whole GPU to the jobs on all its instances. A
+    job whose record has no UUIDs may be on any GPU or instance. Without MIG, no job is blamed if the file cannot be read.
     """
 
     def __init__(self) -> None:
@@ -47,35 +79,45 @@ class Blame:
         apart.
         """
         now = None if node is None else boottime()
+        where = _read(run_dir)
         mig = node is not None and not isinstance(node.gpus, Missing) and any(g.mig_current is True for g in node.gpus)
-        order = None if mig else _order(run_dir)
         attributed = []
         for record in records:
             line = parse(record.text)
-            of_a_gpu = line is not None and line.kind is not XidKind.SXID and line.pci and (line.gi is not None or order != {})
+            by_name = line is not None and (mig or line.gi is not None or where.mig)
+            of_a_gpu = line is not None and line.kind is not XidKind.SXID and line.pci and (by_name or where.order)
             if line is None or not of_a_gpu or not self._jobs:
                 attributed.append(record)
                 continue
-            found, exact = self._at(line, order, record.seconds if now is None else now)
+            at = record.seconds if now is None else now
+            found, exact = self._by_name(line, where, at) if by_name else self._by_index(line, where, at)
             users = {job.uid for job in found if job.uid is not None}
             numbers = tuple(sorted(j.id for j in found))
             attributed.append(replace(record, jobs=numbers, uids=tuple(sorted(users)), attributed=exact or bool(found)))
         return attributed
 
-    def _at(self, line: XidLine, order: dict[str, int] | None, seconds: float) -> tuple[list[Job], bool]:
+    def _by_index(self, line: XidLine, where: Where, seconds: float) -> tuple[list[Job], bool]:
         """Return the jobs on the GPU of ``line`` at that time, and whether no other job can have used that GPU.
 
-        ``order``: the GRES index of each GPU by PCI address, or None if the GRES indices name MIG instances. A job without
-        GPUs from Slurm may use any GPU if the site does not confine jobs.
+        A job without GPUs from Slurm may use any GPU if the site does not confine jobs. If a job has an index that no GPU has,
+        the indices count MIG instances, and every job with GPUs is returned.
         """
         there = [j for j in self._jobs.values() if (j.start or 0) <= seconds + 1]
         jobs = [j for j in there if j.gpus]
         index = None
-        if line.gi is None and order is not None and all(j.gpus <= set(order.values()) for j in self._jobs.values()):
-            index = order.get(line.pci)
+        if all(j.gpus <= set(where.order.values()) for j in self._jobs.values()):
+            index = where.order.get(line.pci)
             jobs = [j for j in jobs if index in j.gpus]
         found = _then(jobs, seconds)
         return found, index is not None and all(j.gpus for j in _then(there, seconds))
+
+    def _by_name(self, line: XidLine, where: Where, seconds: float) -> tuple[list[Job], bool]:
+        """Return the jobs on the MIG instance of ``line`` at that time, or on any part of its GPU if the line names no instance.
+        Also return whether no other job can have used it."""
+        there = [j for j in self._jobs.values() if (j.start or 0) <= seconds + 1]
+        found = _then([j for j in there if j.gpus and where.may_be_on(j, line)], seconds)
+        exact = any(_is_of(part, line) for part in where.parts.values())
+        return found, exact and all(j.gpus and where.is_known(j) for j in _then(there, seconds))
 
 
 def _then(jobs: list[Job], seconds: float) -> list[Job]:
@@ -85,12 +127,21 @@ def _then(jobs: list[Job], seconds: float) -> list[Job]:
     return ran or [j for j in jobs if j.end is not None and seconds <= j.end + LINGER_SECONDS]
 
 
-def _order(run_dir: str) -> dict[str, int]:
-    """Return the GRES index of each GPU by PCI address. The topology file has lines ``gpu INDEX MINOR UUID PCI ...``."""
+def _read(run_dir: str) -> Where:
+    """Return what the topology file says (topology.binding.published_files). It is empty if the file cannot be read."""
     try:
         with open(os.path.join(run_dir, "topology"), encoding="ascii", errors="replace") as f:
-            lines = f.read(TOPOLOGY_MAX_BYTES).splitlines()
+            rows = [line.split("\t") for line in f.read(TOPOLOGY_MAX_BYTES).splitlines()]
     except OSError:
-        return {}
-    rows = [line.split("\t") for line in lines if line.startswith("gpu\t")]
-    return {row[4]: int(row[1]) for row in rows if len(row) > 4 and row[1].isascii() and row[1].isdigit() and len(row[1]) <= 15}
+        rows = []
+    gpus = [row for row in rows if row[0] == "gpu" and len(row) > 4]
+    instances = [row for row in rows if row[0] == "mig" and len(row) > 4 and _is_number(row[3]) and _is_number(row[4])]
+    divided = {row[2] for row in instances}
+    parts = {row[3]: Part(row[4]) for row in gpus if row[4] not in divided}
+    parts |= {row[1]: Part(row[2], int(row[3]), int(row[4])) for row in instances}
+    order = {row[4]: int(row[1]) for row in gpus if _is_number(row[1])}
+    return Where(order, parts, bool(instances))
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 15

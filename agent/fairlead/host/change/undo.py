@@ -58,12 +58,17 @@ def _record(change: AnyChange, root: Root, known: dict[str, Any]) -> dict[str, A
                 "pci": change.pci,
                 "what": change.what,
                 "value": change.before,
-                "disruption": change.disruption.value,
+                "disruption": _disruption_of_undo(change).value,
             }
         case Packages():  # the earlier packages come back when the earlier set is declared again
             return {"kind": "holds", "setting": change.setting, "names": sorted({*change.hold, *known.get("names", ())})}
         case _:  # NOT_UNDONE
             raise TypeError(f"{target(change)} has no undo record")
+
+
+def _disruption_of_undo(change: Nvml) -> Disruption:
+    """Return what the undo needs. A change beside running jobs left alone what they used then, and later jobs use other parts."""
+    return Disruption.DRAIN if change.disruption is Disruption.DRAINING else change.disruption
 
 
 def _undo_path(change: AnyChange, undo: str) -> str:
