@@ -86,7 +86,12 @@ def test_busy_sm_tensor_memory_energy_and_bytes_of_real_and_of_faked_work(agent:
         time.sleep(2)
         agent.sweep(closely=False)
     real, fake, half, idle, *_ = agent.activities()
-    for activity, busy, sm, tensor, dram in ((real, 100, 80, 40, 50), (fake, 100, 1, 0, 0), (half, 50, 40, 20, 25), (idle, 0, 0, 0, 0)):
+    for activity, busy, sm, tensor, dram in (
+        (real, 100, 80, 40, 50),
+        (fake, 100, 1, 0, 0),
+        (half, 50, 40, 20, 25),
+        (idle, 0, 0, 0, 0),
+    ):
         found = [share(activity, n) for n in ("busy", "sm_active", "tensor_active", "dram_active")]
         assert found == pytest.approx([busy, sm, tensor, dram], abs=12 if activity is half else 1)
         assert activity.measured_seconds > 3 and activity.gpm_seconds > 3 and activity.spot_seconds == 0

@@ -1,4 +1,4 @@
-"""What a simulated GPU did can be read in each way that NVML offers, and all ways agree: outside clients, samples, GPM, counters."""
+"""What a simulated GPU did can be read in each way that NVML offers, and outside clients, samples, GPM and counters agree."""
 
 from __future__ import annotations
 

@@ -158,19 +158,17 @@ class _Sums:
             why = read.value(path, f"{PART}.{name}")
             return why if whole and isinstance(why, Missing) else _NOT_OF_INSTANCE
 
-        energy = count("energy", "power.energy_millijoules")
-        counter: float | Missing = energy
-        if not isinstance(energy, Missing):
-            energy, counter = energy / 1000, self._last["energy"] / 1000
+        millijoules = count("energy", "power.energy_millijoules")
+        more: dict[str, Any] = {f"{name}_seconds": seconds(name) for name in _GPM}
+        more |= {name: count(name, path) for name, path in _BYTES}
         return GpuActivity(
             measured_seconds=sums.get("measured", 0) / _NANO,
             gap_seconds=self._gap / _NANO,
             busy_seconds=seconds("busy") if whole else _NOT_OF_INSTANCE,
             spot_seconds=sums.get("spot", 0) / _NANO,
             gpm_seconds=sums.get("gpm", 0) / _NANO,
-            energy_joules=energy,
+            energy_joules=millijoules if isinstance(millijoules, Missing) else millijoules / 1000,
             energy_gap_seconds=self._energy_gap / _NANO,
-            energy_counter_joules=counter,
-            **{f"{name}_seconds": seconds(name) for name in _GPM},  # type: ignore[arg-type]
-            **{name: count(name, path) for name, path in _BYTES},  # type: ignore[arg-type]
+            energy_counter_joules=millijoules if isinstance(millijoules, Missing) else self._last["energy"] / 1000,
+            **more,
         )

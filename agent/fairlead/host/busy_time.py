@@ -64,7 +64,9 @@ class BusyTime:
 
     def _placed(self, samples: Sequence[Sample], now: int, unix_now: int) -> list[Sample]:
         """Return the new samples by CLOCK_MONOTONIC. Their clock is the one by which the newest sample is of this reading."""
-        valid = sorted((stamp * _MICROSECOND, percent) for stamp, percent in samples if stamp > 0 and 0 <= percent <= _PER_PERCENT)
+        valid = sorted(
+            (stamp * _MICROSECOND, percent) for stamp, percent in samples if stamp > 0 and 0 <= percent <= _PER_PERCENT
+        )
         for offset in (now - unix_now, 0):
             if valid and self.until - APART_NANOSECONDS < valid[-1][0] + offset <= now + APART_NANOSECONDS:
                 return [(min(at + offset, now), percent) for at, percent in valid if at + offset > self.until]

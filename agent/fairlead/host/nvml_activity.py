@@ -1,8 +1,8 @@
 """Reads what one GPU did, inside the NVML worker: the driver's samples of the utilisation, GPM, and the bytes over NVLink.
 
-The part ``activity`` of nvml.json has sums since this worker process first read the GPU, in nanoseconds, and the driver's counters
-of NVLink bytes. The worker keeps the samples to itself. Samples and GPM are read in close sweeps only, because the driver's buffer
-bridges the time between them. If the buffer was too short once, the samples are read in every sweep.
+The part ``activity`` of nvml.json has sums since this worker process first read the GPU, in nanoseconds, and the driver's
+counters of NVLink bytes. The worker keeps the samples to itself. Samples and GPM are read in close sweeps only, because the
+driver's buffer bridges the time between them. If the buffer was too short once, the samples are read in every sweep.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _NOT_FOUND = 6  # no samples are newer
 _ALL_LINKS = 0xFFFFFFFF
 _SAMPLE = struct.Struct("<QI4x")  # nvmlSample_t with an unsigned int
 _KIBIBYTE = 1024
-# nvml.h: NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX in KiB, over all links; NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES and _RCV_BYTES of
-# one link in bytes, from NVLink 5 on
+# nvml.h: NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX in KiB, over all links; NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES and
+# _RCV_BYTES of one link in bytes, from NVLink 5 on
 _OLDER_LINKS = {138: "nvlink_transmit_bytes", 139: "nvlink_receive_bytes"}
 _NEWER_LINKS = {202: "nvlink_transmit_bytes", 204: "nvlink_receive_bytes"}
 
@@ -128,7 +128,7 @@ class ActivityReader:
     def _read_links(self, handle: Any, links: int, now: float, part: Json) -> int:
         """Read the counters of bytes over all links. Up to NVLink 4 one counter has all links, later each link has its own."""
         if not links:
-            part.update(dict.fromkeys(_OLDER_LINKS.values(), {"error": NOT_SUPPORTED}))
+            part.update(_refused(NOT_SUPPORTED))
             return 0
         if self._link_batch is None or now >= self._links_due:
             self._links_due = now + PROBE_AGAIN_SECONDS
@@ -137,7 +137,7 @@ class ActivityReader:
         self._beat(b"nvmlDeviceGetFieldValues", self._pci)
         answers = self._link_batch.read(again=True)
         if isinstance(answers, int):
-            part.update(dict.fromkeys(_OLDER_LINKS.values(), {"error": answers}))
+            part.update(_refused(answers))
             return answers if answers in FATAL else 0
         told = [(field, scope) for field, scope, answer in answers if isinstance(answer, int)]
         older = [each for each in told if each[0] in _OLDER_LINKS]
@@ -145,6 +145,10 @@ class ActivityReader:
             self._link_batch = Batch(self._lib, handle, older or told or [(138, _ALL_LINKS)])
         part.update(_link_bytes(answers))
         return 0
+
+
+def _refused(code: int) -> Json:
+    return {name: {"error": code} for name in _OLDER_LINKS.values()}
 
 
 def _link_bytes(answers: list[tuple[int, int, int | Json]]) -> Json:

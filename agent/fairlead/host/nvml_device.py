@@ -229,7 +229,7 @@ class Device:
 
     def _read_activity(self, *, near: bool) -> int:
         """Read what the GPU did. Between close sweeps, only the utilisation of this sweep is remembered."""
-        rates = self._news.get("utilization", self.values.get("utilization", {}))
+        rates: Json = self._news.get("utilization") or self.values.get("utilization") or {}
         percent = rates.get("gpu_percent", rates)
         if near:
             return self._activity.read(self.handle, percent, len(self._links.found), self._news)

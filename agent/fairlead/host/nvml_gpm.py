@@ -1,7 +1,7 @@
 """Reads GPM (GPU performance monitoring, Hopper and later) of a GPU or a GPU instance, inside the NVML worker only.
 
-A value of GPM is the mean between two samples, which must be more than 100 ms apart (nvml.h, "GPM"). An instance without a compute
-instance has no data, which NVML shows as NaN (DCGM, DcgmGpmManager.cpp).
+A value of GPM is the mean between two samples, which must be more than 100 ms apart (nvml.h, "GPM"). An instance without a
+compute instance has no data, which NVML shows as NaN (DCGM, DcgmGpmManager.cpp).
 """
 
 from __future__ import annotations
