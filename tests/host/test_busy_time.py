@@ -61,7 +61,7 @@ def test_a_buffer_that_is_too_short_loses_time_and_that_is_a_gap() -> None:
     add(sums, stamps(96, 100, 0), 100)  # the driver keeps four seconds
     for now in (114, 128):
         for spot in range(now - 13, now + 1):
-            sums.look(at(spot), 100)
+            sums.remember(at(spot), 100)
         add(sums, stamps(now - 4, now, 100), now)
     until, measured, busy, spot = said(sums)
     assert (until, spot) == (128, 0) and measured == busy == pytest.approx(8, abs=0.5)
@@ -72,11 +72,11 @@ def test_a_driver_that_takes_no_samples_while_idle_leaves_time_to_the_spot_value
     sums = BusyTime(at(100))
     add(sums, stamps(76, 100, 100), 100)
     for now in range(101, 115):
-        sums.look(at(now), 0)
+        sums.remember(at(now), 0)
     add(sums, [], 114)
     assert said(sums) == (114, 14, 0, 14)
     for now in range(115, 129):
-        sums.look(at(now), 0 if now < 125 else 100)
+        sums.remember(at(now), 0 if now < 125 else 100)
     add(sums, stamps(124, 128, 100), 128)
     until, measured, busy, spot = said(sums)
     assert (until, measured) == (128, 28) and busy == pytest.approx(4, abs=0.3) and spot == pytest.approx(24, abs=0.3)
@@ -85,21 +85,21 @@ def test_a_driver_that_takes_no_samples_while_idle_leaves_time_to_the_spot_value
 
 def test_without_samples_each_spot_value_stands_for_the_time_before_it() -> None:
     sums = BusyTime(at(100))
-    sums.look(at(100), 0)
+    sums.remember(at(100), 0)
     for now, percent in ((101, 50), (102, 100), (103, None), (104, 100)):
-        sums.look(at(now), percent)
+        sums.remember(at(now), percent)
     add(sums, [], 104, wait=False)
     assert said(sums) == (104, 3, 2.5, 3), "the value at 103 s could not be read, so one second is a gap"
-    sums.look(at(204), 100)
+    sums.remember(at(204), 100)
     add(sums, [], 204, wait=False)
     assert said(sums) == (204, 3, 2.5, 3), "one reading does not stand for 100 s"
 
 
 def test_a_step_of_the_clock_moves_no_sample_to_another_time() -> None:
     sums = BusyTime(at(100))
-    sums.look(at(100), 0)
+    sums.remember(at(100), 0)
     add(sums, stamps(80, 100, 0), 100)
-    sums.look(at(114), 30)
+    sums.remember(at(114), 30)
     forward = 3600 * SECOND
     add(sums, stamps(100, 114, 100), 114, step=forward)  # the samples' stamps are of the clock before the step
     until, measured, busy, spot = said(sums)
@@ -133,7 +133,7 @@ def test_whatever_a_driver_says_sums_never_fall_and_nothing_is_counted_twice(
     before = said(sums)
     for passed, samples, spot, wait in readings:
         now += passed
-        sums.look(at(now), spot)
+        sums.remember(at(now), spot)
         add(sums, [((UNIX + at(now + ago)) // 1000, percent) for ago, percent in samples], now, wait=wait)
         after = said(sums)
         assert all(b >= a for a, b in zip(before, after, strict=True))

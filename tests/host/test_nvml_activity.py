@@ -68,7 +68,7 @@ def agent_of(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         agent.worker.close()
 
 
-def share(activity: GpuActivity, name: str) -> float:
+def percent_of(activity: GpuActivity, name: str) -> float:
     """The sum ``name`` in percent of the time that it covers."""
     value = getattr(activity, f"{name}_seconds")
     assert isinstance(value, float), value
@@ -92,7 +92,7 @@ def test_busy_sm_tensor_memory_energy_and_bytes_of_real_and_of_faked_work(agent:
         (half, 50, 40, 20, 25),
         (idle, 0, 0, 0, 0),
     ):
-        found = [share(activity, n) for n in ("busy", "sm_active", "tensor_active", "dram_active")]
+        found = [percent_of(activity, n) for n in ("busy", "sm_active", "tensor_active", "dram_active")]
         assert found == pytest.approx([busy, sm, tensor, dram], abs=12 if activity is half else 1)
         assert activity.measured_seconds > 3 and activity.gpm_seconds > 3 and activity.spot_seconds == 0
     assert real.energy_joules == pytest.approx(600 * real.gpm_seconds, rel=0.05)
@@ -117,7 +117,7 @@ def test_a_gpu_before_hopper_has_no_gpm_and_that_is_not_0(agent_of: Callable[[st
     agent.sweep()
     time.sleep(1)
     found = agent.activities()[0]
-    assert share(found, "busy") > 90 and found.gpm_seconds == 0
+    assert percent_of(found, "busy") > 90 and found.gpm_seconds == 0
     for value in (found.sm_active_seconds, found.tensor_active_seconds, found.dram_active_seconds):
         assert isinstance(value, Missing) and "NOT_SUPPORTED" in value.detail
 
@@ -148,7 +148,7 @@ def test_a_driver_without_samples_leaves_the_spot_value_and_marks_it(agent: Agen
         time.sleep(0.3)
         agent.sweep(closely=False)
     found = agent.activities()[0]
-    assert share(found, "busy") == 100 and found.spot_seconds == found.measured_seconds > 0.8
+    assert percent_of(found, "busy") == 100 and found.spot_seconds == found.measured_seconds > 0.8
 
 
 def test_a_utilisation_that_nobody_tells_is_a_gap(agent: Agent, faults: Faults) -> None:
@@ -205,7 +205,7 @@ def test_the_sums_go_on_over_a_worker_that_was_killed(agent: Agent, faults: Faul
             break
     time.sleep(1.5)
     after = agent.activities()[0]
-    assert after.measured_seconds > before.measured_seconds > 1 and share(after, "busy") > 99
+    assert after.measured_seconds > before.measured_seconds > 1 and percent_of(after, "busy") > 99
     assert after.gap_seconds > before.gap_seconds == 0
     assert after.energy_joules == pytest.approx(600 * (after.measured_seconds + after.gap_seconds), rel=0.2)
     assert after.energy_gap_seconds == 0
@@ -248,7 +248,7 @@ def test_each_instance_has_its_own_gpm_sums_and_no_other(agent: Agent, faults: F
     assert isinstance(found.mig_devices, tuple)
     large, small = (device.activity for device in found.mig_devices)
     assert isinstance(large, GpuActivity) and isinstance(small, GpuActivity)
-    assert [share(a, "sm_active") for a in (large, small)] == pytest.approx([80, 0], abs=1)
+    assert [percent_of(a, "sm_active") for a in (large, small)] == pytest.approx([80, 0], abs=1)
     for value in (large.busy_seconds, large.energy_joules, large.pcie_transmit_bytes):
         assert isinstance(value, Missing)
     assert isinstance(found.activity, GpuActivity) and isinstance(found.activity.busy_seconds, Missing)

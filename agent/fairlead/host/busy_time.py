@@ -33,19 +33,19 @@ class BusyTime:
         self._most = 0  # the largest number of samples at once
         self._spots: deque[tuple[int, int | None]] = deque([(now, None)], maxlen=128)
 
-    def look(self, now: int, percent: int | None) -> None:
+    def remember(self, now: int, percent: int | None) -> None:
         """Remember the utilisation that nvmlDeviceGetUtilizationRates gives now, or None if it gives none."""
         self._spots.append((now, percent))
 
     def add(self, samples: Sequence[Sample], now: int, unix_now: int, *, wait: bool) -> None:
-        """Add the samples that are new since the last call. Times without samples get the values of ``look``.
+        """Add the samples that are new since the last call. Times without samples get the values of ``remember``.
 
         now, unix_now: CLOCK_MONOTONIC and CLOCK_REALTIME in nanoseconds. wait: the driver gives samples, so the time since the
         newest sample may still get one.
         """
-        placed = self._placed(samples, now, unix_now)
+        located = self._located(samples, now, unix_now)
         first = True
-        for end, percent in placed:
+        for end, percent in located:
             if end - self.until > APART_NANOSECONDS:
                 self._bridge(end, lost=first and len(samples) >= self._most > 1)
             else:
@@ -62,7 +62,7 @@ class BusyTime:
         self.until = max(self.until, now)
         self._spots = deque([(now, None)], maxlen=128)
 
-    def _placed(self, samples: Sequence[Sample], now: int, unix_now: int) -> list[Sample]:
+    def _located(self, samples: Sequence[Sample], now: int, unix_now: int) -> list[Sample]:
         """Return the new samples by CLOCK_MONOTONIC. Their clock is the one by which the newest sample is of this reading."""
         valid = sorted(
             (stamp * _MICROSECOND, percent) for stamp, percent in samples if stamp > 0 and 0 <= percent <= _PER_PERCENT
@@ -78,7 +78,7 @@ class BusyTime:
         self.until = end
 
     def _bridge(self, end: int, *, lost: bool) -> None:
-        """Count the time up to ``end``, which has no samples, by the values of ``look``. Samples that were lost are a gap."""
+        """Count the time up to ``end``, which has no samples, by the values of ``remember``. Samples that were lost are a gap."""
         if lost:
             self.lost_samples = True
             self.until = end

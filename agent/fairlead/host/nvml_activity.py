@@ -46,16 +46,16 @@ class ActivityReader:
         self._gpm = GpmSums(lib, structs, None, pci, beat)
         self._link_batch: Batch | None = None
 
-    def look(self, handle: Any, percent: Any) -> int:
+    def remember(self, handle: Any, percent: Any) -> int:
         """Add a sweep that does not read closely. ``percent``: the utilisation, or an error. Return 0 or a code in ``FATAL``."""
         now = time.monotonic_ns()
-        self._busy.look(now, percent if type(percent) is int else None)
+        self._busy.remember(now, percent if type(percent) is int else None)
         return self._read_samples(handle, now / 1e9) if self._busy.lost_samples else 0
 
     def read(self, handle: Any, percent: Any, links: int, news: Json) -> int:
         """Read everything and put the part into ``news``. ``links``: the number of NVLinks. Return 0 or a code in ``FATAL``."""
         now = time.monotonic()
-        self._busy.look(time.monotonic_ns(), percent if type(percent) is int else None)
+        self._busy.remember(time.monotonic_ns(), percent if type(percent) is int else None)
         code = self._read_samples(handle, now) or self._read_gpm(handle, now)
         part = self._sums() | self._gpm_values()
         code = code or self._read_links(handle, links, now, part)

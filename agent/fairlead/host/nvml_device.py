@@ -233,7 +233,7 @@ class Device:
         percent = rates.get("gpu_percent", rates)
         if near:
             return self._activity.read(self.handle, percent, len(self._links.found), self._news)
-        return self._activity.look(self.handle, percent)
+        return self._activity.remember(self.handle, percent)
 
     def _read_mig_devices(self, *, near: bool) -> int:
         """Read the MIG devices if MIG is on. The part stays absent while MIG was never on. Return 0, or a fatal return code."""

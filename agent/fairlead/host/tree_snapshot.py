@@ -307,7 +307,7 @@ class _Writer:
         raw: Any = self._nvml
         if isinstance(raw, Missing):
             raw = {"schema": 1, "error": 999, "call": raw.detail}
-        raw = _without_activity(raw)
+        raw = without_activity(raw)
         return json.dumps(raw if self._redactor is None else self._redactor.value(raw), indent=1) + "\n"
 
     def _host_json(self) -> str:
@@ -330,11 +330,11 @@ class _Writer:
         )
 
 
-def _without_activity(raw: Any) -> Any:
+def without_activity(raw: Any) -> Any:
     """Return NVML's answers without the sums of what the GPUs did. They are of one worker process, and not of the machine."""
     if isinstance(raw, dict):
-        return {key: _without_activity(value) for key, value in raw.items() if key != ACTIVITY}
-    return [_without_activity(value) for value in raw] if isinstance(raw, list) else raw
+        return {key: without_activity(value) for key, value in raw.items() if key != ACTIVITY}
+    return [without_activity(value) for value in raw] if isinstance(raw, list) else raw
 
 
 def _numbered(text: str) -> str:

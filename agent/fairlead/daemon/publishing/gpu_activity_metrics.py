@@ -14,9 +14,9 @@ from fairlead.model.facts import Gpu, Missing
 
 _SHARED = (
     ("gpm_seconds", "Time that pairs of GPM samples cover, on Hopper and later. The other GPM counters are a part of it."),
-    ("sm_active_seconds", "Integral of the share of streaming multiprocessors that were busy (GPM metric 2)."),
-    ("tensor_active_seconds", "Integral of the share of time in which tensor cores worked (GPM metric 5)."),
-    ("dram_active_seconds", "Integral of the share of the DRAM bandwidth that was used (GPM metric 10)."),
+    ("sm_active_seconds", "Integral of the fraction of streaming multiprocessors that were busy (GPM metric 2)."),
+    ("tensor_active_seconds", "Integral of the fraction of time in which tensor cores worked (GPM metric 5)."),
+    ("dram_active_seconds", "Integral of the fraction of the DRAM bandwidth that was used (GPM metric 10)."),
 )
 #: The attribute of GpuActivity, which is the metric's name too, and the help text.
 _COUNTERS = (
