@@ -14,11 +14,15 @@ import pytest
 
 from fairlead.host import gpu
 from fairlead.host.activity_sums import ActivitySums
+from fairlead.host.gather import gather
 from fairlead.host.nvml import Worker
+from fairlead.host.root import Root
+from fairlead.host.tree_snapshot import snapshot
 from fairlead.model.facts import Gpu, Missing
 from fairlead.model.gpu_activity import GpuActivity
 from tests.host.conftest import simulate
 from tests.lab.faults import Faults
+from tests.lab.machines import read_nvml
 from tests.lab.trees import MACHINES
 
 FIRST = "0000:1b:00.0"
@@ -80,8 +84,7 @@ def test_busy_sm_tensor_memory_energy_and_bytes_of_real_and_of_faked_work(agent:
     faults.work(1, "fake")
     faults.work(2, "busy", 500, 1000)
     time.sleep(0.3)
-    before = agent.activities()
-    assert isinstance(before[0].busy_seconds, Missing), "no time has passed, so nothing is known"
+    agent.sweep()
     for _ in range(2):
         time.sleep(2)
         agent.sweep(closely=False)
@@ -256,10 +259,33 @@ def test_each_instance_has_its_own_gpm_sums_and_no_other(agent: Agent, faults: F
 
 
 def test_a_machine_tree_has_no_activity() -> None:
-    from fairlead.daemon.loop.readers import _recorded
-    from fairlead.host.gather import gather
-    from fairlead.host.root import Root
-
     root = Root(str(MACHINES / "hgx-h100"))
-    node = gather(root, _recorded(root.path))
+    node = gather(root, read_nvml(MACHINES / "hgx-h100"))
     assert isinstance(node.gpus, tuple) and all(isinstance(g.activity, Missing) for g in node.gpus)
+
+
+def test_a_metric_without_a_number_is_absent_and_a_pair_without_all_numbers_does_not_count(agent: Agent, faults: Faults) -> None:
+    for number in (0, 1):
+        faults.work(number, "busy")
+    faults.set(0, "gpm.nan", 5)
+    agent.sweep()
+    time.sleep(0.4)
+    never, before = agent.activities()[:2]
+    assert isinstance(never.tensor_active_seconds, Missing) and percent_of(never, "sm_active") == pytest.approx(80, abs=1)
+    faults.set(1, "gpm.nan", 10)
+    time.sleep(0.4)
+    without = agent.activities()[1]
+    assert (without.gpm_seconds, without.sm_active_seconds) == (before.gpm_seconds, before.sm_active_seconds) != (0, 0)
+    faults.set(1, "gpm.nan", 0)
+    time.sleep(0.4)
+    again = agent.activities()[1]
+    assert again.gpm_seconds > before.gpm_seconds and percent_of(again, "dram_active") == pytest.approx(50, abs=1)
+
+
+def test_a_snapshot_has_no_sums_of_this_process(agent: Agent, faults: Faults, tmp_path: Path) -> None:
+    agent.worker.set(FIRST, "mig", "3g.40gb")
+    agent.sweep()
+    assert "activity" in agent.raw["gpus"][0] and "activity" in agent.raw["gpus"][0]["mig_devices"][0]
+    snapshot(Root(str(MACHINES / "hgx-h100")), agent.raw, tmp_path / "tree", redact=True)
+    assert '"activity"' not in (tmp_path / "tree/nvml.json").read_text()
+    assert '"mig_devices"' in (tmp_path / "tree/nvml.json").read_text()

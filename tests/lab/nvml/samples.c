@@ -68,7 +68,12 @@ static int gpm_kind(unsigned int id, enum load_kind *out) {
     default: return 0;
     }
 }
-/* Every metric that is not known has its own NOT_SUPPORTED, as each entry has its own code. */
+static unsigned int setting(int gpu, const char *key, unsigned int fallback) {
+    unsigned int value;
+    return sim_uint(gpu, key, &value) == NVML_SUCCESS ? value : fallback;
+}
+/* Every metric that is not known has its own NOT_SUPPORTED, as each entry has its own code. gpm.nan: a metric
+   without a number. */
 NVML_API nvmlReturn nvmlGpmMetricsGet(c_nvmlGpmMetricsGet_t *asked) {
     ENTER();
     NEED(asked && asked->numMetrics <= NVML_GPM_METRIC_MAX);
@@ -83,7 +88,8 @@ NVML_API nvmlReturn nvmlGpmMetricsGet(c_nvmlGpmMetricsGet_t *asked) {
         if (!known) continue;
         double passed = (double)(second->at - first->at);
         asked->metrics[i].value = load_sum(first->gpu, first->gi, kind, first->at, second->at) / passed;
-        if (first->without_compute || second->without_compute) asked->metrics[i].value = NAN;
+        if (first->without_compute || second->without_compute || asked->metrics[i].metricId == setting(first->gpu, "gpm.nan", 0))
+            asked->metrics[i].value = NAN;
     }
     return NVML_SUCCESS;
 }
@@ -95,10 +101,6 @@ static nvmlReturn sample_now(int gpu, unsigned int kind, unsigned int *out) {
     if (kind == NVML_PROCESSOR_CLK_SAMPLES) return sim_megahertz(gpu, 1, 0, out);
     if (kind == NVML_MEMORY_CLK_SAMPLES) return sim_megahertz(gpu, 2, 0, out);
     return NVML_ERROR_NOT_SUPPORTED;
-}
-static unsigned int setting(int gpu, const char *key, unsigned int fallback) {
-    unsigned int value;
-    return sim_uint(gpu, key, &value) == NVML_SUCCESS ? value : fallback;
 }
 /* Samples are one period apart and end at multiples of the period. samples.dry: none while idle. */
 NVML_API nvmlReturn nvmlDeviceGetSamples(nvmlDevice device, unsigned int kind, unsigned long long since, unsigned int *type,
