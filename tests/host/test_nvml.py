@@ -16,6 +16,7 @@ import pytest
 from fairlead.errors import HostError
 from fairlead.host import gpu
 from fairlead.host.nvml import NvmlResult, Worker
+from fairlead.host.tree_snapshot import without_activity
 from fairlead.model.facts import Gpu, Missing
 from tests.host.conftest import simulate
 from tests.lab.faults import Faults
@@ -70,7 +71,7 @@ def test_what_it_reads_is_what_the_tree_says(
     simulate(machine, library, tmp_path, monkeypatch)
     worker = Worker()
     try:
-        raw = healthy(worker)
+        raw = without_activity(healthy(worker))
     finally:
         worker.close()
     tree = json.loads((MACHINES / machine / "nvml.json").read_text())

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct, field
 
+from fairlead.model.gpu_activity import GpuActivity
 from fairlead.model.gpu_details import GpuDetails
 from fairlead.model.gpu_health import AerCounts, RetiredPages
 from fairlead.model.gpu_load import NOT_READ, GpuLoad, ProcessOwner, Software
@@ -113,6 +114,7 @@ class Gpu(Struct, frozen=True, kw_only=True):
     load: GpuLoad = GpuLoad()
     details: GpuDetails = GpuDetails()
     state: GpuState = GpuState()
+    activity: GpuActivity | Missing = NOT_READ  # Missing on a machine tree, on which nothing runs
     mig_devices: tuple[MigDevice, ...] | Missing = NOT_READ  # () while MIG is off
 
 

@@ -79,8 +79,8 @@ class Blame:
         apart.
         """
         now = None if node is None else boottime()
-        where = _read(run_dir)
-        mig = node is not None and not isinstance(node.gpus, Missing) and any(g.mig_current is True for g in node.gpus)
+        where = published(run_dir)
+        mig = node is not None and has_mig(node)
         attributed = []
         for record in records:
             line = parse(record.text)
@@ -127,7 +127,17 @@ def _then(jobs: list[Job], seconds: float) -> list[Job]:
     return ran or [j for j in jobs if j.end is not None and seconds <= j.end + LINGER_SECONDS]
 
 
-def _read(run_dir: str) -> Where:
+def has_mig(node: Node) -> bool:
+    """Return whether any GPU of the node has MIG on, so that GRES indices name MIG instances."""
+    return not isinstance(node.gpus, Missing) and any(g.mig_current is True for g in node.gpus)
+
+
+def gres_indices(run_dir: str) -> dict[str, int]:
+    """Return the GRES index of each GPU by PCI address."""
+    return published(run_dir).order
+
+
+def published(run_dir: str) -> Where:
     """Return what the topology file says (topology.binding.published_files). It is empty if the file cannot be read."""
     try:
         with open(os.path.join(run_dir, "topology"), encoding="ascii", errors="replace") as f:

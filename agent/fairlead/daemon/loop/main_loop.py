@@ -325,6 +325,7 @@ class Loop:
         self._jobs.forget(run_dir, refusal_pending=self.slurm.refusal_pending)
         if news.changed:
             self._publisher.write_metrics_soon()
+            self._schedule.sweep_now()  # a close sweep at a job's begin and end bounds what the GPUs did for the job
 
     def _release_nvml(self) -> None:
         wanted = nvml_released(self._document.agent.run_dir)
@@ -475,5 +476,6 @@ class Loop:
             worker=self._readers.worker,
             history=self._history,
             proofs=self._proving.outcomes,
+            job_gpus=self._jobs.gpus(self._document.agent.run_dir, state.sweep.node),
         )
         self._publisher.publish_metrics(found)
