@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct, field
 
+from fairlead.model.gpu_activity import GpuActivity
 from fairlead.model.gpu_details import GpuDetails
 from fairlead.model.gpu_health import AerCounts, RetiredPages
 from fairlead.model.gpu_load import NOT_READ, GpuLoad, ProcessOwner, Software
@@ -114,6 +115,7 @@ class Gpu(Struct, frozen=True, kw_only=True):
     details: GpuDetails = GpuDetails()
     state: GpuState = GpuState()
     mig_devices: tuple[MigDevice, ...] | Missing = NOT_READ  # () while MIG is off
+    activity: GpuActivity | Missing = GpuActivity()
 
 
 class Driver(Struct, frozen=True, kw_only=True):

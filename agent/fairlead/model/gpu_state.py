@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from fairlead.model.gpu_activity import GpuActivity
 from fairlead.model.gpu_load import NOT_READ
 from fairlead.model.missing import Missing
 
@@ -42,6 +43,7 @@ class MigDevice(Struct, frozen=True, kw_only=True):
     memory_used_bytes: int | Missing = NOT_READ
     sram_uncorrected: int | Missing = NOT_READ
     processes: tuple[int, ...] | Missing = NOT_READ
+    activity: GpuActivity | Missing = GpuActivity()
 
 
 class GpuState(Struct, frozen=True, kw_only=True):
