@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from fairlead.jobs.gpu_usage_sums import GpuReading
 from fairlead.jobs.usage_record import BINS, GpuUsage, JobFinding, UsageRecord, decoded, encoded

@@ -75,8 +75,8 @@ def added(
 ) -> tuple[GpuUsage, LastReading]:
     """Return the usage with what the GPU did since the last reading, and the new last reading.
 
-    ``lasted`` must have been called for the time of ``now``. ``begin``, ``end``: when the job began, and when it ended or else the
-    present time (CLOCK_BOOTTIME). Time after ``end`` is not counted. Joules and bytes of that time are counted, because the
+    ``lasted`` must have been called for the time of ``now``. ``begin``: when the job began. ``end``: when the job ended, or else
+    the present time. Both are of CLOCK_BOOTTIME. Time after ``end`` is not counted. Joules and bytes of that time are counted, because the
     counters were not read at the end itself. If the sums have not changed since the last reading, NVML was not asked, and
     nothing is added. If they went back, the GPU came back or another process reads it, and the reading is a new start.
     """
@@ -101,7 +101,7 @@ def _age(activity: GpuActivity) -> float:
 
 
 def _grown(before: float | Missing, after: float | Missing, *, from_zero: bool) -> float | None:
-    """Return by how much a sum grew, or None if that is not known. ``from_zero``: a sum that was Missing before began at 0 then."""
+    """Return by how much a sum grew, or None if that is not known. ``from_zero``: a sum that was Missing before was 0 then."""
     if isinstance(after, Missing):
         return None
     if isinstance(before, Missing):
@@ -112,8 +112,8 @@ def _grown(before: float | Missing, after: float | Missing, *, from_zero: bool) 
 def _with_busy(
     usage: GpuUsage, before: GpuActivity, after: GpuActivity, measured: float, zero_run: float, *, at: float
 ) -> tuple[GpuUsage, float]:
-    """Return the usage with the utilisation of ``measured`` seconds, and for how long the GPU has not been busy. ``at``: the time of
-    the reading, in seconds from the job's begin."""
+    """Return the usage with the utilisation of ``measured`` seconds, and for how long the GPU has not been busy. ``at``: the time
+    of the reading, in seconds from the job's begin."""
     busy = _grown(before.busy_seconds, after.busy_seconds, from_zero=before.measured_seconds == 0)
     if busy is None or not measured:
         return usage, 0.0

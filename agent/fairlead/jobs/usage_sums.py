@@ -144,7 +144,8 @@ def _away(opened: OpenUsage, agent_boot: float) -> OpenUsage:
 
 
 def _last_until(opened: OpenUsage, boot: float) -> OpenUsage:
-    """Return the record of a job that lasts at least until ``boot``. The new time is a gap of each GPU until a reading covers it."""
+    """Return the record of a job that lasts at least until ``boot``. The new time is a gap of each GPU until a reading covers the
+    time."""
     record = opened.record
     seconds = max(record.alloc_seconds, boot - record.begin_boot)
     more = seconds - record.alloc_seconds
