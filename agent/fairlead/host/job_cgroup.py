@@ -1,8 +1,8 @@
 """Reads what a job uses of the node from the control group that Slurm made for the job (cgroup v1 and v2).
 
-With cgroup v2 the group is ``/system.slice/[NODE_]slurmstepd.scope/JOB``. JOB is ``job_N``, or from Slurm 26.05 on the job's SLUID
-(see ``host.owners``). With cgroup v1 the group is ``/slurm[_NODE]/uid_U/job_N`` in each hierarchy. Only root can make groups at
-these places. slurmstepd removes the group when the last step of the job ends, which is before the epilog ends.
+With cgroup v2 the group is ``/system.slice/[NODE_]slurmstepd.scope/JOB``. JOB is ``job_N``, or from Slurm 26.05 on the job's
+SLUID (see ``host.owners``). With cgroup v1 the group is ``/slurm[_NODE]/uid_U/job_N`` in each hierarchy. Only root can make
+groups at these places. slurmstepd removes the group when the last step of the job ends, which is before the epilog ends.
 """
 
 from __future__ import annotations

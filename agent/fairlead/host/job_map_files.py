@@ -34,8 +34,8 @@ class JobMapFiles:
         self.trouble = ""
 
     def publish(self, wanted: Mapping[str, str]) -> None:
-        """Make the files in ``wanted`` (content by path), and remove the other files that fairlead has written. The first call also
-        writes files again that somebody else has removed or changed."""
+        """Make the files in ``wanted`` (content by path), and remove the other files that fairlead has written. The first call
+        also writes files again that somebody else has removed or changed."""
         if wanted == self._written and self._checked and not self.trouble:
             return
         self.trouble = ""

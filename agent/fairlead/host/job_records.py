@@ -1,27 +1,31 @@
 """Reads the job records that prolog and epilog write to /run/fairlead/jobs: which jobs run here, have ended, or were refused.
 
-A record is one line of fields separated by TAB: ``1 STATE UID GPUS START END FLAGS .``. With Slurm 26.05, ``SLUID .`` follows.
-While the first ``.`` is missing, the record is still being written. GPUS are GRES indices (SLURM_JOB_GPUS). START and END are
-seconds of /proc/uptime. SLUID is the name of the job's control group in 26.05. This module uses the standard library only,
-because fairlead-scratch@.service reads records too, and starts often.
+A record is one line of fields separated by TAB: ``1 STATE UID GPUS START END FLAGS .``. ``SLUID .`` follows with Slurm 26.05, and
+``SLUID NAMES .`` if the job has MIG instances. While the first ``.`` is missing, the record is still being written. GPUS are GRES
+indices (SLURM_JOB_GPUS). START and END are seconds of /proc/uptime. SLUID is the name of the job's control group in 26.05, or -.
+NAMES is CUDA_VISIBLE_DEVICES of the prolog, where slurmd names MIG instances by UUID in the order of their GRES indices. This
+module uses the standard library only, because fairlead-scratch@.service reads records too, and starts often.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
 FOLDER = "/run/fairlead/jobs"
-RECORD_MAX_BYTES = 1024
+RECORD_MAX_BYTES = 4096
 GPUS_MAX = 1024
 SLUID_MAX = 32
+_NAME = re.compile(r"[A-Za-z0-9/-]{1,80}", re.ASCII)
 
 
 class Job(NamedTuple):
     """Holds the job record of one job. gpus: GRES indices. uid, start, end: None if the record has no valid value.
 
-    started: the text of START. It is part of the name of the job's folder on a local disk. sluid: "" before Slurm 26.05.
+    started: the text of START. It is part of the name of the job's folder on a local disk. sluid: "" before Slurm 26.05. names:
+    the UUIDs of the job's MIG instances (and whole GPUs, or their GRES indices), or () if the job has no MIG instance.
     """
 
     id: int
@@ -31,6 +35,7 @@ class Job(NamedTuple):
     end: float | None = None
     started: str = ""
     sluid: str = ""
+    names: tuple[str, ...] = ()
 
 
 class Jobs(NamedTuple):
@@ -88,13 +93,20 @@ def _job(number: int, fields: list[str]) -> Job:
         start=_seconds(fields[4]),
         end=_seconds(fields[5]) if fields[1] == "ended" else None,
         started=fields[4] if _seconds(fields[4]) is not None else "",
-        sluid=fields[8] if len(fields) == 10 and fields[9] == "." and is_sluid(fields[8]) else "",
+        sluid=fields[8] if len(fields) in (10, 11) and fields[-1] == "." and is_sluid(fields[8]) else "",
+        names=device_names(fields[9]) if len(fields) == 11 and fields[-1] == "." else (),
     )
 
 
 def is_sluid(text: str) -> bool:
     """Say whether a text can be a SLUID, Slurm's lexicographically sortable id of a job: letters and digits."""
     return text.isascii() and text.isalnum() and len(text) <= SLUID_MAX
+
+
+def device_names(text: str) -> tuple[str, ...]:
+    """Return the words of a list of UUIDs and GRES indices, or () for a text that is no such list."""
+    words = tuple(text.split(","))
+    return words if all(_NAME.fullmatch(word) for word in words) and len(words) <= GPUS_MAX else ()
 
 
 def _number(text: str) -> int | None:

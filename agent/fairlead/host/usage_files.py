@@ -64,6 +64,15 @@ class UsageFiles:
         self._names.add(name)
         return name
 
+    def of_job(self, job: int) -> list[bytes]:
+        """Return the content of each whole file of this job."""
+        names = [name for name in self._names if name.startswith(f"{job}-")]
+        try:
+            found = self._disk.do(lambda: [_content(os.path.join(self.folder, name)) for name in names]) if names else []
+        except OSError:
+            return []
+        return [data for data in found if data is not None]
+
     def write(self, files: Mapping[str, bytes], *, sync: bool) -> bool:
         """Write the files, each as a whole. Return False if that failed. ``sync``: the files are on the disk on return."""
         try:

@@ -76,9 +76,9 @@ def added(
     """Return the usage with what the GPU did since the last reading, and the new last reading.
 
     ``lasted`` must have been called for the time of ``now``. ``begin``: when the job began. ``end``: when the job ended, or else
-    the present time. Both are of CLOCK_BOOTTIME. Time after ``end`` is not counted. Joules and bytes of that time are counted, because the
-    counters were not read at the end itself. If the sums have not changed since the last reading, NVML was not asked, and
-    nothing is added. If they went back, the GPU came back or another process reads it, and the reading is a new start.
+    the present time. Both are of CLOCK_BOOTTIME. Time after ``end`` is not counted. Joules and bytes of that time are counted,
+    because the counters were not read at the end itself. If the sums have not changed since the last reading, NVML was not
+    asked, and nothing is added. If they went back, the GPU came back or another process reads it, and the reading is a new start.
     """
     usage = _with_memory(usage, now)
     if last is None or _age(now.activity) < _age(last.reading.activity):

@@ -7,7 +7,6 @@ between the two processes is a gap: nothing is added for that time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from itertools import islice
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -69,17 +68,28 @@ def passed(opened: OpenUsage, *, boot: float, unix: float) -> OpenUsage:
     return replace(opened, record=written, clock=clock)
 
 
+def with_listed(opened: OpenUsage, gpus: Iterable[GpuReading]) -> OpenUsage:
+    """Return the record with these GPUs of the job. A GPU that is new in the record has no measured time."""
+    record = opened.record
+    usages = {gpu.uuid: gpu for gpu in record.gpus}
+    for gpu in gpus:
+        if gpu.uuid not in usages and len(usages) < GPUS_MAX:
+            usages[gpu.uuid] = gpu_usage_sums.unmeasured(gpu, record.alloc_seconds)
+    return opened if len(usages) == len(record.gpus) else replace(opened, record=replace(record, gpus=tuple(usages.values())))
+
+
 def with_gpus(opened: OpenUsage, readings: Iterable[GpuReading], *, shared: frozenset[str] = frozenset()) -> OpenUsage:
     """Return the record with new readings of the job's GPUs. ``passed`` must have been called for their time. ``shared``: the
     UUIDs of the GPUs that another job has at the same time."""
-    record = opened.record
+    readings = tuple(readings)
+    record = with_listed(opened, readings).record
     usages, last = {gpu.uuid: gpu for gpu in record.gpus}, dict(opened.last)
-    end = record.begin_boot + record.alloc_seconds
+    begin, end = record.begin_boot, record.begin_boot + record.alloc_seconds
     for reading in readings:
-        usage = usages.get(reading.uuid) or gpu_usage_sums.unmeasured(reading, record.alloc_seconds)
-        usage, last[reading.uuid] = gpu_usage_sums.added(usage, last.get(reading.uuid), reading, begin=record.begin_boot, end=end)
-        usages[reading.uuid] = replace(usage, shared=usage.shared or reading.uuid in shared)
-    return replace(opened, record=replace(record, gpus=tuple(islice(usages.values(), GPUS_MAX))), last=last)
+        if (usage := usages.get(reading.uuid)) is not None:
+            usage, last[reading.uuid] = gpu_usage_sums.added(usage, last.get(reading.uuid), reading, begin=begin, end=end)
+            usages[reading.uuid] = replace(usage, shared=usage.shared or reading.uuid in shared)
+    return replace(opened, record=replace(record, gpus=tuple(usages.values())), last=last)
 
 
 def with_host(opened: OpenUsage, reading: HostReading) -> OpenUsage:
