@@ -24,8 +24,8 @@ _IDLE = "gpu_idle"  # it slows the clocks of a GPU that has no work
 
 
 class GpuReadings:
-    """Holds the readings of the last sweep. ``all``: by UUID of the GPU or MIG device. ``fresh``: the UUIDs of those that were read
-    in this sweep. ``index``: NVML's index by PCI address."""
+    """Holds the readings of the last sweep. ``all``: by UUID of the GPU or MIG device. ``fresh``: the UUIDs of those that were
+    read in this sweep. ``index``: NVML's index by PCI address."""
 
     def __init__(self) -> None:
         self.all: dict[str, GpuReading] = {}
@@ -46,8 +46,8 @@ class GpuReadings:
         return bool(self.fresh)
 
     def of_job(self, job: Job, pci_by_index: Mapping[int, str]) -> list[GpuReading]:
-        """Return the readings of the job's GPUs and MIG devices. A GPU that is not known, or that the driver does not list, is left
-        out. ``pci_by_index``: the PCI addresses of the GPUs by GRES index."""
+        """Return the readings of the job's GPUs and MIG devices. A GPU that is not known, or that the driver does not list, is
+        left out. ``pci_by_index``: the PCI addresses of the GPUs by GRES index."""
         indices = sorted(job.gpus)
         names = job.names if len(job.names) == len(indices) else ()
         whole = {reading.pci: reading for reading in self.all.values() if not reading.mig}

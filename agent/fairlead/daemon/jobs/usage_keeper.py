@@ -246,6 +246,8 @@ class UsageKeeper:
         gpus = self._gpus_of(kept.job)
         fresh = [gpu for gpu in gpus if gpu.uuid in self._readings.fresh]
         usage = usage_sums.with_listed(kept.usage, gpus)
+        if usage is not kept.usage:
+            kept.written_at = None  # the file names the GPUs from the job's beginning
         if fresh:
             usage = usage_sums.with_gpus(usage_sums.passed(usage, boot=boot, unix=unix), fresh, shared=shared)
         if kept.ended_at is None:
