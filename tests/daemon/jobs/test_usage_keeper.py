@@ -124,7 +124,11 @@ def test_a_job_that_ended_while_no_agent_ran(stage: Stage) -> None:
     stage.start()
     stage.run(4)
     record = stage.only()
-    assert (record.ended_by, record.alloc_seconds, record.gpus[0].gap_seconds + record.gpus[0].seen_seconds) == ("epilog", 150, 150)
+    assert (record.ended_by, record.alloc_seconds, record.gpus[0].gap_seconds + record.gpus[0].seen_seconds) == (
+        "epilog",
+        150,
+        150,
+    )
 
 
 def test_an_ended_job_is_recorded_once_also_if_the_agent_is_killed_before_it_forgets_the_job(stage: Stage) -> None:
@@ -141,7 +145,12 @@ def test_a_job_shorter_than_a_sweep(stage: Stage) -> None:
     stage.record(7, "ended", "0", 1000.5, 1001.5)
     stage.run(2)
     record = stage.only()
-    assert (record.alloc_seconds, record.ended_by, record.gpus[0].busy_seconds, record.gpus[0].gap_seconds) == (1, "epilog", None, 1)
+    assert (record.alloc_seconds, record.ended_by, record.gpus[0].busy_seconds, record.gpus[0].gap_seconds) == (
+        1,
+        "epilog",
+        None,
+        1,
+    )
 
 
 def test_a_job_begins_between_two_close_sweeps_and_gets_nothing_of_the_time_before(stage: Stage) -> None:

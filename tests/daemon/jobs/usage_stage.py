@@ -68,7 +68,9 @@ class Stage:
         activity = GpuActivity(**self.sums[number]) if self.sums else GpuActivity()
         return nodes.gpu(number, activity=activity, memory_used_bytes=(number + 1) << 30)
 
-    def record(self, job: int, state: str = "running", gpus: str = "0", start: float | None = None, end: float | None = None) -> None:
+    def record(
+        self, job: int, state: str = "running", gpus: str = "0", start: float | None = None, end: float | None = None
+    ) -> None:
         """Write a job record as the hooks do."""
         begin = self.boot if start is None else start
         last = "-" if end is None else f"{end}"
@@ -114,5 +116,3 @@ class Stage:
     def only(self) -> UsageRecord:
         (record,) = self.records()
         return record
-
-
