@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable
 
 from fairlead import __version__
 from fairlead.config import Document
-from fairlead.daemon.jobs.gpu_readings import GpuReadings
 from fairlead.daemon.jobs.gres_rows import pci_by_gres_index
 from fairlead.daemon.jobs.job_map import OnGpu, wanted_files
+from fairlead.daemon.jobs.usage_readings import GpuReadings
 from fairlead.host import job_cgroup, log
 from fairlead.host.boot_clock import boottime
 from fairlead.host.bounded_disk import Storage
