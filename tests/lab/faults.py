@@ -11,9 +11,31 @@ import inspect
 import os
 import re
 import sys
+import time
 from pathlib import Path
+from typing import NamedTuple
 
 DEFAULT_CONTROL = Path("/etc/fairlead-sim/nvml.control")
+
+
+class Load(NamedTuple):
+    """What a GPU does while a load is on: percent of time, watts, and bytes per second in each direction."""
+
+    percent: int
+    sm_percent: int
+    tensor_percent: int
+    dram_percent: int
+    watts: int
+    pcie_bytes: int
+    nvlink_bytes: int
+
+
+#: "fake": a script that keeps a kernel on one SM, so that the utilisation is 100 % although nothing is computed.
+LOADS = {
+    "idle": Load(0, 0, 0, 0, 100, 0, 0),
+    "busy": Load(100, 80, 40, 50, 600, 1_000_000_000, 100_000_000_000),
+    "fake": Load(100, 1, 0, 0, 120, 0, 0),
+}
 
 
 class Faults:
@@ -34,6 +56,19 @@ class Faults:
     def step(self, gpu: int, key: str, by: int = 1) -> None:
         """Add to a counter."""
         self._write("step", f"gpu.{_whole(gpu)}.{_word(key)}", str(int(by)))
+
+    def work(
+        self, gpu: int, load: str = "busy", on_milliseconds: int = 0, period_milliseconds: int = 0, gi: int | None = None
+    ) -> None:
+        """The GPU, or its GPU instance `gi`, does this of LOADS from now on: all the time, or a part of each period."""
+        does = LOADS[load]._replace(watts=LOADS[load].watts * 1000)
+        whose = "-" if gi is None else _whole(gi)
+        times = (on_milliseconds * 1000, period_milliseconds * 1000)
+        self._write("work", _whole(gpu), whose, *map(_whole, (_now_microseconds(), *does, *times)))
+
+    def reload(self, gpu: int | None = None) -> None:
+        """The driver is loaded again now: its counters of energy and bytes begin at 0, and its buffer of samples is empty."""
+        self._write("reload", _gpu(gpu), _whole(_now_microseconds()))
 
     def lost(self, gpu: int) -> None:
         """The GPU fell off the bus: its handle remains, all calls but its identity answer GPU_IS_LOST (15)."""
@@ -83,6 +118,10 @@ class Faults:
                 raise OSError(f"{self.control}: no room for a fault")
         finally:
             os.close(descriptor)
+
+
+def _now_microseconds() -> int:
+    return time.time_ns() // 1000
 
 
 def _line(text: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from fairlead.host import aer, cpus, gpu, kernel, kfd, network, pci, process
+from fairlead.host.activity_sums import ActivitySums
 from fairlead.host.gpu_load_reader import LoadSums
 from fairlead.host.host_facts_reader import HostReader
 from fairlead.host.owners import Owners
@@ -70,6 +71,7 @@ class Gatherer:
         self._host_reader = HostReader(root, wanted, once=not slow_seconds) if wanted is not None else None
         self._host: Host | Missing = unreadable("not read")
         self._load_sums = LoadSums()
+        self._activity_sums = ActivitySums()
         self._devices: tuple[PciDevice, ...] = ()
         self._most = 0  # the largest number of devices that were on the bus at once
         self._there: tuple[tuple[str, bool], ...] = ()  # the GPUs that the driver listed when the bus was last read
@@ -129,7 +131,7 @@ class Gatherer:
             pci=devices,
             nics=self._nics,
             driver=replace(gpu.driver(nvml, self._module), software=self._software),
-            gpus=gpus if isinstance(gpus, Missing) else self._gpus(gpus, now, thorough=thorough),
+            gpus=gpus if isinstance(gpus, Missing) else self._gpus(gpus, nvml, now, thorough=thorough),
             stuck=stuck,
             gpu_links=self._links,
             thorough=thorough,
@@ -142,12 +144,12 @@ class Gatherer:
         if self._host_reader is not None:
             self._host_reader.end()
 
-    def _gpus(self, gpus: tuple[Gpu, ...], now: float, *, thorough: bool) -> tuple[Gpu, ...]:
+    def _gpus(self, gpus: tuple[Gpu, ...], nvml: Any, now: float, *, thorough: bool) -> tuple[Gpu, ...]:
         said, whole = self._gpus_said
         if thorough or len(gpus) != len(said) or not all(map(is_, gpus, said)):
             whole = self._owners.attribute(aer.on_gpus(name_the_lost(gpus, self._devices), self._aer), again=thorough)
             self._gpus_said = gpus, whole
-        return self._load_sums.add(whole, now)
+        return self._activity_sums.add(self._load_sums.add(whole, now), nvml, now)
 
     def _read_cpus(self, now: float) -> None:
         """Read the CPUs and NUMA nodes when CPUs or memory went online or offline, and every CPU_SECONDS. These are some

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from fairlead.host import nvml_load, nvml_mig_devices
+from fairlead.host import nvml_activity, nvml_load, nvml_mig_devices
 from fairlead.host.nvml_calls import (
     PROBE_AGAIN_SECONDS,
     Calls,
@@ -57,6 +57,7 @@ class Device:
         self._rare = rare_calls(self._calls())
         self._links = Links(lib, structs, self.pci, beat)
         self._events = nvml_load.ClockEventReader(lib, self.pci, beat)
+        self._activity = nvml_activity.ActivityReader(lib, structs, self.pci, beat)
         self._mig_devices = nvml_mig_devices.MigDevices(lib, structs, self.pci, beat)
         self._batch_due = 0.0
         self._near_due = True
@@ -95,6 +96,7 @@ class Device:
         if not code and near:
             code = self._read_links() or self._read_processes() or self._events.read(self.handle, self.values, self._news, now)
         code = code or self._read_mig_devices(near=near)
+        code = code or self._read_activity(near=near)
         if code:
             self.fail(code)
             return code
@@ -118,13 +120,20 @@ class Device:
         self._slow_due = self._rare_due = self._batch_due = 0.0
         self._links.forget()
         self._events.forget()
-        read = {part for part, _ in FIELDS.values()} | {"nvlink", "processes", "mig", nvml_load.PART}
+        self._activity.forget()
+        self._mig_devices.forget()
+        read = {part for part, _ in FIELDS.values()} | {"nvlink", "processes", "mig", nvml_load.PART, nvml_activity.PART}
         read |= {nvml_mig_devices.PART} & self.values.keys()
         for calls in (self._fast, self._vital, self._near, self._slow, self._rare):
             calls.forget()
             read |= {call.part for call in calls.all}
         error = {"error": code}
         self.values = {**dict.fromkeys(sorted(read), error), **self.identity}
+
+    def end(self) -> None:
+        """Give back what NVML holds for this GPU, before NVML is released."""
+        self._activity.end()
+        self._mig_devices.end()
 
     def _run(self, calls: Calls, now: float, *, report_values: bool = True) -> int:
         return calls.run(self.handle, now, self.values, self._news, report_values=report_values)
@@ -217,6 +226,14 @@ class Device:
             for p in self._processes[: count.value]
         ]
         return 0
+
+    def _read_activity(self, *, near: bool) -> int:
+        """Read what the GPU did. Between close sweeps, only the utilisation of this sweep is remembered."""
+        rates: Json = self._news.get("utilization") or self.values.get("utilization") or {}
+        percent = rates.get("gpu_percent", rates)
+        if near:
+            return self._activity.read(self.handle, percent, len(self._links.found), self._news)
+        return self._activity.look(self.handle, percent)
 
     def _read_mig_devices(self, *, near: bool) -> int:
         """Read the MIG devices if MIG is on. The part stays absent while MIG was never on. Return 0, or a fatal return code."""

@@ -52,9 +52,9 @@ class Batch:
         self._said: list[tuple[int, ...]] = []
         self._again = 0  # how many times in a row the entries were the same as before
 
-    def read(self) -> int | list[tuple[int, int, int | Json]]:
-        """Return (id, scope, value or error) of each entry. Return [] if all entries are the same as in the two reads before.
-        If the call itself fails, return its return code."""
+    def read(self, *, again: bool = False) -> int | list[tuple[int, int, int | Json]]:
+        """Return (id, scope, value or error) of each entry. Return [] if all entries are the same as in the two reads before,
+        except with ``again``. If the call itself fails, return its return code."""
         if self._fn is None:
             return FUNCTION_NOT_FOUND
         ctypes.memmove(self._buffer, self._template, len(self._template))
@@ -64,7 +64,7 @@ class Batch:
             return int(code)
         entries = [*_ANSWER.iter_unpack(self._buffer)]
         self._again = self._again + 1 if entries == self._said else 0
-        if self._again > 1:
+        if self._again > 1 and not again:
             return []
         self._said = entries
         return [(f, s, field_value(kind, raw) if not ret else {"error": ret}) for f, s, kind, ret, raw in entries]

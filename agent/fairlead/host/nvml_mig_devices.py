@@ -8,8 +8,11 @@ whole GPU. Source: NVML API reference, "Multi Instance GPU Management" and nvmlD
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Collection
 from typing import Any
 
+from fairlead.host.nvml_activity import PART as ACTIVITY
+from fairlead.host.nvml_gpm import GpmSums
 from fairlead.host.nvml_links import FATAL, Beat, Json, entry
 
 PART = "mig_devices"
@@ -27,6 +30,16 @@ class MigDevices:
         self._pci = pci
         self._beat = beat
         self._fatal = 0
+        self._gpm: dict[str, GpmSums] = {}  # by the device's UUID, which changes when an instance is made again
+
+    def forget(self) -> None:
+        """Take no pair of GPM samples over the time in which the GPU did not answer."""
+        for sums in self._gpm.values():
+            sums.forget()
+
+    def end(self) -> None:
+        """Give the GPM samples back before NVML is released."""
+        self._keep(())
 
     def read(self, gpu: Any) -> tuple[int, list[Json] | Json]:
         """Return 0 and the MIG devices in the form of nvml.json, or a code of ``FATAL`` and nothing. ``gpu``: the GPU's handle.
@@ -47,12 +60,17 @@ class MigDevices:
             if code:
                 return self._fatal, {"error": code}
             found.append(self._device(gpu, handle))
+        self._keep([device["uuid"] for device in found])
         return self._fatal, found
 
+    def _keep(self, uuids: Collection[Any]) -> None:
+        for gone in self._gpm.keys() - {uuid for uuid in uuids if isinstance(uuid, str)}:
+            self._gpm.pop(gone).free()
+
     def _device(self, gpu: Any, handle: Any) -> Json:
-        gi = self._uint("nvmlDeviceGetGpuInstanceId", handle)
+        gi, uuid = self._uint("nvmlDeviceGetGpuInstanceId", handle), self._text("nvmlDeviceGetUUID", handle)
         return {
-            "uuid": self._text("nvmlDeviceGetUUID", handle),
+            "uuid": uuid,
             "name": self._text("nvmlDeviceGetName", handle),
             "gi": gi,
             "ci": self._uint("nvmlDeviceGetComputeInstanceId", handle),
@@ -60,7 +78,19 @@ class MigDevices:
             "memory": self._memory(handle),
             "sram_uncorrected": self._sram_uncorrected(handle),
             "processes": self._processes(handle),
+            ACTIVITY: self._activity(gpu, uuid, gi),
         }
+
+    def _activity(self, gpu: Any, uuid: Any, gi: Any) -> Json:
+        """Return the GPM sums of the GPU instance. NVML gives no other activity of an instance."""
+        if not isinstance(uuid, str) or not isinstance(gi, int):
+            return next(value for value in (uuid, gi) if isinstance(value, dict))
+        sums = self._gpm.get(uuid)
+        if sums is None:
+            sums = self._gpm[uuid] = GpmSums(self._lib, self._structs, gi, self._pci, self._beat)
+        if not self._fatal:
+            self._fatal = sums.read(gpu)
+        return sums.values()
 
     def _ask(self, name: str, *arguments: Any) -> int:
         """Make one call and return its code. After a code of ``FATAL``, make no more calls and return that code."""

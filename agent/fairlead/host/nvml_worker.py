@@ -109,6 +109,8 @@ class Session:
     def release(self) -> None:
         """Release NVML."""
         if self._lib is not None:
+            for device in self._devices:
+                device.end()
             self._beat(b"nvmlShutdown", b"")
             self._lib.nvmlShutdown()
         self._lib = None
@@ -228,6 +230,7 @@ _PARTS = (
     "memory", "persistence_mode", "mig_mode", "ecc_mode", "ecc", "sram", "remap", "pcie", "temperature", "power", "clocks",
     "throttle_reasons", "utilization", "performance_state", "recovery_action", "fabric", "clock_events", "nvlink", "processes",
     "uuid", "serial", "minor", "name", "retired_pages", "inforom_valid", "application_clocks", "mig",
+    "activity",
 )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from fairlead.errors import HostError
 from fairlead.host import config_space, kernel, modinfo
+from fairlead.host.activity_sums import PART as ACTIVITY
 from fairlead.host.host_facts_reader import FILE as HOST_FILE
 from fairlead.host.host_facts_reader import HostReader, read_recorded, recorded_of
 from fairlead.host.ports import MLX5_COUNTERS
@@ -306,6 +307,7 @@ class _Writer:
         raw: Any = self._nvml
         if isinstance(raw, Missing):
             raw = {"schema": 1, "error": 999, "call": raw.detail}
+        raw = _without_activity(raw)
         return json.dumps(raw if self._redactor is None else self._redactor.value(raw), indent=1) + "\n"
 
     def _host_json(self) -> str:
@@ -326,6 +328,13 @@ class _Writer:
             f"Written by `fairlead snapshot` from {what}; {how}.\n"
             "`sys/`, `proc/` and `dev/` follow the kernel's layout, `nvml.json` holds what NVML said.\n"
         )
+
+
+def _without_activity(raw: Any) -> Any:
+    """Return NVML's answers without the sums of what the GPUs did. They are of one worker process, and not of the machine."""
+    if isinstance(raw, dict):
+        return {key: _without_activity(value) for key, value in raw.items() if key != ACTIVITY}
+    return [_without_activity(value) for value in raw] if isinstance(raw, list) else raw
 
 
 def _numbered(text: str) -> str:

@@ -12,6 +12,7 @@ from fairlead.model.check_definition import Past
 from fairlead.model.facts import Gpu, Missing, Node, Why, unreadable
 
 LISTS = frozenset({"nvlinks"})  # facts that are lists in which the position means something (not processes, which come and go)
+SUMS = "activity"  # not a fact that was read: what the agent has added up since it began
 #: nvml.h: "On MIG-enabled GPUs, querying device utilization rates is not currently supported" (nvmlDeviceGetUtilizationRates),
 #: "with active instances, querying the number of remapped rows is not supported" (nvmlDeviceGetRemappedRows).
 NOT_UNDER_MIG = frozenset({"utilization_percent", "remap", "remap.histogram"})
@@ -79,7 +80,7 @@ def _named(device: str, facts: tuple[str, ...]) -> frozenset[str]:
 
 def _fields(value: Struct, prefix: str) -> Iterator[str]:
     for name, inner in zip(value.__struct_fields__, astuple(value), strict=True):
-        if isinstance(inner, Missing) or inner is None:
+        if isinstance(inner, Missing) or inner is None or name == SUMS:
             continue
         yield f"{prefix}{name}"
         if isinstance(inner, Struct):
@@ -137,6 +138,8 @@ def _read_once(names: tuple[str, ...], devices: tuple[str, ...], readable: froze
 
 def _unreadable(value: Struct, prefix: str) -> Iterator[tuple[str, Missing]]:
     for name, inner in zip(value.__struct_fields__, astuple(value), strict=True):
+        if name == SUMS:
+            continue
         if inner is None:
             yield f"{prefix}{name}", _NOT_THERE
         elif isinstance(inner, Missing):

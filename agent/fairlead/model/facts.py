@@ -114,8 +114,8 @@ class Gpu(Struct, frozen=True, kw_only=True):
     load: GpuLoad = GpuLoad()
     details: GpuDetails = GpuDetails()
     state: GpuState = GpuState()
+    activity: GpuActivity | Missing = NOT_READ  # Missing on a machine tree, on which nothing runs
     mig_devices: tuple[MigDevice, ...] | Missing = NOT_READ  # () while MIG is off
-    activity: GpuActivity | Missing = GpuActivity()
 
 
 class Driver(Struct, frozen=True, kw_only=True):

@@ -30,7 +30,7 @@ class MigDevice(Struct, frozen=True, kw_only=True):
     slice (start) and the number of memory slices (size) of its GPU instance do not. profile: "3g.40gb", or "1c.3g.40gb" for a
     compute instance with a part of its GPU instance. The compute instances of one GPU instance share its memory, so each of them
     has the same memory_total_bytes and memory_used_bytes. sram_uncorrected: errors since the driver was loaded. processes: the
-    process ids of compute processes.
+    process ids of compute processes. activity: the GPM sums of the GPU instance.
     """
 
     uuid: str
@@ -43,7 +43,7 @@ class MigDevice(Struct, frozen=True, kw_only=True):
     memory_used_bytes: int | Missing = NOT_READ
     sram_uncorrected: int | Missing = NOT_READ
     processes: tuple[int, ...] | Missing = NOT_READ
-    activity: GpuActivity | Missing = GpuActivity()
+    activity: GpuActivity | Missing = NOT_READ
 
 
 class GpuState(Struct, frozen=True, kw_only=True):

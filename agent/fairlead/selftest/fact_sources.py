@@ -20,6 +20,7 @@ from fairlead.host.probe import Probes
 from fairlead.host.root import Root
 from fairlead.host.software import software
 from fairlead.host.tasks import Watch
+from fairlead.model.device import SUMS
 from fairlead.model.facts import Missing, Nic, PciDevice, unreadable
 from fairlead.model.missing import Why
 from fairlead.selftest.part_process import Message, doing
@@ -156,7 +157,7 @@ def count(value: Any, depth: int = 0) -> tuple[int, list[str]]:
     if isinstance(value, Missing):
         return 0, [value.detail or "no reason was given"] if value.why is Why.UNREADABLE else []
     if isinstance(value, Struct):
-        inner: Collection[Any] = [getattr(value, name) for name in value.__struct_fields__]
+        inner: Collection[Any] = [getattr(value, name) for name in value.__struct_fields__ if name != SUMS]
     elif isinstance(value, Mapping):
         inner = value.values()
     elif isinstance(value, tuple | list | set | frozenset):

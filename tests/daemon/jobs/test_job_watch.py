@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fairlead.daemon.jobs.job_watch import JobNews, JobWatch
+from tests.checks.nodes import ADDRESSES, gpu, node
 
 
 @pytest.fixture
@@ -57,3 +58,17 @@ def test_the_record_of_a_refusal_stays_while_slurms_mark_may_come(run_dir: Path)
     assert records(run_dir) == {"13"}
     jobs.forget(str(run_dir), refusal_pending=False)
     assert records(run_dir) == set()
+
+
+def test_the_gpus_of_running_jobs_are_those_of_their_gres_indices(run_dir: Path) -> None:
+    """Slurm counts the GPUs in another order than NVML; the topology file has the order."""
+    rows = [f"gpu\t{i}\t{7 - i}\tGPU-{i}\t{pci}\t0\t0-7\t-" for i, pci in enumerate(reversed(ADDRESSES))]
+    (run_dir / "topology").write_text("1\tnode\tn1\t8\t0-7\t8\n" + "\n".join(rows) + "\n")
+    for job, state, gpus in ((11, "running", "0,2-3"), (12, "ended", "1"), (13, "running", "-"), (14, "running", "900")):
+        (run_dir / "jobs" / str(job)).write_text(f"1\t{state}\t1000\t{gpus}\t1\t{9 if state == 'ended' else '-'}\t-\t.\n")
+    jobs = JobWatch(live=False)
+    jobs.read(str(run_dir))
+    assert jobs.gpus(str(run_dir), node()) == tuple((11, ADDRESSES[-1 - index]) for index in (0, 2, 3))
+    assert jobs.gpus(str(run_dir), node(gpu(0, mig_current=True))) == (), "with MIG, the indices name instances"
+    (run_dir / "topology").unlink()
+    assert jobs.gpus(str(run_dir), node()) == ()

@@ -320,6 +320,14 @@ def test_fresh_sweep_on_demand_and_after_a_job(agents: Make) -> None:
     assert half.exists()
 
 
+def test_a_close_sweep_at_a_jobs_begin_with_the_gpus_of_the_job(agents: Make) -> None:
+    agent = agents(agent={"interval_seconds": 600}).start()
+    metrics = agent.run_dir / "metrics.prom"
+    agent.until(lambda: (agent.run_dir / "topology").exists(), "the topology")
+    (agent.run_dir / "jobs" / "79").write_text("1\trunning\t2001\t2\t5\t-\t-\t.\n")
+    agent.until(lambda: metrics.exists() and 'fairlead_job_gpu{index="2",job="79"' in metrics.read_text(), "the gauge")
+
+
 def test_jobs_are_counted(agents: Make) -> None:
     agent = agents().start()
     metrics = agent.run_dir / "metrics.prom"

@@ -75,12 +75,18 @@ UINT(nvmlDeviceGetComputeMode, "compute_mode")
 UINT(nvmlDeviceGetAccountingMode, "accounting_mode")
 UINT(nvmlDeviceGetPerformanceState, "performance_state")
 UINT(nvmlDeviceGetPowerState, "performance_state")
-UINT(nvmlDeviceGetPowerUsage, "power.draw_milliwatts")
+NVML_API nvmlReturn nvmlDeviceGetPowerUsage(nvmlDevice device, unsigned int *out) {
+    ENTER_GPU();
+    return load_now(gpu, LOAD_POWER, "power.draw_milliwatts", out);
+}
 UINT(nvmlDeviceGetPowerManagementLimit, "power.limit_milliwatts")
 UINT(nvmlDeviceGetEnforcedPowerLimit, "power.limit_milliwatts")
 UINT(nvmlDeviceGetPowerManagementDefaultLimit, "power.default_limit_milliwatts")
 PAIR(nvmlDeviceGetPowerManagementLimitConstraints, "power.minimum_limit_milliwatts", "power.maximum_limit_milliwatts")
-ULL(nvmlDeviceGetTotalEnergyConsumption, "power.energy_millijoules")
+NVML_API nvmlReturn nvmlDeviceGetTotalEnergyConsumption(nvmlDevice device, unsigned long long *out) {
+    ENTER_GPU();
+    return load_counter(gpu, LOAD_POWER, "power.energy_millijoules", 1, out);
+}
 ULL(nvmlDeviceGetCurrentClocksEventReasons, "throttle_reasons")
 ULL(nvmlDeviceGetCurrentClocksThrottleReasons, "throttle_reasons")
 UINT(nvmlDeviceGetCurrPcieLinkGeneration, "pcie.gen_current")
@@ -143,8 +149,10 @@ NVML_API nvmlReturn nvmlDeviceGetBAR1MemoryInfo(nvmlDevice device, c_nvmlBAR1Mem
 NVML_API nvmlReturn nvmlDeviceGetUtilizationRates(nvmlDevice device, c_nvmlUtilization_t *out) {
     ENTER_GPU();
     NEED(out);
-    TRY(sim_uint(gpu, "utilization.gpu_percent", &out->gpu));
-    return sim_uint(gpu, "utilization.memory_percent", &out->memory);
+    unsigned int mig;
+    if (sim_uint(gpu, "mig_mode.current", &mig) == NVML_SUCCESS && mig) return NVML_ERROR_NOT_SUPPORTED; /* as recorded of an H200 */
+    TRY(load_now(gpu, LOAD_BUSY, "utilization.gpu_percent", &out->gpu));
+    return load_now(gpu, LOAD_DRAM, "utilization.memory_percent", &out->memory);
 }
 static nvmlReturn idle_engine(unsigned int *percent, unsigned int *period) {
     NEED(percent && period);

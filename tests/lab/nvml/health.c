@@ -142,7 +142,6 @@ static const struct field fields[] = {
     {NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL, U64, "nvlink.+.replay_errors"},
     {NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL, U64, "nvlink.+.recovery_errors"},
     {NVML_FI_DEV_MEMORY_TEMP, U32, "temperature.memory_celsius"},
-    {NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION, U64, "power.energy_millijoules"},
     {NVML_FI_DEV_NVLINK_LINK_COUNT, U32, "nvlink.count"},
     {NVML_FI_DEV_PCIE_REPLAY_COUNTER, U32, "pcie.replays"},
     {NVML_FI_DEV_REMAPPED_COR, U32, "remap.corrected"},
@@ -152,16 +151,11 @@ static const struct field fields[] = {
     {NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY, U64, "nvlink.#.replay_errors"},
     {NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY, U64, "nvlink.#.recovery_errors"},
     {NVML_FI_DEV_NVLINK_ERROR_DL_CRC, U64, "nvlink.#.crc_errors"},
-    {NVML_FI_DEV_POWER_AVERAGE, U32, "power.draw_milliwatts"},
-    {NVML_FI_DEV_POWER_INSTANT, U32, "power.draw_milliwatts"},
     {NVML_FI_DEV_POWER_MIN_LIMIT, U32, "power.minimum_limit_milliwatts"},
     {NVML_FI_DEV_POWER_MAX_LIMIT, U32, "power.maximum_limit_milliwatts"},
     {NVML_FI_DEV_POWER_DEFAULT_LIMIT, U32, "power.default_limit_milliwatts"},
     {NVML_FI_DEV_POWER_CURRENT_LIMIT, U32, "power.limit_milliwatts"},
-    {NVML_FI_DEV_ENERGY, U64, "power.energy_millijoules"},
     {NVML_FI_DEV_POWER_REQUESTED_LIMIT, U32, "power.limit_milliwatts"},
-    {NVML_FI_DEV_PCIE_COUNT_TX_BYTES, U64, "pcie.transmit_bytes"},
-    {NVML_FI_DEV_PCIE_COUNT_RX_BYTES, U64, "pcie.receive_bytes"},
     {NVML_FI_DEV_NVLINK_COUNT_MALFORMED_PACKET_ERRORS, U64, "nvlink.#.malformed_packets"},
     {NVML_FI_DEV_NVLINK_COUNT_RCV_ERRORS, U64, "nvlink.#.receive_errors"},
     {NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS, U64, "nvlink.#.recoveries_failed"},
@@ -188,7 +182,39 @@ static nvmlReturn over_links(int gpu, const char *key, unsigned int scope, unsig
     return NVML_SUCCESS;
 }
 
+/* Counters and means that follow from the loads (load.c). NVLinks carry equal parts; up to NVLink 4 they are counted in KiB. */
+static nvmlReturn load_field(int gpu, c_nvmlFieldValue_t *v, unsigned long long *out) {
+    unsigned int id = v->fieldId, milliwatts, version, links;
+    if (id == NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION || id == NVML_FI_DEV_ENERGY)
+        return load_counter(gpu, LOAD_POWER, "power.energy_millijoules", 1, out);
+    if (id == NVML_FI_DEV_PCIE_COUNT_TX_BYTES) return load_counter(gpu, LOAD_PCIE, "pcie.transmit_bytes", 1, out);
+    if (id == NVML_FI_DEV_PCIE_COUNT_RX_BYTES) return load_counter(gpu, LOAD_PCIE, "pcie.receive_bytes", 1, out);
+    if (id == NVML_FI_DEV_POWER_AVERAGE || id == NVML_FI_DEV_POWER_INSTANT) {
+        TRY(load_now(gpu, LOAD_POWER, "power.draw_milliwatts", &milliwatts));
+        *out = milliwatts;
+        return NVML_SUCCESS;
+    }
+    int newer = id == NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES || id == NVML_FI_DEV_NVLINK_COUNT_RCV_BYTES;
+    int older = id == NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX || id == NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX;
+    if (!newer && !older) return NVML_ERROR_NOT_FOUND;
+    TRY(sim_uint(gpu, "nvlink.count", &links));
+    TRY(sim_uint(gpu, "nvlink.0.version", &version));
+    if (!links || newer != (version >= 5)) return NVML_ERROR_NOT_SUPPORTED;
+    if (v->scopeId != 0xFFFFFFFFu && v->scopeId >= links) return NVML_ERROR_INVALID_ARGUMENT;
+    if (newer && v->scopeId == 0xFFFFFFFFu) return NVML_ERROR_INVALID_ARGUMENT;
+    return load_counter(gpu, LOAD_NVLINK, NULL, (older ? 1.0 / 1024 : 1.0) / (v->scopeId == 0xFFFFFFFFu ? 1 : links), out);
+}
+
 static nvmlReturn one_field(int gpu, c_nvmlFieldValue_t *v) {
+    unsigned long long of_load = 0;
+    nvmlReturn rc = load_field(gpu, v, &of_load);
+    if (rc != NVML_ERROR_NOT_FOUND) {
+        int narrow = v->fieldId == NVML_FI_DEV_POWER_AVERAGE || v->fieldId == NVML_FI_DEV_POWER_INSTANT;
+        v->valueType = narrow ? U32 : U64;
+        if (narrow) v->value.uiVal = (unsigned int)of_load;
+        else v->value.ullVal = of_load;
+        return rc;
+    }
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
         const struct field *f = &fields[i];
         unsigned long long value;

@@ -29,6 +29,7 @@ SOURCES = (
     "clocks.c",
     "mig.c",
     "mig_devices.c",
+    "load.c",
     "samples.c",
 )
 NAME = "libnvidia-ml.so.1"

@@ -326,6 +326,16 @@ int sim_mig_at(nvmlDevice device, struct sim_mig *out) {
     return 1;
 }
 
+nvmlReturn sim_mig_instance(int gpu, unsigned int gi, int *compute) {
+    TRY(enabled(gpu));
+    for (int s = 0; s < SLOTS; s++)
+        if (slot_of(gpu, s) && gi_of(slot_of(gpu, s)) == gi) {
+            *compute = __builtin_popcount(COMPUTE(slot_of(gpu, s)));
+            return NVML_SUCCESS;
+        }
+    return NVML_ERROR_NOT_FOUND;
+}
+
 nvmlDevice sim_mig_device(int gpu, unsigned int index) {
     for (int s = 0; s < SLOTS; s++)
         for (int c = 0; c < SLOTS; c++)

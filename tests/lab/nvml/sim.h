@@ -57,7 +57,21 @@ nvmlReturn sim_mig_uuid(const struct sim_mig *mig, char *out, size_t size);
 nvmlReturn sim_mig_name(const struct sim_mig *mig, char *out, size_t size);
 nvmlReturn sim_mig_memory(const struct sim_mig *mig, struct sim_memory *out);
 nvmlReturn sim_mig_sram_uncorrected(const struct sim_mig *mig, unsigned long long *out);
+nvmlReturn sim_mig_instance(int gpu, unsigned int gi, int *compute); /* NOT_FOUND, or how many compute instances it has */
 void sim_process_instance(int gpu, unsigned int number, unsigned int at[2]); /* GI and CI, or NO_INSTANCE */
+
+/* load.c: what the GPUs did */
+#define PERIOD_US 166667u /* of utilisation: nvml.h names 1/6 second to 1 second */
+enum load_kind { LOAD_BUSY, LOAD_SM, LOAD_TENSOR, LOAD_DRAM, LOAD_POWER, LOAD_PCIE, LOAD_NVLINK };
+unsigned long long sim_now(void); /* microseconds of CLOCK_REALTIME */
+void load_clear(void);
+void load_add(const char *gpu, char *words);
+void load_reload(int gpu, unsigned long long at);
+unsigned long long load_began(int gpu);
+int load_known(int gpu);
+double load_sum(int gpu, unsigned int gi, enum load_kind kind, unsigned long long from, unsigned long long to);
+nvmlReturn load_now(int gpu, enum load_kind kind, const char *key, unsigned int *out);
+nvmlReturn load_counter(int gpu, enum load_kind kind, const char *key, double scale, unsigned long long *out);
 
 /* clocks.c */
 nvmlReturn sim_megahertz(int gpu, unsigned int kind, int highest, unsigned int *out);

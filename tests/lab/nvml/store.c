@@ -69,6 +69,7 @@ static void forget_all(void) {
             free(e);
         }
     fault_clear();
+    load_clear();
 }
 
 static void add_xid(int gpu, unsigned long long code) {
@@ -94,9 +95,11 @@ static void obey(char *line) {
     if (!strcmp(verb, "clear")) { read_base(); return; } /* events are history: they stay */
     if (!a) return;
     if (!strcmp(verb, "set")) { put(a, rest); return; }
+    if (!strcmp(verb, "work")) { load_add(a, rest); return; }
     char *b = strtok_r(NULL, " ", &rest), *c = strtok_r(NULL, " ", &rest);
     if (!strcmp(verb, "lost")) fault_lose(atoi(a), 0);
     else if (!strcmp(verb, "handle-lost")) fault_lose(atoi(a), 1);
+    else if (!strcmp(verb, "reload") && b) load_reload(gpu_word(a), strtoull(b, NULL, 10));
     else if (!strcmp(verb, "step") && b) {
         struct entry *e = find(a);
         char text[32];

@@ -47,8 +47,7 @@ class Blame:
         apart.
         """
         now = None if node is None else boottime()
-        mig = node is not None and not isinstance(node.gpus, Missing) and any(g.mig_current is True for g in node.gpus)
-        order = None if mig else _order(run_dir)
+        order = None if node is not None and has_mig(node) else gres_indices(run_dir)
         attributed = []
         for record in records:
             line = parse(record.text)
@@ -85,7 +84,12 @@ def _then(jobs: list[Job], seconds: float) -> list[Job]:
     return ran or [j for j in jobs if j.end is not None and seconds <= j.end + LINGER_SECONDS]
 
 
-def _order(run_dir: str) -> dict[str, int]:
+def has_mig(node: Node) -> bool:
+    """Return whether any GPU of the node has MIG on, so that GRES indices name MIG instances."""
+    return not isinstance(node.gpus, Missing) and any(g.mig_current is True for g in node.gpus)
+
+
+def gres_indices(run_dir: str) -> dict[str, int]:
     """Return the GRES index of each GPU by PCI address. The topology file has lines ``gpu INDEX MINOR UUID PCI ...``."""
     try:
         with open(os.path.join(run_dir, "topology"), encoding="ascii", errors="replace") as f:

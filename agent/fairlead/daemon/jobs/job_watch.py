@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from fairlead.daemon.jobs.blame import NO_JOBS, Blame
+from fairlead.daemon.jobs.blame import NO_JOBS, Blame, gres_indices, has_mig
 from fairlead.daemon.jobs.local_jobs import LocalJobs
 from fairlead.host import job_records, log
 from fairlead.host.job_records import Jobs
@@ -63,6 +63,16 @@ class JobWatch:
     def attribute(self, records: Iterable[KernelRecord], run_dir: str, node: Node | None) -> list[KernelRecord]:
         """Return the records with the jobs and users on their GPU."""
         return self._blame.attribute(records, run_dir, node)
+
+    def gpus(self, run_dir: str, node: Node | None) -> tuple[tuple[int, str], ...]:
+        """Return the id of each running job with the PCI address of each of its GPUs, by the job records and the topology file.
+
+        Return nothing with MIG, because GRES indices then name instances."""
+        with_gpus = [job for job in self.jobs.known if job.id in self.running and job.gpus]
+        if not with_gpus or (node is not None and has_mig(node)):
+            return ()
+        addresses = {index: pci for pci, index in gres_indices(run_dir).items()}
+        return tuple((job.id, addresses[index]) for job in with_gpus for index in sorted(job.gpus) if index in addresses)
 
     def _without_gone(self, found: Jobs) -> Jobs:
         """Return the jobs without those that have no slurmstepd here. The agent does not wait for such a job, and never blames

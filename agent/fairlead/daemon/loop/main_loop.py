@@ -481,5 +481,6 @@ class Loop:
             worker=self._readers.worker,
             history=self._history,
             proofs=self._proving.outcomes,
+            job_gpus=self._jobs.gpus(self._document.agent.run_dir, state.sweep.node),
         )
         self._publisher.publish_metrics(found)

@@ -14,7 +14,7 @@ from msgspec import Struct, field
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from fairlead.daemon.publishing import gpu_error_metrics, gpu_load_metrics, mig_metrics, xid_metrics
+from fairlead.daemon.publishing import gpu_activity_metrics, gpu_error_metrics, gpu_load_metrics, mig_metrics, xid_metrics
 from fairlead.daemon.publishing.gpu_labels import LABELS, Labels, labels_of
 from fairlead.model.facts import Ecc, Gpu, Missing, Node, NvLink, PcieLink, RowRemap
 from fairlead.model.finding import Finding, Level
@@ -59,9 +59,10 @@ class MetricsInput(Struct, frozen=True, kw_only=True):
 
     checks: every enabled check with its mode. sources: each source with the time of its last answer. suppressed: the findings
     that would drain the node but are suppressed. ladder: each fault (``CHECK.FAULT/CARD``) with its escalation step. strikes:
-    each GPU card with the number of its strikes in the window. slurm_node: the node's name in Slurm. slurm_up: whether
-    slurmctld answered the last question, or None before the first question. gpu_labels: the index and UUID of each GPU as last
-    read, by PCI address. xids: kind, PCI address, code and number of records. nvlink_links: True adds metrics of each NVLink.
+    each GPU card with the number of its strikes in the window. slurm_node: the node's name in Slurm. slurm_up: whether slurmctld
+    answered the last question, or None before the first question. gpu_labels: the index and UUID of each GPU as last read, by
+    PCI address. job_gpus: the id of each running job with the PCI address of each of its GPUs. xids: kind, PCI address, code and
+    number of records. nvlink_links: True adds metrics of each NVLink.
     """
 
     version: str
@@ -88,6 +89,7 @@ class MetricsInput(Struct, frozen=True, kw_only=True):
     nvml_released: bool = False
     history_ok: bool = True
     jobs: int = 0
+    job_gpus: tuple[tuple[int, str], ...] = ()
     node: Node | None = None
     ladder: tuple[tuple[str, str], ...] = ()
     strikes: tuple[tuple[str, int], ...] = ()
@@ -126,6 +128,7 @@ class Metrics:
         yield from xid_metrics.families(view.xids, names, view.gpu_labels)
         if gpus:
             yield from _gpus(tuple(zip(gpus, names, strict=True)), links=view.nvlink_links)
+            yield gpu_activity_metrics.job_family(view.job_gpus, names)
         if view.node is not None:
             yield gpu_load_metrics.driver_family(view.node)
             yield from _nics(view.node)
@@ -283,6 +286,7 @@ def _gpus(gpus: Sequence[tuple[Gpu, Labels]], *, links: bool) -> Iterator[Metric
     yield from _memory(tuple((labels, g.ecc, g.remap) for g, labels in gpus))
     yield from gpu_error_metrics.families(gpus)
     yield from mig_metrics.families(gpus)
+    yield from gpu_activity_metrics.families(gpus)
     yield from _pcie(tuple((labels, g.pcie) for g, labels in gpus))
     yield from _nvlinks(tuple((labels, g.nvlinks) for g, labels in gpus), each=links)
     yield from gpu_load_metrics.families(gpus)

@@ -22,11 +22,12 @@ def metrics_input(
     worker: Worker | None,
     history: History,
     proofs: Mapping[str, int],
+    job_gpus: tuple[tuple[int, str], ...],
 ) -> MetricsInput:
     """Return the values that a scrape of this agent shows now.
 
     ``sources``: the time of each source's last answer in CLOCK_BOOTTIME seconds, by the source's name. ``proofs``: the number
-    of runs of the return command by outcome.
+    of runs of the return command by outcome. ``job_gpus``: the running jobs with their GPUs (``MetricsInput``).
     """
     sweep, verdict, decision = state.sweep, state.verdict, state.decision
     remembered = decision.state
@@ -56,6 +57,7 @@ def metrics_input(
         nvml_released=bool(worker and worker.released),
         history_ok=not history.trouble,
         jobs=state.jobs,
+        job_gpus=job_gpus,
         node=sweep.node,
         ladder=tuple((name, rung.step.value) for name, rung in sorted(remembered.ladder.items())),
         strikes=tuple((card, len(times)) for card, times in sorted(remembered.strikes.items())),
