@@ -132,6 +132,7 @@ def test_time_after_the_end_is_not_counted() -> None:
 def test_an_end_that_was_noticed_late_cuts_the_record() -> None:
     opened = read(start(), gpu(100), gpu(110, measured_seconds=10, busy_seconds=10))
     opened = ended(opened, end_boot=109, boot=111, unix=UNIX + 111)
+    assert sum(of(opened).histogram_seconds) == pytest.approx(9)
     assert (opened.record.alloc_seconds, of(opened).seen_seconds, of(opened).busy_seconds, of(opened).gap_seconds) == (9, 9, 9, 0)
 
 
@@ -204,7 +205,7 @@ STEPS = st.lists(
 )
 
 
-@given(steps=STEPS, ends=st.floats(0, 5))
+@given(steps=STEPS, ends=st.floats(-5, 5))
 def test_sums_never_fall_and_no_second_is_lost(steps: list[tuple[float, float, float, bool]], ends: float) -> None:
     """Also if the agent is killed between two readings and the next one begins at 0 again."""
     at, opened = 100.0, start()
@@ -231,6 +232,7 @@ def test_sums_never_fall_and_no_second_is_lost(steps: list[tuple[float, float, f
         assert (now.busy_seconds or 0) <= now.seen_seconds + 0.01
         if killed:
             assert now.gap_seconds == pytest.approx(before.gap_seconds + seconds, abs=0.01)
-    record = ended(opened, end_boot=at + ends, boot=at + ends, unix=UNIX + at + ends).record
+    record = ended(opened, end_boot=at + ends, boot=at + max(ends, 0), unix=UNIX + at + max(ends, 0)).record
     assert record.gpus[0].seen_seconds + record.gpus[0].gap_seconds == pytest.approx(record.alloc_seconds, abs=0.01)
+    assert sum(record.gpus[0].histogram_seconds) == pytest.approx(record.gpus[0].seen_seconds, abs=0.01)
     assert decoded(encoded(record)) == record

@@ -63,11 +63,25 @@ def lasted(usage: GpuUsage, seconds: float, more: float) -> GpuUsage:
 
 
 def cut(usage: GpuUsage, seconds: float, less: float) -> GpuUsage:
-    """Return the usage of a job that had the GPU for ``seconds``, which are ``less`` seconds fewer than it was thought."""
-    seen = min(usage.seen_seconds, seconds)
-    busy = None if usage.busy_seconds is None else min(usage.busy_seconds, seen)
+    """Return the usage of a job that had the GPU for ``seconds``, which are ``less`` seconds fewer than it was thought.
+
+    If more time was seen, the sums of seen time are reduced by the same ratio. This is about the last two seconds of a job.
+    """
     energy_gap = max(0.0, usage.energy_gap_seconds - less)
-    return replace(usage, seen_seconds=seen, busy_seconds=busy, gap_seconds=seconds - seen, energy_gap_seconds=energy_gap)
+    usage = replace(usage, gap_seconds=max(0.0, seconds - usage.seen_seconds), energy_gap_seconds=energy_gap)
+    if usage.seen_seconds <= seconds:
+        return usage
+    ratio = seconds / usage.seen_seconds
+    zero, longest = usage.zero_seconds, usage.longest_zero_seconds
+    return replace(
+        usage,
+        seen_seconds=seconds,
+        busy_seconds=None if usage.busy_seconds is None else min(usage.busy_seconds, seconds),
+        spot_seconds=usage.spot_seconds * ratio,
+        zero_seconds=None if zero is None else zero * ratio,
+        longest_zero_seconds=None if longest is None else longest * ratio,
+        histogram_seconds=tuple(each * ratio for each in usage.histogram_seconds),
+    )
 
 
 def added(
