@@ -253,6 +253,15 @@ def test_the_unit_may_write_metrics_where_the_document_says_and_nowhere_else(tex
     assert lines == ["[Service]", *([line] if line else [])]
 
 
+def test_the_unit_makes_the_folders_for_other_exporters(tmp_path: Path) -> None:
+    site = tmp_path / "site.toml"
+    keys = 'gpustat_dir = "/run/gpustat"\ndcgm_job_dir = "/run/fairlead/dcgm"\n'
+    site.write_text(f'schema = 1\n[classes.a]\nnodes = "gpu1"\n[classes.a.agent]\n{keys}')
+    (target,) = inventory.targets(config.load_site(str(site)))
+    lines = run_bundle.agent_folders_drop_in(target.document).splitlines()[1:]
+    assert lines == ["[Service]", "ExecStartPre=-+/bin/mkdir -p -m 0755 /run/gpustat", "ReadWritePaths=-/run/gpustat"]
+
+
 @pytest.mark.parametrize("path", ["metrics.prom", "/a b/x.prom", "/a/%h/x.prom", "/a/x.prom\\nExecStart=/bin/x", "/a/x.prom\\n"])
 def test_a_path_that_a_unit_file_would_read_otherwise_is_refused(tmp_path: Path, path: str) -> None:
     site = tmp_path / "site.toml"

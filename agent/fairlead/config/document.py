@@ -64,6 +64,24 @@ class AgentOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         bool,
         Meta(description="Add metrics of each NVLink of each GPU: 144 series on 8 GPUs with 18 links."),
     ] = False
+    usage_records: Annotated[bool, Meta(description="Keep a record of what each job used, in the folder usage of state_dir.")] = (
+        True
+    )
+    usage_days: Annotated[float, Meta(ge=1, le=3660, description="Usage records are kept for this number of days.")] = 30.0
+    gpustat_dir: Annotated[
+        str,
+        Meta(
+            pattern=r"^$|^(/[A-Za-z0-9_.+-]+)+(?!\n)$",
+            description="Folder where jobstats' GPU exporter finds the job of each GPU: /run/gpustat. Empty: none.",
+        ),
+    ] = ""
+    dcgm_job_dir: Annotated[
+        str,
+        Meta(
+            pattern=r"^$|^(/[A-Za-z0-9_.+-]+)+(?!\n)$",
+            description="Folder of dcgm-exporter's --hpc-job-mapping-dir, for the jobs of each GPU. Empty: none.",
+        ),
+    ] = ""
 
 
 class SlurmOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

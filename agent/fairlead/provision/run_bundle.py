@@ -107,14 +107,18 @@ def driver_files(document: config.Document) -> list[dict[str, Any]]:
     return [{"file": p.file, "size": p.size, "sha256": p.sha256} for p in driver.packages]
 
 
-def metrics_drop_in(document: config.Document) -> str:
-    """Return the drop-in that lets the agent's unit write its metrics to the folder in the document. If the unit may write there
-    anyway, the drop-in sets nothing."""
+def agent_folders_drop_in(document: config.Document) -> str:
+    """Return the drop-in that lets the agent's unit write to the folders that the document names: its metrics, and the files for
+    other exporters. The latter are on tmpfs, so the unit makes these folders. If the unit may write to all of them anyway, the
+    drop-in sets nothing."""
     agent = document.agent
-    folder = os.path.dirname(agent.metrics_textfile)
-    own = not folder or any(f"{folder}/".startswith(f"{path}/") for path in (agent.run_dir, agent.state_dir))
-    words = "# Written by fairlead provision: agent.metrics_textfile, beyond what the unit may write anyway.\n[Service]\n"
-    return words + ("" if own else f"ReadWritePaths=-{folder}\n")
+    words = "# Written by fairlead provision: folders of agent.*, beyond what the unit may write anyway.\n[Service]\n"
+    folders = {os.path.dirname(agent.metrics_textfile): "", agent.gpustat_dir: "make", agent.dcgm_job_dir: "make"}
+    for folder, make in folders.items():
+        if folder and not any(f"{folder}/".startswith(f"{path}/") for path in (agent.run_dir, agent.state_dir)):
+            words += f"ExecStartPre=-+/bin/mkdir -p -m 0755 {folder}\n" if make else ""
+            words += f"ReadWritePaths=-{folder}\n"
+    return words
 
 
 def documents(document: config.Document) -> list[dict[str, Any]]:
@@ -122,7 +126,7 @@ def documents(document: config.Document) -> list[dict[str, Any]]:
     return [
         {"path": "/etc/fairlead/node.json", "content": config.encode_document(document).decode(), "mode": 0o644},
         {"path": "/etc/fairlead/hooks", "content": config.hooks_line(document), "mode": 0o644},
-        {"path": f"{AGENT_DROP_INS}/50-metrics.conf", "content": metrics_drop_in(document), "mode": 0o644},
+        {"path": f"{AGENT_DROP_INS}/50-metrics.conf", "content": agent_folders_drop_in(document), "mode": 0o644},
     ]
 
 

@@ -132,11 +132,6 @@ def has_mig(node: Node) -> bool:
     return not isinstance(node.gpus, Missing) and any(g.mig_current is True for g in node.gpus)
 
 
-def gres_indices(run_dir: str) -> dict[str, int]:
-    """Return the GRES index of each GPU by PCI address."""
-    return published(run_dir).order
-
-
 def published(run_dir: str) -> Where:
     """Return what the topology file says (topology.binding.published_files). It is empty if the file cannot be read."""
     try:

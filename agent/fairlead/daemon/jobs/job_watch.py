@@ -78,9 +78,8 @@ class JobWatch:
         addresses = {} if mig else {index: pci for pci, index in where.order.items()}
         found: list[tuple[int, str]] = []
         for job in with_gpus:
-            named = {where.parts[name].pci for name in job.names} if where.is_known(job) else set()
-            own = named or {addresses[index] for index in job.gpus if index in addresses}
-            found += [(job.id, pci) for pci in sorted(own)]
+            named = sorted({where.parts[name].pci for name in job.names}) if where.is_known(job) else []
+            found += [(job.id, pci) for pci in named or [addresses[i] for i in sorted(job.gpus) if i in addresses]]
         return tuple(found)
 
     def _without_gone(self, found: Jobs) -> Jobs:

@@ -18,6 +18,7 @@ from signal import SIGHUP, SIGUSR1
 from fairlead import __version__
 from fairlead.config import Document, load_document
 from fairlead.daemon.jobs.job_watch import JobWatch
+from fairlead.daemon.jobs.usage_keeper import UsageKeeper
 from fairlead.daemon.loop import history_update
 from fairlead.daemon.loop.agent_lock import alone
 from fairlead.daemon.loop.apply_marks import applying, nvml_released
@@ -93,6 +94,7 @@ class Loop:
         self._history = History(state_dir, self._boot_id, self._disk)
         self._kernel_log = KernelLog(document, self._readers, self._history)
         self._jobs = JobWatch(live=root.is_live)
+        self._usage = UsageKeeper(document, root, self._boot_id, self._disk)
         self._hold = AdminHold(self._disk, TICK_SECONDS)
         self.slurm = SlurmLink(document, root, machine=machine_id(root), boot_id=self._boot_id)
         self._proving = Proving(state_dir, self._boot_id, busy=partial(jobs_running, root.join("/proc")), disk=self._disk)
@@ -186,6 +188,7 @@ class Loop:
         self._restore_settings(findings, judged_by)
         self._conclude(findings, judged_by, swept=True)
         self._publisher.publish_node(node)
+        self._usage.add(node, self._findings)
         self._after_first_sweep()
         return True
 
@@ -219,6 +222,7 @@ class Loop:
         self.slurm.stop()
         self._notify.send("STOPPING=1")
         self._proving.close()
+        self._usage.close()
         self._history.save_cursor(self._readers.log_cursor)
         self._history.close()
         self._readers.close()
@@ -319,13 +323,13 @@ class Loop:
         news = self._jobs.read(run_dir)
         if news.refused:
             self.slurm.expect_prolog_mark(news.refused)
-        if news.ended:
-            self._schedule.sweep_now()  # read the node after the job, not during it
+        if news.ended or news.changed:
+            self._schedule.sweep_now()  # read the node after a job and not during the job, and when a job begins
             self._readers.read_thoroughly()
+        self._usage.heed(self._jobs.jobs)
         self._jobs.forget(run_dir, refusal_pending=self.slurm.refusal_pending)
         if news.changed:
             self._publisher.write_metrics_soon()
-            self._schedule.sweep_now()  # a close sweep at a job's begin and end bounds what the GPUs did for the job
 
     def _release_nvml(self) -> None:
         wanted = nvml_released(self._document.agent.run_dir)
@@ -350,6 +354,7 @@ class Loop:
         self._readers.change(document)
         self._readers.follow(document, None)
         self._publisher.change(document)
+        self._usage.change(document)
         self.slurm.change(document)
         log.line(log.NOTICE, "document loaded", generation=document.generation, hash=document.hash)
         self._history.event("document loaded", f"generation {document.generation}")
@@ -453,7 +458,7 @@ class Loop:
 
     def _troubles(self) -> tuple[str, ...]:
         """Return what prevents the agent from writing to its disk, one line for each problem."""
-        return tuple(filter(None, (self._history.trouble, self.slurm.ledger.trouble, self._trail.trouble)))
+        return tuple(filter(None, (self._history.trouble, self.slurm.ledger.trouble, self._trail.trouble, self._usage.trouble)))
 
     def _publish_status(self, state: AgentState) -> None:
         agent = self._document.agent

@@ -1,0 +1,106 @@
+"""Takes from the facts of a sweep what each GPU and each MIG device has done, for the usage records of jobs.
+
+NVML is asked for these sums only in some sweeps. In the other sweeps the facts hold older sums. Only sums that have changed since
+the sweep before were read in this sweep.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from msgspec.structs import replace
+
+from fairlead.host.job_records import Job
+from fairlead.jobs.gpu_usage_sums import GpuReading
+from fairlead.model.facts import Gpu, Missing, Node
+from fairlead.model.gpu_activity import GpuActivity
+from fairlead.model.gpu_load import REASONS
+from fairlead.model.gpu_state import MigDevice
+
+_NOT_TEXT = re.compile(r"[^A-Za-z0-9_.:+/ -]")  # see jobs.usage_record.Text
+_TEXT_MAX = 128
+_IDLE = "gpu_idle"  # it slows the clocks of a GPU that has no work
+
+
+class GpuReadings:
+    """Holds the readings of the last sweep. ``all``: by UUID of the GPU or MIG device. ``fresh``: the UUIDs of those that were
+    read in this sweep. ``index``: NVML's index by PCI address."""
+
+    def __init__(self) -> None:
+        self.all: dict[str, GpuReading] = {}
+        self.fresh: frozenset[str] = frozenset()
+        self.index: dict[str, int] = {}
+        self._ages: dict[str, float] = {}
+
+    def take(self, node: Node, boot: float) -> bool:
+        """Take the readings of a sweep, and return whether any is fresh. ``boot``: the present CLOCK_BOOTTIME in seconds."""
+        if isinstance(node.gpus, Missing):
+            self.fresh = frozenset()
+            return False
+        self.index = {gpu.pci: gpu.index for gpu in node.gpus}
+        self.all = {reading.uuid: reading for gpu in node.gpus for reading in _readings(gpu, boot)}
+        ages = {r.uuid: r.activity.measured_seconds + r.activity.gap_seconds for r in self.all.values()}
+        self.fresh = frozenset(uuid for uuid, age in ages.items() if self._ages.get(uuid) != age)
+        self._ages |= ages
+        return bool(self.fresh)
+
+    def of_job(self, job: Job, pci_by_index: Mapping[int, str]) -> list[GpuReading]:
+        """Return the readings of the job's GPUs and MIG devices. A GPU that is not known, or that the driver does not list, is
+        left out. ``pci_by_index``: the PCI addresses of the GPUs by GRES index."""
+        indices = sorted(job.gpus)
+        names = job.names if len(job.names) == len(indices) else ()
+        whole = {reading.pci: reading for reading in self.all.values() if not reading.mig}
+        found = []
+        for index, name in zip(indices, names or (str(i) for i in indices), strict=True):
+            reading = self.all.get(name) or whole.get(pci_by_index.get(index, ""))
+            if reading is not None:
+                found.append(replace(reading, gres_index=index))
+        return found
+
+
+def _readings(gpu: Gpu, boot: float) -> Iterator[GpuReading]:
+    minor = None if isinstance(gpu.minor, Missing) else gpu.minor
+    name = "" if isinstance(gpu.name, Missing) else _text(gpu.name)
+    if not isinstance(gpu.uuid, Missing):
+        yield GpuReading(
+            uuid=_text(gpu.uuid),
+            pci=gpu.pci,
+            minor=minor,
+            name=name,
+            at=boot,
+            activity=_activity(gpu),
+            memory_used_bytes=_number(gpu.memory_used_bytes),
+            memory_total_bytes=_number(gpu.memory_total_bytes),
+            throttled_seconds=_throttled(gpu),
+        )
+    for device in () if isinstance(gpu.mig_devices, Missing) else gpu.mig_devices:
+        profile = "" if isinstance(device.profile, Missing) else device.profile
+        yield GpuReading(
+            uuid=_text(device.uuid),
+            pci=gpu.pci,
+            minor=minor,
+            mig=_text(f"{device.gi}/{device.ci}/{profile}"),
+            name=name,
+            at=boot,
+            activity=_activity(device),
+            memory_used_bytes=_number(device.memory_used_bytes),
+            memory_total_bytes=_number(device.memory_total_bytes),
+        )
+
+
+def _activity(device: Gpu | MigDevice) -> GpuActivity:
+    return GpuActivity() if isinstance(device.activity, Missing) else device.activity
+
+
+def _number(value: int | Missing) -> int | None:
+    return None if isinstance(value, Missing) or value < 0 else value
+
+
+def _throttled(gpu: Gpu) -> dict[str, float]:
+    seconds = gpu.load.seen.reasons_seconds
+    return {name: value for (_, name), value in zip(REASONS, seconds, strict=True) if name != _IDLE and value}
+
+
+def _text(value: str) -> str:
+    return _NOT_TEXT.sub("_", value)[:_TEXT_MAX]
