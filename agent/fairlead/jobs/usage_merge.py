@@ -35,7 +35,7 @@ class Share(Struct, frozen=True):
         return min(100.0, 100 * self.seconds / self.of_seconds) if self.of_seconds > 0 else None
 
 
-class Totals(Struct, frozen=True, kw_only=True):
+class Totals(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Holds the sums over all GPUs of a job. GPUs that other jobs could use at the same time (``shared``) are only counted.
 
     gpus: how many GPUs the records name. shared: how many of them are shared. gpu_seconds: the time of all GPUs that Slurm
