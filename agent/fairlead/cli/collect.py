@@ -1,7 +1,8 @@
 """Collect what jobs used from the nodes, keep it in a store on the controller, and write jobstats' AdminComment.
 
 Without options, the command does one round: it asks slurmdbd which jobs have ended, asks their nodes over ssh for the usage
-records, keeps them in the store, and writes AdminComment where it is empty or fairlead's own. A systemd timer runs it each minute.
+records, keeps them in the store, and writes AdminComment where it is empty or fairlead's own. A timer of systemd does that each
+minute.
 
 --from merges recorded records without Slurm, and prints what would be written. DIR has the usage records (*.json) and jobs.psv:
   SLURM_TIME_FORMAT=%s sacct -a -D -X -P -S now-7days -o JobIDRaw,JobID,UID,User,Account,Partition,State,Start,End,TimelimitRaw,\

@@ -1,8 +1,8 @@
 """Answers which ended jobs used what, one request for each connection: each user gets their own jobs, and operators get all.
 
 The request is a munge credential with a ``JobQuestion`` as JSON, and the answer is one with a ``JobAnswer``, which only the
-asking user can open. A job of somebody else and a job that does not exist get the same answer. systemd starts the service for each
-connection (``fairlead-job.socket``, Accept=yes), so that it holds no state.
+asking user can open. A job of somebody else and a job that does not exist get the same answer. systemd starts the service for
+each connection (``fairlead-job.socket``, Accept=yes), so that it holds no state.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Word = Annotated[str, Meta(max_length=64, pattern=r"^[A-Za-z0-9_.+-]*\Z")]
 
 
 class JobQuestion(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Asks for a job by its id, for the tasks of an array, for one's last jobs, or for a user's jobs. most: how many."""
+    """Asks for a job by its id, for the tasks of an array, for one's last jobs, or a user's jobs. most: how many."""
 
     kind: Literal["job", "array", "last", "user"]
     word: Word = ""
@@ -39,8 +39,8 @@ class JobQuestion(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class JobAnswer(Struct, frozen=True, kw_only=True):
-    """Holds the reports. short: the values of each node were left out, because the answer would be too long. trouble: why there is
-    no answer, or ""."""
+    """Holds the reports. short: the values of each node were left out, because the answer would be too long. trouble: why there
+    is no answer, or ""."""
 
     reports: Annotated[tuple[JobReport, ...], Meta(max_length=REPORTS_MAX)] = ()
     short: bool = False
@@ -48,7 +48,7 @@ class JobAnswer(Struct, frozen=True, kw_only=True):
 
 
 def serve(source: BinaryIO, sink: BinaryIO, store: str, is_operator: Callable[[int], bool]) -> None:
-    """Answer one request. Raises HostError for bytes that are no request: they get no answer."""
+    """Answer one request. Raises HostError for bytes that are no request."""
     uid, data = munge.opened(source.readline(QUESTION_MAX_BYTES))
     try:
         question = msgspec.json.decode(data, type=JobQuestion)
@@ -63,7 +63,7 @@ def serve(source: BinaryIO, sink: BinaryIO, store: str, is_operator: Callable[[i
 
 
 def answer_to(question: JobQuestion, uid: int, store: JobStore, is_operator: Callable[[int], bool], now: float) -> JobAnswer:
-    """Return the reports that a user may see. Slurm is asked whether the user is an operator unless all jobs are the user's own."""
+    """Return the reports that a user may see. Slurm is asked whether the user is an operator, unless all jobs are the user's."""
     runs = _runs(question, uid, store)
     if not runs or any(each.run.uid != uid for each in runs):
         operator = is_operator(uid)
