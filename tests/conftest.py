@@ -39,6 +39,7 @@ SECONDS = {
     "tests/release/test_packages.py": 130,
     "tests/scorecard/test_scorecard.py": 110,
     "tests/slurm/test_node_states.py": 95,
+    "accounting": 60,
     "tests/faults/test_demo.py": 70,
     "tests/rack/test_rack.py": 70,
     "tests/driver/test_apt.py": 65,
@@ -78,7 +79,7 @@ def unit(nodeid: str) -> str:
         return path
     room = path.removeprefix("tests/").partition("/")[0]
     suite = next((suite for suite in SUITES if re.search(rf"[\[-]{suite}[\]-]", name)), "")
-    if suite and (room == "slurm" or path == "tests/hooks/test_on_slurm.py"):
+    if suite and (room in ("slurm", "accounting") or path == "tests/hooks/test_on_slurm.py"):
         return f"{room} {suite}"
     if room in ("playbooks", "vm"):
         return room  # one rack, one virtual machine

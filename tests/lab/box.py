@@ -34,6 +34,7 @@ SIZES = {"root": "1g", "sys": "64m", "dev": "4m", "dev/shm": "256m", "run": "128
 class Box:
     """What one root consists of.
 
+    lower     the root below, or several folders of layers with ':' between, the uppermost first (overlay's lowerdir)
     scratch   an empty folder to mount on; its mounts are seen in the box's own namespace only
     upper     folder with up/ and wk/ on disk for what the box writes; None: memory, gone with the box
     sysfs     a tree's sys folder to lay over (writes stay in memory until the box ends); None: the real one
@@ -44,7 +45,7 @@ class Box:
     """
 
     hostname: str
-    lower: Path
+    lower: str
     scratch: Path
     upper: Path | None = None
     sysfs: Path | None = None
@@ -172,7 +173,7 @@ def compose(box: Box) -> None:
     linux.pivot_root(top)
 
 
-def _overlay(lower: Path, upper: Path, target: Path) -> None:
+def _overlay(lower: str | Path, upper: Path, target: Path) -> None:
     for name in ("up", "wk"):
         (upper / name).mkdir(parents=True, exist_ok=True)
     linux.mount("overlay", target, "overlay", data=f"lowerdir={lower},upperdir={upper}/up,workdir={upper}/wk")

@@ -12,7 +12,7 @@ from subprocess import CompletedProcess
 from tests.lab.pause import pause
 from tests.lab.roots import USER, LabError
 
-CLIENTS = ("scontrol", "squeue", "sinfo", "sbatch", "srun", "salloc", "scancel", "sdiag", "sacct", "sstat")
+CLIENTS = ("scontrol", "squeue", "sinfo", "sbatch", "srun", "salloc", "scancel", "sdiag", "sacct", "sacctmgr", "sstat")
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from tests.lab import bounds, box, cpus, slurmconf
+from tests.lab import accounting, bounds, box, cpus, slurmconf
 from tests.lab.clients import CLIENTS, SlurmClients
 from tests.lab.enter import enter_command, run_inside
 from tests.lab.ledger import Ledger
@@ -54,6 +54,7 @@ class Cluster(SlurmClients):
     shared      folders of the machine that are there inside under the same path, to be written too
     cores       per socket of n1..nN; 2 sockets; ``threads`` per core
     topology    topology.conf, for a TopologyPlugin named in ``extra_conf``
+    accounting  slurmdbd with a MariaDB of its own (tests/lab/accounting.py), both up before slurmctld
     """
 
     suite: str = "bookworm"
@@ -78,6 +79,7 @@ class Cluster(SlurmClients):
     files: Mapping[str, str] = field(default_factory=dict)
     binds: Mapping[str | Path, str] = field(default_factory=dict)
     shared: Sequence[Path] = ()
+    accounting: bool = False
     name: str = ""
     pid: int = 0
 
@@ -110,12 +112,16 @@ class Cluster(SlurmClients):
 
     def start(self) -> None:
         """Bring everything up and wait until every node is idle; raises LabError with the logs' ends."""
-        lower = root(self.suite)
+        lower = accounting.lower(self.suite) if self.accounting else str(root(self.suite))
         self.ledger.open()
         try:
             self._lay_out()
             self._open_box(lower)
             self._exec("/usr/bin/setpriv --reuid=munge --regid=munge --clear-groups /usr/sbin/munged")
+            if self.accounting:
+                self._exec(accounting.START_DATABASE)
+                self.start_slurmdbd()
+                self._exec(accounting.ADD_USERS)
             self.start_slurmctld()
             for node in self.slurm_nodes:
                 self.start_slurmd(node.name)
@@ -174,8 +180,11 @@ class Cluster(SlurmClients):
             hooks=hooks,
             cgroup=self.cgroup,
             nohold=self.nohold,
-            extra=self.extra_conf,
+            extra=self.extra_conf + (accounting.slurm_conf_lines("localhost") if self.accounting else ""),
         )
+        if self.accounting:
+            (etc / "slurmdbd.conf").write_text(accounting.slurmdbd_conf("localhost", "root"))
+            (etc / "slurmdbd.conf").chmod(0o600)
         (etc / "slurm.conf").write_text(conf)
         (etc / "gres.conf").write_text(slurmconf.gres_conf(self.slurm_nodes))
         v1 = bool(cpus.v1_controllers())
@@ -193,7 +202,7 @@ class Cluster(SlurmClients):
             return f"/run/lab-hooks{hook.resolve()}"
         return hook
 
-    def _open_box(self, lower: Path) -> None:
+    def _open_box(self, lower: str) -> None:
         binds: list[box.Bind] = [(str(self.folder / "etc"), "/etc/slurm", False), (str(self.log), "/var/log/slurm", False)]
         binds.append((str(self.folder / "nodes"), "/run/lab-nodes", False))
         hooks = (self.prolog, self.epilog, self.task_prolog, self.task_epilog, self.health_check, self.reboot)
@@ -216,7 +225,7 @@ class Cluster(SlurmClients):
             bounds.limit(memory, bounds.CLUSTER_MIB)
         spec = {
             "hostname": "lab",
-            "lower": str(lower),
+            "lower": lower,
             "scratch": str(self.folder / "scratch"),
             "binds": binds,
             "devices": [(f"nvidia{minor}", major, minor, 0o666) for minor in range(self.gpus)],
@@ -267,6 +276,14 @@ class Cluster(SlurmClients):
     def stop_slurmctld(self, *, kill: bool = False) -> None:
         """Stop slurmctld and wait for its end; ``kill`` by SIGKILL."""
         self._stop("/run/slurmctld.pid", kill)
+
+    def start_slurmdbd(self) -> None:
+        """Start slurmdbd and wait until it answers (its database is kept over a stop)."""
+        self._exec(f"/usr/sbin/slurmdbd\n{accounting.ANSWERS}")
+
+    def stop_slurmdbd(self, *, kill: bool = False) -> None:
+        """Stop slurmdbd and wait for its end; ``kill`` by SIGKILL. slurmctld keeps what it has to send."""
+        self._stop("/run/slurmdbd.pid", kill)
 
     def start_slurmd(self, name: str, *options: str) -> None:
         """Start one node's slurmd in a mount namespace with that node's own fairlead folders; ``-b``: the node has booted."""

@@ -43,7 +43,7 @@ def main(spec: Path) -> int:
     given = json.loads(spec.read_text())
     made = box.Box(
         hostname=given["hostname"],
-        lower=Path(given["lower"]),
+        lower=given["lower"],
         scratch=Path(given["scratch"]),
         sysfs=Path(given["sysfs"]) if given.get("sysfs") else None,
         proc_ro=given.get("proc_ro", False),

@@ -186,7 +186,7 @@ def boot(spec: HostSpec, leave: Callable[[], None]) -> int:
     devices = device_lines(Path(spec.tree)) if spec.tree else []
     made = box.Box(
         hostname=spec.name,
-        lower=Path(spec.lower),
+        lower=spec.lower,
         scratch=folder / "scratch",
         upper=folder / "disk",
         sysfs=Path(spec.tree, "sys") if spec.tree else None,

@@ -27,6 +27,7 @@ from typing import Self
 
 from tests.lab import (
     access,
+    accounting,
     bounds,
     clients,
     cpus,
@@ -64,6 +65,7 @@ class Rack(clients.SlurmClients):
     nvml        folder with a libnvidia-ml.so.1 to use instead of the simulated library
     binds       (path on the machine, path on every node, read-only)
     el          every host has the root that is like EL (tests.lab.el_roots)
+    accounting  slurmdbd and a MariaDB on the controller (tests.lab.accounting), both up before slurmctld
     """
 
     nodes_wanted: int = 4
@@ -77,6 +79,7 @@ class Rack(clients.SlurmClients):
     nvml: Path | None = None
     binds: tuple[tuple[str, str, bool], ...] = ()
     el: bool = False
+    accounting: bool = False
 
     def __post_init__(self) -> None:
         self._supervisor = 0
@@ -121,6 +124,8 @@ class Rack(clients.SlurmClients):
         Whatever goes wrong, everything is taken down again first; raises LabError with what to look at.
         """
         lower = el_roots.el_root(self.suite) if self.el else roots.root(self.suite)
+        if self.accounting:
+            accounting.layer(self.suite)
         wheels.into_cache(self.suite)
         roots.need_room(lab_dir(), (64 + 16 * len(self.nodes)) << 20)
         self.ledger.open()
@@ -190,6 +195,8 @@ class Rack(clients.SlurmClients):
         (self.folder / "hosts").write_text(f"127.0.0.1 localhost\n{net.CONTROL_ADDRESS} admin\n{names}")
         self.write_slurm()
         self._mask(roots.uid(lower, "slurm"))
+        if self.accounting:
+            accounting.lay_out(self.controller.folder / "disk/up", CONTROLLER, roots.uid(lower, "slurm"))
         access.write(self)
         self._write_specs(lower)
 
@@ -240,7 +247,7 @@ class Rack(clients.SlurmClients):
             user="slurm",
             hooks=self.hooks,
             nohold=self.nohold,
-            extra=self.extra_conf,
+            extra=self.extra_conf + (accounting.slurm_conf_lines(CONTROLLER) if self.accounting else ""),
         )
         gres = ""
         for host in self.nodes:
@@ -297,7 +304,7 @@ class Rack(clients.SlurmClients):
                 node.HostSpec(
                     name=host.name,
                     folder=str(host.folder),
-                    lower=str(lower),
+                    lower=accounting.lower(self.suite) if self.accounting and host is self.controller else str(lower),
                     netns=net.namespace(self.name, host.name),
                     cgroup=str(self.cgroup / "hosts" / host.name),
                     tree=str(host.tree.resolve() if host.tree else ""),
