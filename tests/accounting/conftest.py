@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterator
 
 import pytest
+
 from tests.lab.cluster import Cluster
 from tests.lab.roots import SUITES
-
 
 #: Het jobs are started by the backfill scheduler alone, each 30 s by default. A cancelled script may live for KillWait seconds.
 QUICK = "SchedulerParameters=batch_sched_delay=0,sched_min_interval=1000,bf_interval=1\nKillWait=2\n"

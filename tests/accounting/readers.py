@@ -2,8 +2,8 @@
 
     text = jobstats(cluster, job)
 
-``reportseff`` and ``job_defense_shield`` come from the package index, at the versions of ``readers.txt``, into a virtual environment
-in the lab's folder; it is made at the first use. ``jobstats`` is in no index: its repository
+``reportseff`` and ``job_defense_shield`` come from the package index, at the versions of ``readers.txt``, into a virtual
+environment in the lab's folder; it is made at the first use. ``jobstats`` is in no index: its repository
 (https://github.com/PrincetonUniversity/jobstats, seen working at commit dfc9aa0) has to lie in the folder ``jobstats`` of
 ``FAIRLEAD_READERS_DIR``, or of ``shared/data/readers`` beside the checkout. Nothing of them is part of fairlead.
 """
@@ -88,7 +88,9 @@ def environment() -> Path:
             roots.say(f"installing the readers of {PINNED.name} into {made}")
             subprocess.run([sys.executable, "-m", "venv", str(made)], check=True, timeout=120)
             words = [str(made / "bin/pip"), "install", "--quiet", "--disable-pip-version-check", "--only-binary=:all:"]
-            done = subprocess.run([*words, "--requirement", str(PINNED)], capture_output=True, text=True, timeout=600, check=False)
+            done = subprocess.run(
+                [*words, "--requirement", str(PINNED)], capture_output=True, text=True, timeout=600, check=False
+            )
             if done.returncode:
                 raise ReaderMissing(f"pip cannot install {PINNED}: {(done.stderr.strip().splitlines() or ['no word'])[-1]}")
             (made / ".complete").touch()
@@ -99,7 +101,9 @@ def jobstats_source() -> Path:
     """Return the folder of jobstats' repository. Raises ReaderMissing where it is not there."""
     folder = Path(os.environ.get("FAIRLEAD_READERS_DIR") or BESIDE) / "jobstats"
     if not (folder / "jobstats.py").is_file():
-        raise ReaderMissing(f"{folder} has no jobstats.py: clone github.com/PrincetonUniversity/jobstats there (FAIRLEAD_READERS_DIR)")
+        raise ReaderMissing(
+            f"{folder} has no jobstats.py: clone github.com/PrincetonUniversity/jobstats there (FAIRLEAD_READERS_DIR)"
+        )
     return folder
 
 
@@ -142,5 +146,5 @@ def _run(slurm: Slurm, words: list[str], more: Mapping[str, str] | None = None) 
     environ = {"PATH": f"{slurm.bin}:/usr/bin:/bin", "LC_ALL": "C.UTF-8", "TZ": "UTC", "COLUMNS": "200", **(more or {})}
     done = subprocess.run(words, env=environ, capture_output=True, text=True, errors="replace", timeout=120, check=False)
     if done.returncode:
-        raise ReaderFailed(f"{words[1]} ended with {done.returncode}: {done.stdout}{done.stderr}")
+        raise ReaderFailed(f"{Path(words[0]).name} ended with {done.returncode}: {done.stdout}{done.stderr}")
     return done.stdout

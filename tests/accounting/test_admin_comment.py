@@ -7,6 +7,7 @@ src/plugins/accounting_storage/mysql/as_mysql_job.c.
 from __future__ import annotations
 
 import pytest
+
 from tests.lab.accounting import OPERATOR, STRANGER, admin_comment, query, set_admin_comment, wait_in_database
 from tests.lab.cluster import Cluster
 from tests.lab.roots import USER, LabError
@@ -146,7 +147,9 @@ def test_each_write_is_kept_once_more_as_a_transaction(slurm: Cluster) -> None:
     job = ended(slurm)
     for _ in range(2):
         set_admin_comment(slurm, job, "0" * 5_000, user=OPERATOR)
-    assert [int(rows[0]) > 5_000 for rows in query(slurm, "SELECT LENGTH(info) FROM txn_table ORDER BY id DESC LIMIT 2")] == [True] * 2
+    assert [int(rows[0]) > 5_000 for rows in query(slurm, "SELECT LENGTH(info) FROM txn_table ORDER BY id DESC LIMIT 2")] == [
+        True
+    ] * 2
 
 
 def test_one_sacctmgr_writes_many_lines_of_its_input(slurm: Cluster) -> None:

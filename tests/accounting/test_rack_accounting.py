@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from tests.lab.accounting import OPERATOR, admin_comment, set_admin_comment, wait_in_database
 from tests.lab.ledger import own_name
 from tests.lab.rack import Rack

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from tests.accounting import readers
 from tests.lab.accounting import OPERATOR, backdate, query, set_admin_comment, wait_in_database
 from tests.lab.cluster import Cluster
@@ -38,7 +39,12 @@ def payload(node: str, **changes: Any) -> str:
         "gpu_utilization": {"0": 87.5, "1": 0.0},
     }
     of_node = {key: value for key, value in {**of_node, **changes}.items() if value is not None}
-    stats = {"nodes": {node: of_node}, "total_time": HOUR, "gpus": 2, "fl": {"v": 1, "def": "busy/1", "kj": 1234.5, "zero_h": 1.0}}
+    stats = {
+        "nodes": {node: of_node},
+        "total_time": HOUR,
+        "gpus": 2,
+        "fl": {"v": 1, "def": "busy/1", "kj": 1234.5, "zero_h": 1.0},
+    }
     return "JS1:" + base64.b64encode(gzip.compress(json.dumps(stats, separators=(",", ":")).encode())).decode()
 
 
@@ -47,7 +53,9 @@ def report(slurm: Cluster, **changes: Any) -> int:
 
     sacctmgr of 22.05 would write the report in lower case, so scontrol does so there while the job runs.
     """
-    job = slurm.submit("#!/bin/sh\nuntil [ -e /tmp/go-$SLURM_JOB_ID ]; do sleep 0.1; done\n", "-wn1", "--gres=gpu:2", "--time=2:00:00")
+    job = slurm.submit(
+        "#!/bin/sh\nuntil [ -e /tmp/go-$SLURM_JOB_ID ]; do sleep 0.1; done\n", "-wn1", "--gres=gpu:2", "--time=2:00:00"
+    )
     slurm.wait_job(job, "RUNNING")
     text = payload("n1", **changes)
     if slurm.suite == "bookworm":

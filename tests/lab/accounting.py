@@ -1,9 +1,9 @@
 """slurmdbd and MariaDB for a lab: a layer over a Debian root with both, their configuration, and what a test asks of them.
 
 The layer is built once for each suite, on demand, and the roots of other labs stay as they are. ``Cluster(accounting=True)`` and
-``Rack(accounting=True)`` lay it over their root (a rack: over the controller's). The database is empty at each start and ends with
-the lab. It listens on a socket in the lab's own /run only, and its users log in by their user number (unix_socket), so that there
-is no password. ``alice`` has an account, ``oscar`` is a Slurm operator (AdminLevel=Operator), ``nadia`` is neither.
+``Rack(accounting=True)`` lay it over their root (a rack: over the controller's). The database is empty at each start, and ends
+with the lab. It listens on a socket in the lab's own /run only. Its users log in by their user number (unix_socket), so that
+there is no password. ``alice`` has an account, ``oscar`` is a Slurm operator (AdminLevel=Operator), ``nadia`` is neither.
 """
 
 from __future__ import annotations
@@ -163,7 +163,10 @@ def lay_out(disk: Path, host: str, user_number: int) -> None:
     script.write_text(f"#!/bin/sh\nset -e\n{ANSWERS}{ADD_USERS}")
     script.chmod(0o755)
     for unit, text in (
-        ("slurmdbd", "[Unit]\nAfter=mariadb.service\nRequires=mariadb.service\n[Service]\nExecStartPost=+/usr/local/sbin/lab-add-users\n"),
+        (
+            "slurmdbd",
+            "[Unit]\nAfter=mariadb.service\nRequires=mariadb.service\n[Service]\nExecStartPost=+/usr/local/sbin/lab-add-users\n",
+        ),
         ("slurmctld", "[Unit]\nAfter=slurmdbd.service\n"),
     ):
         folder = disk / f"etc/systemd/system/{unit}.service.d"
@@ -187,18 +190,27 @@ def set_admin_comment(slurm: SlurmClients, job: int | str, text: str, *, user: s
 
 
 def wait_in_database(slurm: SlurmClients, job: int | str, *, records: int = 1, ended: bool = True, seconds: float = 60) -> None:
-    """Wait until the database has ``records`` allocations of ``job`` (array tasks, het components), with their end where
-    ``ended``: slurmctld sends them up to some seconds late. Raises LabError after ``seconds``.
+    """Wait until the database has ``records`` allocations of ``job`` (array tasks, het components), whole and with their end
+    where ``ended``: slurmctld sends them up to some seconds late. 22.05 sends half a record first, without the eligible time, the time
+    limit and the memory. Raises LabError after ``seconds``.
     """
-    words = ["/usr/bin/sacct", "--allusers", "--noheader", "--parsable2", "--allocations", "--format=end", f"--jobs={job}"]
+    words = [
+        "/usr/bin/sacct",
+        "--allusers",
+        "--noheader",
+        "--parsable2",
+        "--allocations",
+        "--format=eligible,end",
+        f"--jobs={job}",
+    ]
     deadline = time.monotonic() + seconds
     while True:
         began = time.monotonic()
-        ends = slurm.run(words).stdout.split()
-        if len(ends) >= records and not (ended and {"Unknown", "None"} & set(ends)):
+        rows = [line.split("|") for line in slurm.run(words).stdout.splitlines()]
+        if len(rows) >= records and not (ended and {"Unknown", "None"} & {field for row in rows for field in row}):
             return
         if time.monotonic() > deadline:
-            raise LabError(f"sacct shows these ends of job {job} after {seconds:g} s, of {records}: {ends}")
+            raise LabError(f"sacct shows of job {job} after {seconds:g} s, where {records} records are due: {rows}")
         pause(began)
 
 
