@@ -17,10 +17,12 @@ from fairlead.slurm.scontrol import Scontrol, rows
 #: The states of ended jobs in Slurm's short words (squeue(1), JOB STATE CODES). sacct also knows RQ, for a run that was requeued.
 _ENDED = "BF,CA,CD,DL,F,NF,OOM,PR,TO"
 WRITES_PER_SECOND = 5
+#: Releases whose sacctmgr writes AdminComment in lower case (strip_quotes with make_lower, src/sacctmgr/job_functions.c).
+LOWER_CASE = frozenset(("20.11", "21.08", "22.05"))
 
 
-class NoRight(SlurmError):
-    """Is raised when slurmdbd refuses a write because the account is no operator."""
+class WritesNothing(SlurmError):
+    """Is raised when no AdminComment can be written: the account is no operator, or this Slurm would spoil the text."""
 
 
 class Accounting:
@@ -36,6 +38,7 @@ class Accounting:
         self._client = client
         self._clock, self._sleep = clock, sleep
         self._next_write = float("-inf")
+        self._release: str | None = None
 
     def ended(self, since_unix: int, until_unix: int, mistakes: list[str]) -> list[JobRun]:
         """Return the runs that ended in a time, as slurmdbd knows them."""
@@ -65,7 +68,14 @@ class Accounting:
         return self._client.ask(["sacct", "-n", "-P", "-X", "-o", "AdminComment", "-j", label]).rstrip("\n")
 
     def write_comment(self, label: str, text: str) -> None:
-        """Write the AdminComment of a job: at most WRITES_PER_SECOND, whoever calls. Raises NoRight."""
+        """Write the AdminComment of a job: at most WRITES_PER_SECOND, whoever calls. Raises WritesNothing."""
+        if self._release is None:
+            self._release = self._client.release()
+        if self._release in LOWER_CASE:
+            raise WritesNothing(
+                f"sacctmgr of Slurm {self._release} writes AdminComment in lower case, which nothing can read",
+                hint="Slurm 23.02 or newer is needed",
+            )
         wait = self._next_write - self._clock()
         if wait > 0:
             self._sleep(wait)
@@ -75,7 +85,7 @@ class Accounting:
             said = self._client.ask(command)
         except SlurmError as e:
             if any(words in str(e).lower() for words in ("permission denied", "doesn't have privilege", "not authorized")):
-                raise NoRight(
+                raise WritesNothing(
                     "this account may not write AdminComment", hint="sacctmgr add user NAME ... AdminLevel=Operator"
                 ) from None
             raise

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from fairlead.controller.accounting import Accounting, NoRight
+from fairlead.controller.accounting import Accounting, WritesNothing
 from fairlead.controller.job_store import DAY_SECONDS, FOREIGN, JobStore, StoredRun
 from fairlead.controller.record_pull import NodeRecords, nodes_to_ask, of_nodes
 from fairlead.controller.record_reader import RecordReader
@@ -173,7 +173,7 @@ class Collection:
         for each in self._store.runs_to_comment(WRITES_AT_ONCE):
             try:
                 self._comment_one(each, done)
-            except (NoRight, SlurmUnavailable) as e:
+            except (WritesNothing, SlurmUnavailable) as e:
                 self._say_once("comment", f"{e}; records are kept, and AdminComment is written when that is solved")
                 return
             except SlurmError as e:

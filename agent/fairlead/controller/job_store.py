@@ -155,8 +155,9 @@ class JobStore:
                 names = "job, begin_unix, label, uid, user, account, partition, state, nodes, end_unix, gpus, cpus, limit_seconds"
                 found = db.execute(
                     f"INSERT INTO run ({names}, due_unix) VALUES ({', '.join('?' * 14)}) "  # noqa: S608
-                    "ON CONFLICT (job, begin_unix) DO UPDATE SET state = excluded.state, end_unix = excluded.end_unix "
-                    "WHERE end_unix != excluded.end_unix OR state != excluded.state RETURNING tries",
+                    "ON CONFLICT (job, begin_unix) DO UPDATE SET state = excluded.state, end_unix = excluded.end_unix, "
+                    "label = excluded.label WHERE (state, end_unix, label) != (excluded.state, excluded.end_unix, excluded.label) "
+                    "RETURNING tries",
                     values,
                 ).fetchone()
                 new += found is not None
