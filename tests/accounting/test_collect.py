@@ -1,4 +1,4 @@
-"""``fairlead collect`` on real Slurm with slurmdbd: ended jobs are found, merged and written, and unmodified readers read them."""
+"""``fairlead collect`` on real Slurm with slurmdbd finds, merges and writes what jobs used; unmodified readers read that."""
 
 from __future__ import annotations
 
@@ -188,7 +188,11 @@ def test_without_slurmdbd_it_says_so_once_and_keeps_records(site: Site) -> None:
         job = site.slurm.submit("#!/bin/sh\ntrue\n", "-wn1", "--gres=gpu:1")
         site.slurm.wait_job(job, "COMPLETED")
         text = site.slurm.scontrol("-o", "show", "job", str(job))
-        begin = float(subprocess.run(["date", "+%s", "-d", text.partition(" StartTime=")[2].split()[0]], capture_output=True, check=True).stdout)
+        begin = float(
+            subprocess.run(
+                ["date", "+%s", "-d", text.partition(" StartTime=")[2].split()[0]], capture_output=True, check=True
+            ).stdout
+        )
         folder = site.folder / "n1/usage"
         folder.mkdir(parents=True, exist_ok=True)
         made = record_of("n1", 1.0, 1, job=job, uid=None, begin_unix=begin, end_unix=begin + 1, written_unix=begin + 1)

@@ -24,7 +24,7 @@ from fairlead.cli.output import print_json
 from fairlead.cli.slurm_options import add_bin_dir
 from fairlead.config import Site
 from fairlead.config.site import AnsibleOptions
-from fairlead.errors import ExitCode, InputMissing, UsageError
+from fairlead.errors import ExitCode, HostError, InputMissing, UsageError, next_step
 from fairlead.model.plain_text import one_line
 
 SITE = "/etc/fairlead/site.toml"
@@ -44,6 +44,9 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--erase-user", type=int, metavar="UID", help="remove all that the store has of a user, and do nothing else"
     )
+    parser.add_argument(
+        "--units", metavar="DIR", default="", help="write the controller's systemd units to DIR, and do nothing else"
+    )
     parser.add_argument("--ssh", default="ssh", metavar="PROGRAM", help="the program to call in place of ssh")
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="wait so long for all nodes together")
     parser.add_argument(
@@ -56,6 +59,8 @@ def register(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> ExitCode:
     if args.days < 1:
         raise UsageError("--days: the shortest time is a day")
+    if args.units:
+        return _write_units(args.units, dry_run=args.dry_run)
     if args.folder:
         return _from_folder(args)
     if args.backup or args.erase_user is not None:
@@ -138,6 +143,21 @@ def as_data(report: Any) -> dict[str, Any]:
         **({"coverage_percent": percent} if percent is not None else {}),
         **({"admin_comment": payload(report)} if report.records else {}),
     }
+
+
+def _write_units(folder: str, *, dry_run: bool) -> ExitCode:
+    from fairlead import assets
+    from fairlead.host.atomic_file import write_file
+
+    for source in sorted((assets.directory("slurm") / "controller").iterdir()):
+        path = os.path.join(folder, source.name)
+        try:
+            if not dry_run:
+                write_file(path, source.read_bytes())
+        except OSError as e:
+            raise HostError(f"{path}: {e.strerror}", hint=next_step(e)) from None
+        print(path)
+    return ExitCode.OK
 
 
 def _one_task(args: argparse.Namespace) -> ExitCode:

@@ -156,7 +156,8 @@ class JobStore:
                 found = db.execute(
                     f"INSERT INTO run ({names}, due_unix) VALUES ({', '.join('?' * 14)}) "  # noqa: S608
                     "ON CONFLICT (job, begin_unix) DO UPDATE SET state = excluded.state, end_unix = excluded.end_unix, "
-                    "label = excluded.label WHERE (state, end_unix, label) != (excluded.state, excluded.end_unix, excluded.label) "
+                    "label = excluded.label "
+                    "WHERE (state, end_unix, label) != (excluded.state, excluded.end_unix, excluded.label) "
                     "RETURNING tries",
                     values,
                 ).fetchone()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 
@@ -42,7 +43,7 @@ def opened(credential: bytes, *, program: str = "unmunge") -> tuple[int, bytes]:
 def _run(words: list[str], data: bytes) -> subprocess.CompletedProcess[bytes]:
     try:
         return subprocess.run(
-            words, input=data, capture_output=True, timeout=_SECONDS, check=False, env={"PATH": "/usr/bin:/bin"}
+            words, input=data, capture_output=True, timeout=_SECONDS, check=False, env={**os.environ, "LC_ALL": "C"}
         )
     except subprocess.TimeoutExpired:
         raise HostError(f"{words[0]} gave no answer in {_SECONDS:g} s", hint="is munged running on this machine?") from None
