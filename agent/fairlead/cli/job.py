@@ -110,7 +110,7 @@ def _ask(args: argparse.Namespace, question: JobQuestion) -> JobAnswer:
 
     if args.store:
         with JobStore(args.store, write=False) as store:  # who may read the file may see everything in it
-            return answer_to(question, os.getuid(), store, lambda uid: True, time.time())
+            return answer_to(question, os.getuid(), store, lambda: True, time.time())
     host, port = _controller(args)
     answer = asked(question, host, port, _trusted())
     if answer.trouble:
@@ -172,12 +172,11 @@ def _serve(args: argparse.Namespace) -> ExitCode:
     accounting = Accounting(_client(args))
     named = {name for name in args.operators.split(",") if name}
 
-    def is_operator(uid: int) -> bool:
+    def is_operator(uid: int, user: str) -> bool:
         try:
-            user = pwd.getpwuid(uid).pw_name
-            return uid == 0 or user in named or accounting.is_operator(user)
-        except (KeyError, SlurmError):
-            return uid == 0
+            return uid == 0 or (bool(user) and (user in named or accounting.is_operator(user)))
+        except SlurmError:
+            return False
 
     serve(sys.stdin.buffer, sys.stdout.buffer, args.store or STORE, is_operator)
     return ExitCode.OK

@@ -47,26 +47,26 @@ class JobAnswer(Struct, frozen=True, kw_only=True):
     trouble: Annotated[str, Meta(max_length=300)] = ""
 
 
-def serve(source: BinaryIO, sink: BinaryIO, store: str, is_operator: Callable[[int], bool]) -> None:
+def serve(source: BinaryIO, sink: BinaryIO, store: str, is_operator: Callable[[int, str], bool]) -> None:
     """Answer one request. Raises HostError for bytes that are no request."""
-    uid, data = munge.opened(source.readline(QUESTION_MAX_BYTES))
+    asker = munge.opened(source.readline(QUESTION_MAX_BYTES))
     try:
-        question = msgspec.json.decode(data, type=JobQuestion)
+        question = msgspec.json.decode(asker.data, type=JobQuestion)
         with JobStore(store, write=False) as opened:
-            answer = answer_to(question, uid, opened, is_operator, time.time())
+            answer = answer_to(question, asker.uid, opened, lambda: is_operator(asker.uid, asker.user), time.time())
     except (msgspec.MsgspecError, RecursionError):
         answer = JobAnswer(trouble="the question makes no sense: is this fairlead older than that of the controller?")
     except FairleadError as e:
         answer = JobAnswer(trouble=str(e)[:300])
-    sink.write(munge.made(_encoded(answer), for_uid=uid))
+    sink.write(munge.made(_encoded(answer), for_uid=asker.uid))
     sink.flush()
 
 
-def answer_to(question: JobQuestion, uid: int, store: JobStore, is_operator: Callable[[int], bool], now: float) -> JobAnswer:
+def answer_to(question: JobQuestion, uid: int, store: JobStore, is_operator: Callable[[], bool], now: float) -> JobAnswer:
     """Return the reports that a user may see. Slurm is asked whether the user is an operator, unless all jobs are the user's."""
     runs = _runs(question, uid, store)
     if not runs or any(each.run.uid != uid for each in runs):
-        operator = is_operator(uid)
+        operator = is_operator()
         runs = [each for each in runs if operator or each.run.uid == uid]
     return JobAnswer(reports=tuple(merged(each.run, store.records(each.run), now)[0] for each in runs[: question.most]))
 
@@ -110,10 +110,10 @@ def asked(question: JobQuestion, host: str, port: int, trusted: Sequence[int]) -
         raise HostError(
             f"{host}:{port}: the service gave no answer", hint="see `journalctl -u 'fairlead-job@*'` on the controller"
         )
-    uid, data = munge.opened(said)
-    if uid not in trusted:
-        raise HostError(f"{host}:{port}: the answer is not of fairlead's service, but of the user {uid}")
+    answer = munge.opened(said)
+    if answer.uid not in trusted:
+        raise HostError(f"{host}:{port}: the answer is not of fairlead's service, but of the user {answer.uid}")
     try:
-        return msgspec.json.decode(data, type=JobAnswer)
+        return msgspec.json.decode(answer.data, type=JobAnswer)
     except (msgspec.MsgspecError, RecursionError):
         raise HostError(f"{host}:{port}: its answer makes no sense", hint="is its fairlead of another version?") from None

@@ -6,10 +6,20 @@ import os
 import re
 import subprocess
 
+from msgspec import Struct
+
 from fairlead.errors import HostError
 
 CREDENTIAL_MAX_BYTES = 2 << 20
 _SECONDS = 5.0
+
+
+class Opened(Struct, frozen=True):
+    """Holds who made a credential, and its data. user: the name of the user on this machine, or "" if it has none."""
+
+    uid: int
+    user: str
+    data: bytes
 
 
 class NoCredential(HostError):
@@ -25,8 +35,8 @@ def made(data: bytes, *, for_uid: int | None = None, program: str = "munge") -> 
     return done.stdout.strip() + b"\n"
 
 
-def opened(credential: bytes, *, program: str = "unmunge") -> tuple[int, bytes]:
-    """Return the user who made a credential, and its data. munged refuses a credential that it has seen before, that is older
+def opened(credential: bytes, *, program: str = "unmunge") -> Opened:
+    """Return what is in a credential. munged refuses a credential that it has seen before, that is older
     than its time to live, or that is for another user. Raises NoCredential, HostError."""
     if not re.fullmatch(rb"MUNGE:[A-Za-z0-9+/=]{1,2800000}:\s*", credential):
         raise NoCredential("what was received is no munge credential")
@@ -34,10 +44,10 @@ def opened(credential: bytes, *, program: str = "unmunge") -> tuple[int, bytes]:
     if done.returncode:
         raise NoCredential(f"unmunge: {_said(done)}")
     head, _, data = done.stdout.partition(b"\n\n")
-    found = re.search(rb"^UID:\s.*\(([0-9]{1,10})\)\s*$", head, re.MULTILINE)
+    found = re.search(rb"^UID:\s+([A-Za-z0-9_.@-]*)[^\n]*\(([0-9]{1,10})\)\s*$", head, re.MULTILINE)
     if found is None:
         raise NoCredential("unmunge has not named the user")
-    return int(found[1]), data
+    return Opened(int(found[2]), found[1].decode("ascii"), data)
 
 
 def _run(words: list[str], data: bytes) -> subprocess.CompletedProcess[bytes]:
