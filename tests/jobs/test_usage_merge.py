@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from fairlead.jobs.usage_merge import Share, Sum, merged
+from fairlead.jobs.usage_merge import TimePart, Sum, merged
 from tests.jobs.job_reports import BEGIN, gpu_of, record_of, run_of
 
 NOW = BEGIN + 4000.0
@@ -17,7 +17,7 @@ def test_sums_over_nodes() -> None:
     report, aside = merged(run_of(2), [record_of("gpu001"), record_of("gpu002")], NOW)
     totals = report.totals
     assert not aside and report.complete
-    assert totals.busy == Share(pytest.approx(16 * 2520), pytest.approx(16 * 3600))
+    assert totals.busy == TimePart(pytest.approx(16 * 2520), pytest.approx(16 * 3600))
     assert totals.energy_joules == Sum(pytest.approx(16 * 1.8e6), 16)
     assert totals.cpu_seconds == 2 * 3600 * 32
     assert report.coverage_percent == pytest.approx(100)

@@ -21,7 +21,7 @@ from fairlead.cli.slurm_options import add_bin_dir
 from fairlead.controller.job_service import PORT, REPORTS_MAX, JobAnswer, JobQuestion
 from fairlead.errors import ExitCode, FairleadError, InputMissing, SlurmError, UsageError
 from fairlead.jobs.report_text import energy_text, report_text, span_text
-from fairlead.jobs.usage_merge import JobReport, Share, merged
+from fairlead.jobs.usage_merge import JobReport, TimePart, merged
 
 STORE = "/var/lib/fairlead-collect"
 PROGRAM = "/opt/fairlead/current/bin/fairlead"
@@ -205,6 +205,6 @@ def _table(reports: Sequence[JobReport]) -> str:
     return columns(rows, head)
 
 
-def _percent(share: Share | None) -> str:
-    percent = share.percent if share is not None else None
+def _percent(part: TimePart | None) -> str:
+    percent = part.percent if part is not None else None
     return f"{percent:.0f} %" if percent is not None else "-"

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from fairlead.jobs.usage_merge import JobReport, Share
+from fairlead.jobs.usage_merge import JobReport, TimePart
 from fairlead.jobs.usage_record import GpuUsage, UsageRecord
 from fairlead.model.nodelist import fold
 
@@ -76,8 +76,8 @@ def own_key(report: JobReport) -> dict[str, Any]:
     return {"v": VERSION, "def": DEFINITION, **known, "nodes": [len(report.records), len(report.run.nodes)]}
 
 
-def _percent(share: Share | None) -> float | None:
-    percent = share.percent if share is not None else None
+def _percent(part: TimePart | None) -> float | None:
+    percent = part.percent if part is not None else None
     return round(percent, 1) if percent is not None else None
 
 

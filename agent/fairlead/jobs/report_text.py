@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from fairlead.jobs.usage_merge import JobReport, Share, Sum, Totals, gpu_label
+from fairlead.jobs.usage_merge import JobReport, TimePart, Sum, Totals, gpu_label
 from fairlead.jobs.usage_record import GpuUsage, UsageRecord
 from fairlead.model.nodelist import fold
 from fairlead.model.plain_text import one_line
@@ -160,8 +160,8 @@ def _is_open(record: UsageRecord) -> bool:
     return record.end_unix is None and not record.ended_by
 
 
-def _percent(share: Share | None, digits: int = 0) -> str:
-    percent = share.percent if share is not None else None
+def _percent(part: TimePart | None, digits: int = 0) -> str:
+    percent = part.percent if part is not None else None
     return f"{percent:.{digits}f} %" if percent is not None else "not known"
 
 

@@ -24,7 +24,7 @@ class Sum(Struct, frozen=True):
     gpus: int
 
 
-class Share(Struct, frozen=True):
+class TimePart(Struct, frozen=True):
     """Says that the GPUs did something for ``seconds``, of the ``of_seconds`` for which it is known what they did."""
 
     seconds: float
@@ -48,11 +48,11 @@ class Totals(Struct, frozen=True, kw_only=True, omit_defaults=True):
     shared: int = 0
     gpu_seconds: float = 0.0
     seen_seconds: float = 0.0
-    busy: Share | None = None
-    sm: Share | None = None
-    tensor: Share | None = None
-    dram: Share | None = None
-    throttled: Share | None = None
+    busy: TimePart | None = None
+    sm: TimePart | None = None
+    tensor: TimePart | None = None
+    dram: TimePart | None = None
+    throttled: TimePart | None = None
     zero_seconds: Sum | None = None
     longest_zero_seconds: float | None = None
     longest_zero_at: str = ""
@@ -165,11 +165,11 @@ def totals_of(run: JobRun, records: tuple[UsageRecord, ...], now: float) -> Tota
         shared=len(named) - len(own),
         gpu_seconds=max(run.gpus, len(named)) * run.seconds(now),
         seen_seconds=sum(gpu.seen_seconds for _, gpu in named),
-        busy=_share(gpus, lambda gpu: gpu.busy_seconds, lambda gpu: gpu.seen_seconds),
-        sm=_share(gpus, lambda gpu: gpu.sm_active_seconds, lambda gpu: gpu.gpm_seconds),
-        tensor=_share(gpus, lambda gpu: gpu.tensor_active_seconds, lambda gpu: gpu.gpm_seconds),
-        dram=_share(gpus, lambda gpu: gpu.dram_active_seconds, lambda gpu: gpu.gpm_seconds),
-        throttled=_share(gpus, _throttled, lambda gpu: gpu.seen_seconds),
+        busy=_time_part(gpus, lambda gpu: gpu.busy_seconds, lambda gpu: gpu.seen_seconds),
+        sm=_time_part(gpus, lambda gpu: gpu.sm_active_seconds, lambda gpu: gpu.gpm_seconds),
+        tensor=_time_part(gpus, lambda gpu: gpu.tensor_active_seconds, lambda gpu: gpu.gpm_seconds),
+        dram=_time_part(gpus, lambda gpu: gpu.dram_active_seconds, lambda gpu: gpu.gpm_seconds),
+        throttled=_time_part(gpus, _throttled, lambda gpu: gpu.seen_seconds),
         zero_seconds=_sum(gpu.zero_seconds for gpu in gpus),
         longest_zero_seconds=longest[0],
         longest_zero_at=longest[1],
@@ -204,6 +204,8 @@ def _sum(values: Iterator[float | None]) -> Sum | None:
     return Sum(float(sum(known)), len(known)) if known else None
 
 
-def _share(gpus: list[GpuUsage], part: Callable[[GpuUsage], float | None], whole: Callable[[GpuUsage], float]) -> Share | None:
+def _time_part(
+    gpus: list[GpuUsage], part: Callable[[GpuUsage], float | None], whole: Callable[[GpuUsage], float]
+) -> TimePart | None:
     known = [(seconds, whole(gpu)) for gpu in gpus if (seconds := part(gpu)) is not None]
-    return Share(sum(s for s, _ in known), sum(w for _, w in known)) if known else None
+    return TimePart(sum(s for s, _ in known), sum(w for _, w in known)) if known else None
