@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from fairlead.jobs.usage_merge import TimePart, Sum, merged
+from fairlead.jobs.usage_merge import Sum, TimePart, merged
 from tests.jobs.job_reports import BEGIN, gpu_of, record_of, run_of
 
 NOW = BEGIN + 4000.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from fairlead.jobs.usage_merge import JobReport, TimePart, Sum, Totals, gpu_label
+from fairlead.jobs.usage_merge import JobReport, Sum, TimePart, Totals, gpu_label
 from fairlead.jobs.usage_record import GpuUsage, UsageRecord
 from fairlead.model.nodelist import fold
 from fairlead.model.plain_text import one_line
