@@ -45,7 +45,7 @@ class Site:
         words = [sys.executable, "-m", "fairlead", "collect", "--json", "--store", str(self.folder / "store")]
         words += ["--bin-dir", str(self.slurm.bin), "--ssh", str(self.folder / "ssh"), *options]
         env = {**os.environ, "PYTHONPATH": str(ROOT / "agent")}
-        done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=900, check=False)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout), done.stderr
 
