@@ -59,7 +59,5 @@ def test_a_large_array_is_collected_in_time(site: Site) -> None:  # noqa: F811
     thread.join()
     assert counted["written"] >= TASKS, said
     medians = [statistics.median(values) for values in (before, during)]
-    print(
-        f"{TASKS} tasks: {seconds:.0f} s, {counted['written'] / seconds:.1f} writes/s; squeue {medians[0]:.3f} -> {medians[1]:.3f} s"
-    )
+    print(f"{TASKS} tasks, {seconds:.0f} s: {counted['written'] / seconds:.1f}/s; squeue {medians[0]:.3f} -> {medians[1]:.3f} s")
     print(slurm.run(["/usr/bin/sdiag"]).stdout[:1500])

@@ -118,10 +118,11 @@ class Collection:
                 for record in self._read(reader, node, answer, trouble, wanted[node]):
                     got.setdefault(record.job, []).append(record)
         waiting: set[str] = set()
-        for at, each in enumerate(stored):
-            report = self._merge(each.run, (*had[at], *got.get(each.run.job, ())), done)
-            waiting |= set(self._to_ask(each.run, report.records))
-            self._note(each, report, done)
+        with self._store.changes():  # one wait for the disk, and not some thousand
+            for at, each in enumerate(stored):
+                report = self._merge(each.run, (*had[at], *got.get(each.run.job, ())), done)
+                waiting |= set(self._to_ask(each.run, report.records))
+                self._note(each, report, done)
         done.waiting = tuple(sorted(waiting | set(done.waiting)))
 
     def _to_ask(self, run: JobRun, records: Sequence[UsageRecord]) -> list[str]:

@@ -119,7 +119,11 @@ class JobStore:
 
     @contextmanager
     def changes(self) -> Iterator[sqlite3.Connection]:
-        """Make all changes in the ``with`` block, or none of them. Raises HostError, DataError."""
+        """Make all changes in the ``with`` block, or none of them. An inner block belongs to the outer one. Raises HostError,
+        DataError."""
+        if self._db.in_transaction:
+            yield self._db
+            return
         try:
             self._db.execute("BEGIN IMMEDIATE")
             try:
