@@ -34,7 +34,21 @@ FREE = {
         "SPAN",
         "SECONDS",
     ),
-    *("PROFILE=TYPE", "MINUTES", "[BEGIN/]END", "VERSION", "X.Y", "ARCH", "LINE", "OPTION", "REGEX", "DEVICE|SERIAL"),
+    *(
+        "PROFILE=TYPE",
+        "MINUTES",
+        "[BEGIN/]END",
+        "VERSION",
+        "X.Y",
+        "ARCH",
+        "LINE",
+        "OPTION",
+        "REGEX",
+        "DEVICE|SERIAL",
+        "UID",
+        "HOST[:PORT]",
+        "JOBS",
+    ),
 }
 
 

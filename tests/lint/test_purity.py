@@ -31,8 +31,9 @@ PURE = (
 )
 #: Whole modules that a pure room may import. None of them reads or writes anything outside the process.
 ALLOWED = {
-    "__future__", "collections", "collections.abc", "dataclasses", "difflib", "enum", "fnmatch", "functools", "ipaddress",
-    "itertools", "math", "msgspec", "msgspec.structs", "re", "textwrap", "typing", "unicodedata", "xml.sax.saxutils", "zlib",
+    "__future__", "base64", "collections", "collections.abc", "dataclasses", "difflib", "enum", "fnmatch", "functools",
+    "ipaddress", "itertools", "math", "msgspec", "msgspec.structs", "re", "textwrap",
+    "typing", "unicodedata", "xml.sax.saxutils", "zlib",
 }  # fmt: skip
 ALLOWED_OURS = {"fairlead.errors"}
 #: The lists of checks and of settings: they import each module of their own folder, by its name.

@@ -1,0 +1,198 @@
+"""Collect what jobs used from the nodes, keep it in a store on the controller, and write jobstats' AdminComment.
+
+Without options, the command does one round: it asks slurmdbd which jobs have ended, asks their nodes over ssh for the usage
+records, keeps them in the store, and writes AdminComment where it is empty or fairlead's own. A timer of systemd does that each
+minute.
+
+--from merges recorded records without Slurm, and prints what would be written. DIR has the usage records (*.json) and jobs.psv:
+  SLURM_TIME_FORMAT=%s sacct -a -D -X -P -S now-7days -o JobIDRaw,JobID,UID,User,Account,Partition,State,Start,End,TimelimitRaw,\
+NCPUS,AllocTRES,NodeList > DIR/jobs.psv
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from typing import Any
+
+import msgspec
+
+from fairlead import config
+from fairlead.cli.output import print_json
+from fairlead.cli.slurm_options import add_bin_dir
+from fairlead.config import Site
+from fairlead.config.site import AnsibleOptions
+from fairlead.errors import ExitCode, HostError, InputMissing, UsageError, next_step
+from fairlead.model.plain_text import one_line
+
+SITE = "/etc/fairlead/site.toml"
+STORE = "/var/lib/fairlead-collect"
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--store", metavar="DIR", default=STORE, help="the folder of the store (%(default)s)")
+    parser.add_argument("--from", dest="folder", metavar="DIR", default="", help="merge the records in DIR, without Slurm")
+    parser.add_argument("--site", metavar="FILE", default="", help=f"the site ({SITE} where there is one)")
+    parser.add_argument("--days", type=int, default=400, metavar="N", help="keep what jobs used for N days (%(default)s)")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="change nothing: say which jobs have ended and which nodes would be asked"
+    )
+    parser.add_argument("--no-comment", action="store_true", help="keep the records, and write no AdminComment")
+    parser.add_argument("--backup", metavar="FILE", default="", help="write a copy of the store to FILE, and do nothing else")
+    parser.add_argument(
+        "--erase-user", type=int, metavar="UID", help="remove all that the store has of a user, and do nothing else"
+    )
+    parser.add_argument(
+        "--units", metavar="DIR", default="", help="write the controller's systemd units to DIR, and do nothing else"
+    )
+    parser.add_argument("--ssh", default="ssh", metavar="PROGRAM", help="the program to call in place of ssh")
+    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="wait so long for all nodes together")
+    parser.add_argument(
+        "--slurm-conf", default="", metavar="FILE", help="the slurm.conf to use, where Slurm's commands do not find it"
+    )
+    add_bin_dir(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> ExitCode:
+    if args.days < 1:
+        raise UsageError("--days: the shortest time is a day")
+    if args.units:
+        return _write_units(args.units, dry_run=args.dry_run)
+    if args.folder:
+        return _from_folder(args)
+    if args.backup or args.erase_user is not None:
+        return _one_task(args)
+    return _dry_run(args) if args.dry_run else _round(args)
+
+
+def say(text: str) -> None:
+    print(f"fairlead collect: {one_line(text, 600)}", file=sys.stderr, flush=True)
+
+
+def _round(args: argparse.Namespace) -> ExitCode:
+    from fairlead.controller.collection import Collection
+    from fairlead.controller.job_store import JobStore
+    from fairlead.provision.record_ssh import SshRecords
+
+    site = _site(args)
+    ansible = site.ansible if site is not None else AnsibleOptions(user="")
+    source = SshRecords(ansible, program=args.ssh, seconds=args.timeout)
+    with JobStore(args.store, write=True) as store:
+        collection = Collection(
+            store, _accounting(args), source, say=say, nodes=_nodes(site), days=args.days, write=not args.no_comment
+        )
+        done = collection.round()
+    if args.json:
+        print_json(msgspec.to_builtins(done))
+    else:
+        print(
+            f"{done.found} jobs have ended; {done.asked} asked for, {done.complete} complete; {done.records} records,"
+            f" {done.set_aside} set aside; AdminComment: {done.written} written, {done.foreign} of others left"
+        )
+    return ExitCode.OK
+
+
+def _dry_run(args: argparse.Namespace) -> ExitCode:
+    from fairlead.controller.job_store import JobStore
+    from fairlead.model.nodelist import fold
+
+    nodes, mistakes = _nodes(_site(args)), list[str]()
+    now = int(time.time())
+    cursor = now - 86400
+    if os.path.exists(os.path.join(args.store, "jobs.sqlite")):
+        with JobStore(args.store, write=False) as store:
+            cursor = int(store.kept("cursor") or cursor)
+    runs = [r for r in _accounting(args).ended(cursor - 600, now, mistakes) if nodes is None or not nodes.isdisjoint(r.nodes)]
+    for mistake in mistakes[:20]:
+        say(mistake)
+    if args.json:
+        print_json({"runs": [msgspec.to_builtins(run) for run in runs]})
+        return ExitCode.OK
+    for run in runs:
+        print(f"job {run.label}  {run.state}  {run.gpus} GPUs  would ask {fold(run.nodes)}")
+    print(f"{len(runs)} jobs have ended in {now - cursor + 600} s; nothing was asked or written")
+    return ExitCode.OK
+
+
+def _from_folder(args: argparse.Namespace) -> ExitCode:
+    from fairlead.controller.records_folder import recorded
+    from fairlead.jobs.jobstats_payload import payload
+
+    found = recorded(args.folder, time.time())
+    if args.json:
+        print_json({"jobs": [as_data(report) for report in found.reports], "troubles": found.troubles})
+    else:
+        for report in found.reports:
+            print(f"{report.run.label} {payload(report) if report.records else '-'}")
+        for trouble in found.troubles:
+            say(trouble)
+    return ExitCode.BAD_DATA if found.troubles else ExitCode.OK
+
+
+def as_data(report: Any) -> dict[str, Any]:
+    """Return a report with the text for AdminComment, as --json has it. A job without any record has no such text."""
+    from fairlead.jobs.jobstats_payload import payload
+
+    percent = report.coverage_percent
+    data = {**msgspec.to_builtins(report), "complete": report.complete}
+    return {
+        **data,
+        **({"coverage_percent": percent} if percent is not None else {}),
+        **({"admin_comment": payload(report)} if report.records else {}),
+    }
+
+
+def _write_units(folder: str, *, dry_run: bool) -> ExitCode:
+    from fairlead import assets
+    from fairlead.host.atomic_file import write_file
+
+    for source in sorted((assets.directory("slurm") / "controller").iterdir()):
+        path = os.path.join(folder, source.name)
+        try:
+            if not dry_run:
+                write_file(path, source.read_bytes())
+        except OSError as e:
+            raise HostError(f"{path}: {e.strerror}", hint=next_step(e)) from None
+        print(path)
+    return ExitCode.OK
+
+
+def _one_task(args: argparse.Namespace) -> ExitCode:
+    from fairlead.controller.job_store import JobStore
+
+    if args.erase_user is not None:
+        if args.dry_run:
+            with JobStore(args.store, write=False) as store:
+                print(f"{len(store.runs_of_user(args.erase_user, 1 << 30))} jobs of user {args.erase_user} would be removed")
+            return ExitCode.OK
+        with JobStore(args.store, write=True) as store:
+            count = store.erase_user(args.erase_user, time.time())
+        print(f"{count} jobs of user {args.erase_user} were removed from {args.store}; backups and AdminComment still have them")
+    if args.backup:
+        with JobStore(args.store, write=False) as store:
+            store.backup(args.backup)
+        print(f"{args.backup} has a copy of the store")
+    return ExitCode.OK
+
+
+def _accounting(args: argparse.Namespace) -> Any:
+    from fairlead.controller.accounting import Accounting
+    from fairlead.slurm.scontrol import Scontrol
+
+    return Accounting(Scontrol(conf=args.slurm_conf, bin_dir=args.bin_dir, deadline_seconds=60.0))
+
+
+def _site(args: argparse.Namespace) -> Site | None:
+    if args.site and not os.path.exists(args.site):
+        raise InputMissing(f"{args.site}: there is no such file")
+    return config.load_site(args.site or SITE) if args.site or os.path.exists(SITE) else None
+
+
+def _nodes(site: Site | None) -> frozenset[str] | None:
+    """Return the nodes that have an agent: those of the site's classes. None if there is no site."""
+    from fairlead.model.nodelist import expand
+
+    return frozenset(node for each in site.classes for node in expand(each.nodes)) if site is not None else None

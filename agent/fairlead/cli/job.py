@@ -1,0 +1,210 @@
+"""Show what a job used: GPUs, energy, memory, time at 0 %. Users see their own jobs, and Slurm's operators see all.
+
+An ended job is asked for at the controller, with a munge credential. A running job is asked for by a step in the job itself.
+  fairlead job 1234567           fairlead job --last           fairlead job --array 1234560           fairlead job --user
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pwd
+import re
+import sys
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from fairlead.cli.output import columns, print_json
+from fairlead.cli.slurm_options import add_bin_dir
+from fairlead.controller.job_service import PORT, REPORTS_MAX, JobAnswer, JobQuestion
+from fairlead.errors import ExitCode, FairleadError, InputMissing, SlurmError, UsageError
+from fairlead.jobs.report_text import energy_text, report_text, span_text
+from fairlead.jobs.usage_merge import JobReport, TimePart, merged
+
+STORE = "/var/lib/fairlead-collect"
+PROGRAM = "/opt/fairlead/current/bin/fairlead"
+USER = "fairlead"  # runs the service on the controller
+ENVIRONMENT = "FAIRLEAD_CONTROLLER"
+SHOWN = 50
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", nargs="?", default="", metavar="ID", help="the job: 1234567, or 1234560_3 for a task of an array")
+    parser.add_argument("--last", action="store_true", help="show your job that ended last")
+    parser.add_argument("--array", default="", metavar="ID", help="show the ended tasks of an array, one a row")
+    parser.add_argument("--user", nargs="?", const="", metavar="NAME", help="show the ended jobs of a user (yours), one a row")
+    parser.add_argument(
+        "--controller",
+        default="",
+        metavar="HOST[:PORT]",
+        help=f"where the service runs (${ENVIRONMENT}, otherwise Slurm's controller)",
+    )
+    parser.add_argument("--store", default="", metavar="DIR", help="read this store, on the controller, in place of the service")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--operators", default="", metavar="NAMES", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--timeout", type=float, default=30.0, metavar="SECONDS", help="wait so long for a running job (%(default)s)"
+    )
+    parser.add_argument(
+        "--slurm-conf", default="", metavar="FILE", help="the slurm.conf to use, where Slurm's commands do not find it"
+    )
+    add_bin_dir(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> ExitCode:
+    if args.serve:
+        return _serve(args)
+    question = _question(args)
+    try:
+        answer, trouble = _ask(args, question), None
+    except FairleadError as e:
+        answer, trouble = JobAnswer(), e
+    reports = answer.reports
+    if not reports and question.kind == "job":
+        reports = tuple(_running(args, question.word))
+    if not reports:
+        if trouble is not None:
+            raise trouble
+        raise InputMissing(_nothing(question), hint="a job that has just ended is there a minute or two later")
+    if args.json:
+        print_json({"jobs": [_data(report) for report in reports]})
+    elif question.kind in ("job", "last"):
+        print("\n".join(report_text(report) for report in reports[:1]))
+        if answer.short:
+            print("  the job has so many nodes that their values are left out here (fairlead job --store, on the controller)")
+    else:
+        print(_table(reports))
+    return ExitCode.OK
+
+
+def _question(args: argparse.Namespace) -> JobQuestion:
+    asked = [bool(args.job), args.last, bool(args.array), args.user is not None]
+    if sum(asked) != 1:
+        raise UsageError("name a job: fairlead job ID, or --last, --array ID or --user")
+    if args.job and not re.fullmatch(r"[0-9]{1,10}(?:[_+][0-9]{1,10})?", args.job):
+        raise UsageError(f"{args.job!r}: not the id of a job, such as 1234567 or 1234560_3")
+    if args.array and not re.fullmatch(r"[0-9]{1,10}", args.array):
+        raise UsageError(f"--array {args.array!r}: not the id of an array, such as 1234560")
+    if args.user and not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", args.user):
+        raise UsageError(f"--user {args.user!r}: not the name of a user")
+    if args.job:
+        return JobQuestion(kind="job", word=args.job)
+    if args.array:
+        return JobQuestion(kind="array", word=args.array, most=REPORTS_MAX)
+    return JobQuestion(kind="last") if args.last else JobQuestion(kind="user", word=args.user, most=SHOWN)
+
+
+def _nothing(question: JobQuestion) -> str:
+    if question.kind == "job":
+        return f"there is no job {question.word} of yours"
+    return f"there is no ended job of {'yours' if question.kind == 'last' or not question.word else question.word}"
+
+
+def _ask(args: argparse.Namespace, question: JobQuestion) -> JobAnswer:
+    """Return the answer of the store or of the service. Raises FairleadError."""
+    from fairlead.controller.job_service import answer_to, asked
+    from fairlead.controller.job_store import JobStore
+
+    if args.store:
+        with JobStore(args.store, write=False) as store:  # who may read the file may see everything in it
+            return answer_to(question, os.getuid(), store, lambda: True, time.time())
+    host, port = _controller(args)
+    answer = asked(question, host, port, _trusted())
+    if answer.trouble:
+        raise SlurmError(f"{host}: {answer.trouble}")
+    return answer
+
+
+def _trusted() -> list[int]:
+    try:
+        return [0, pwd.getpwnam(USER).pw_uid]
+    except KeyError:
+        return [0]
+
+
+def _controller(args: argparse.Namespace) -> tuple[str, int]:
+    """Return where the service is: as named, or on the machine that slurm.conf names as the controller."""
+    named = args.controller or os.environ.get(ENVIRONMENT, "")
+    if named:
+        found = re.fullmatch(r"\[?([A-Za-z0-9_.:-]+?)\]?(?::([0-9]{1,5}))?", named)
+        if found is None:
+            raise UsageError(f"--controller {named!r}: not HOST or HOST:PORT")
+        return found[1], int(found[2] or PORT)
+    text = _client(args).ask(["scontrol", "show", "config"])
+    first = re.search(r"^SlurmctldHost\[0\]\s*=\s*([A-Za-z0-9_.-]+)(?:\(([A-Za-z0-9_.:-]+)\))?", text, re.MULTILINE)
+    if first is None:
+        raise SlurmError("slurm.conf names no controller", hint="name it: --controller HOST")
+    return first[2] or first[1], PORT
+
+
+def _client(args: argparse.Namespace):  # type: ignore[no-untyped-def]
+    from fairlead.slurm.scontrol import Scontrol
+
+    return Scontrol(conf=args.slurm_conf, bin_dir=args.bin_dir)
+
+
+def _running(args: argparse.Namespace, job: str) -> list[JobReport]:
+    """Return the report of a job that runs now. A job of somebody else is as one that does not exist."""
+    from fairlead.controller.accounting import Accounting
+    from fairlead.controller.running_report import records_of
+
+    client = _client(args)
+    try:
+        runs = [run for run in Accounting(client).running(job) if os.getuid() in (0, run.uid)]
+    except SlurmError:
+        return []
+    reports = []
+    for run in runs[:1]:
+        srun, conf = f"{args.bin_dir}/srun", client.conf_path()
+        records = records_of(run, srun=srun, program=PROGRAM, conf=conf, seconds=args.timeout)
+        reports.append(merged(run, records, time.time())[0])
+    return reports
+
+
+def _serve(args: argparse.Namespace) -> ExitCode:
+    """Answer the request on standard input. systemd has connected standard input and output with the socket."""
+    from fairlead.controller.accounting import Accounting
+    from fairlead.controller.job_service import serve
+
+    accounting = Accounting(_client(args))
+    named = {name for name in args.operators.split(",") if name}
+
+    def is_operator(uid: int, user: str) -> bool:
+        try:
+            return uid == 0 or (bool(user) and (user in named or accounting.is_operator(user)))
+        except SlurmError:
+            return False
+
+    serve(sys.stdin.buffer, sys.stdout.buffer, args.store or STORE, is_operator)
+    return ExitCode.OK
+
+
+def _data(report: JobReport) -> dict[str, object]:
+    percent = report.coverage_percent
+    data = {**msgspec.to_builtins(report), "complete": report.complete}
+    return {**data, **({"coverage_percent": percent} if percent is not None else {})}
+
+
+def _table(reports: Sequence[JobReport]) -> str:
+    """Return one row for each report. A value that is not known is ``-``."""
+    head = ("JOB", "STATE", "NODES", "GPUS", "TIME", "BUSY", "SM", "ENERGY", "COVERAGE")
+    rows = []
+    for report in reports:
+        run, totals = report.run, report.totals
+        energy = energy_text(totals.energy_joules.value) if totals.energy_joules is not None else "-"
+        coverage = report.coverage_percent
+        rows.append(
+            (
+                *(run.label, run.state, str(len(run.nodes)), str(run.gpus), span_text(run.seconds(report.at_unix))),
+                *(_percent(totals.busy), _percent(totals.sm), energy, f"{coverage:.1f} %" if coverage is not None else "-"),
+            )
+        )
+    return columns(rows, head)
+
+
+def _percent(part: TimePart | None) -> str:
+    percent = part.percent if part is not None else None
+    return f"{percent:.0f} %" if percent is not None else "-"

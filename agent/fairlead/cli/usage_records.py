@@ -1,0 +1,82 @@
+"""Print this node's usage records of some jobs, one record a line, below the name of each file.
+
+`fairlead collect` runs this command on the nodes over ssh, and `fairlead job` runs it as a step of a job. A key for `fairlead
+collect` can be limited to this command, in authorized_keys on the node:
+  restrict,command="/opt/fairlead/current/bin/fairlead usage-records --asked" ssh-ed25519 ...
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import stat
+import sys
+from collections.abc import Iterator
+
+from fairlead.errors import ExitCode, UsageError
+
+STATE_DIR = "/var/lib/fairlead"
+FOLDER = "usage"
+FILE_MAX_BYTES = 256 * 1024
+JOBS_MAX = 5000
+_NAME = re.compile(r"([0-9]{1,10})-[0-9]{1,12}\.json")
+_ASKED = re.compile(r"[0-9]{1,10}(?:,[0-9]{1,10})*")
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("jobs", nargs="?", default="", metavar="JOBS", help="raw job ids: 17,18")
+    parser.add_argument("--asked", action="store_true", help="read the job ids from the last word of SSH_ORIGINAL_COMMAND")
+    parser.add_argument("--lines", action="store_true", help="print short lines, which srun of many nodes does not mix")
+    parser.add_argument("--state-dir", metavar="DIR", default=STATE_DIR, help="the agent's state (%(default)s)")
+
+
+def run(args: argparse.Namespace) -> ExitCode:
+    words = os.environ.get("SSH_ORIGINAL_COMMAND", "").split() if args.asked else [args.jobs]
+    text = words[-1] if words else ""
+    if not _ASKED.fullmatch(text) or text.count(",") >= JOBS_MAX:
+        raise UsageError("name jobs by their raw ids: fairlead usage-records 17,18")
+    found = records(os.path.join(args.state_dir, FOLDER), {int(job) for job in text.split(",")})
+    # A reader takes an answer without the last heading for torn.
+    answer = b"".join(b"==> " + path.encode() + b" <==\n" + data + b"\n" for path, data in found) + b"==> /dev/null <==\n"
+    if args.lines:
+        from fairlead.controller.running_report import in_lines
+
+        print("\n".join(in_lines(_node(answer), answer)), flush=True)
+        return ExitCode.OK
+    sys.stdout.buffer.write(answer)
+    sys.stdout.buffer.flush()
+    return ExitCode.OK
+
+
+def _node(answer: bytes) -> str:
+    """Return the node that the records name: only the agent knows its NodeName."""
+    found = re.search(rb'"node":"([A-Za-z0-9_.-]{1,64})"', answer)
+    return found[1].decode() if found else "-"
+
+
+def records(folder: str, jobs: set[int]) -> Iterator[tuple[str, bytes]]:
+    """Yield path and content of each file of these jobs. A file that cannot be read is named on standard error."""
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError as e:
+        print(f"fairlead usage-records: {folder}: {e.strerror}", file=sys.stderr)
+        return
+    for name in names:
+        found = _NAME.fullmatch(name)
+        if found is None or int(found[1]) not in jobs:
+            continue
+        path = os.path.join(folder, name)
+        try:
+            yield path, content(path)
+        except OSError as e:
+            print(f"fairlead usage-records: {path}: {e.strerror}", file=sys.stderr)
+
+
+def content(path: str) -> bytes:
+    """Return the bytes of a regular file, and at most one more than a record may have. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(fd, "rb") as f:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(0, "is no regular file")
+        return f.read(FILE_MAX_BYTES + 1)

@@ -1,0 +1,326 @@
+"""Keeps the runs of jobs and their usage records in one SQLite file on the controller. Only one process writes it at a time.
+
+A process that is killed at any moment leaves the file as it was before or after a whole transaction (WAL, synchronous=FULL).
+Only the account that collects may read the file, because it says who used what.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from msgspec import Struct
+
+from fairlead.errors import DataError, HostError, InputMissing, NodeBusy, next_step
+from fairlead.jobs.job_run import JobRun
+from fairlead.jobs.usage_merge import SetAside
+from fairlead.jobs.usage_record import BadRecord, UsageRecord, decoded, encoded
+from fairlead.model.nodelist import expand, fold
+
+FILE = "jobs.sqlite"
+SCHEMA = 1
+DAY_SECONDS = 86400
+ASIDE_MAX = 10_000
+_BUSY_SECONDS = 10.0
+_TABLES = """
+CREATE TABLE IF NOT EXISTS run (job INTEGER, begin_unix INTEGER, label TEXT, uid INTEGER, user TEXT, account TEXT, partition TEXT,
+  state TEXT, nodes TEXT, end_unix INTEGER, gpus INTEGER, cpus INTEGER, limit_seconds INTEGER,
+  tries INTEGER NOT NULL DEFAULT 0, due_unix INTEGER, comment TEXT NOT NULL DEFAULT '', comment_due INTEGER NOT NULL DEFAULT 0,
+  PRIMARY KEY (job, begin_unix)) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS run_label ON run (label);
+CREATE INDEX IF NOT EXISTS run_user ON run (uid, end_unix);
+CREATE INDEX IF NOT EXISTS run_due ON run (due_unix) WHERE due_unix IS NOT NULL;
+CREATE INDEX IF NOT EXISTS run_comment ON run (end_unix) WHERE comment_due = 1;
+CREATE TABLE IF NOT EXISTS record (job INTEGER, begin_unix INTEGER, node TEXT, data BLOB, PRIMARY KEY (job, begin_unix, node))
+  WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS aside (job INTEGER, begin_unix INTEGER, node TEXT, why TEXT, PRIMARY KEY (job, begin_unix, node, why))
+  WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS kept (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+"""
+_RUN = "job, label, user, account, partition, state, nodes, begin_unix, end_unix, uid, gpus, cpus, limit_seconds"
+#: Says that somebody else wrote the job's AdminComment: it is never touched.
+FOREIGN = "foreign"
+
+
+class StoredRun(Struct, frozen=True, kw_only=True):
+    """Holds a run and what was done about it. tries: how often its nodes were asked. comment: the digest of the text that was
+    last written to AdminComment, ``FOREIGN``, or "" for none."""
+
+    run: JobRun
+    tries: int = 0
+    comment: str = ""
+
+
+class JobStore:
+    """Opens the store in a folder. ``write``: make it if it is not there, and hold the writer's lock until ``close``.
+
+    Raises NodeBusy if another process writes it, DataError for a newer or damaged file, InputMissing, HostError.
+    """
+
+    def __init__(self, folder: str, *, write: bool) -> None:
+        self.path = os.path.join(folder, FILE)
+        self._lock = _locked(folder, self.path) if write else None
+        try:
+            self._db = self._opened(write)
+        except BaseException:
+            self._unlock()
+            raise
+
+    def __enter__(self) -> JobStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._db.close()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _opened(self, write: bool) -> sqlite3.Connection:
+        if not write and not os.path.exists(self.path):
+            raise InputMissing(f"{self.path}: there is no store", hint="`fairlead collect` makes it, on the controller")
+        try:
+            if write:
+                os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            mode = "rwc" if write else "rw"  # a reader of a WAL file needs its -shm, which it may have to make
+            with suppress(PermissionError):
+                os.chmod(self.path, 0o600)
+            db = sqlite3.connect(f"file:{_quoted(self.path)}?mode={mode}", uri=True, timeout=_BUSY_SECONDS, isolation_level=None)
+        except (OSError, sqlite3.Error) as e:
+            raise _failed(self.path, e) from None
+        try:
+            version = db.execute("PRAGMA user_version").fetchone()[0]
+            if version > SCHEMA:
+                raise DataError(
+                    f"{self.path}: was written by a newer fairlead (schema {version}, and this one knows {SCHEMA})",
+                    hint="update fairlead on this machine, or name another folder with --store",
+                )
+            db.execute("PRAGMA query_only = ON" if not write else "PRAGMA journal_mode = WAL")
+            if write:
+                db.execute("PRAGMA synchronous = FULL")
+                db.execute("PRAGMA secure_delete = ON")
+                db.executescript(f"BEGIN IMMEDIATE;{_TABLES}PRAGMA user_version = {SCHEMA};COMMIT;")
+        except sqlite3.Error as e:
+            db.close()
+            raise _failed(self.path, e) from None
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    @contextmanager
+    def changes(self) -> Iterator[sqlite3.Connection]:
+        """Make all changes in the ``with`` block, or none of them. An inner block belongs to the outer one. Raises HostError,
+        DataError."""
+        if self._db.in_transaction:
+            yield self._db
+            return
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+        except sqlite3.Error as e:
+            raise _failed(self.path, e) from None
+
+    def _rows(self, statement: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        try:
+            return self._db.execute(statement, values).fetchall()
+        except sqlite3.Error as e:
+            raise _failed(self.path, e) from None
+
+    # -- runs --------------------------------------------------------------------------------------
+
+    def add_runs(self, runs: Iterable[JobRun], due_unix: int) -> int:
+        """Add runs that have ended, or renew what Slurm says of them. Return how many have changed. Runs of an erased user are
+        left out."""
+        erased = {int(key[7:]): int(at) for key, at in self._rows("SELECT key, value FROM kept WHERE key LIKE 'erased %'")}
+        new = 0
+        with self.changes() as db:
+            for run in runs:
+                if run.end_unix is None or (run.uid is not None and run.end_unix <= erased.get(run.uid, -1)):
+                    continue
+                values = (
+                    *(run.job, run.begin_unix, run.label, run.uid, run.user, run.account, run.partition, run.state),
+                    *(fold(run.nodes), run.end_unix, run.gpus, run.cpus, run.limit_seconds, due_unix),
+                )
+                names = "job, begin_unix, label, uid, user, account, partition, state, nodes, end_unix, gpus, cpus, limit_seconds"
+                found = db.execute(
+                    f"INSERT INTO run ({names}, due_unix) VALUES ({', '.join('?' * 14)}) "  # noqa: S608
+                    "ON CONFLICT (job, begin_unix) DO UPDATE SET state = excluded.state, end_unix = excluded.end_unix, "
+                    "label = excluded.label "
+                    "WHERE (state, end_unix, label) != (excluded.state, excluded.end_unix, excluded.label) "
+                    "RETURNING tries",
+                    values,
+                ).fetchone()
+                new += found is not None
+        return new
+
+    def due_runs(self, now: float, most: int) -> list[StoredRun]:
+        """Return the runs whose nodes are to be asked now, the oldest first."""
+        return self._runs("due_unix <= ? ORDER BY due_unix, end_unix LIMIT ?", (int(now), most))
+
+    def runs_to_comment(self, most: int) -> list[StoredRun]:
+        return self._runs("comment_due = 1 ORDER BY end_unix LIMIT ?", (most,))
+
+    def runs_of(self, label: str) -> list[StoredRun]:
+        """Return the runs of a job, the newest first. ``label``: its raw id, or its id in an array."""
+        number = int(label) if label.isascii() and label.isdigit() and len(label) <= 10 else -1
+        return self._runs("(label = ? OR job = ?) ORDER BY begin_unix DESC", (label, number))
+
+    def runs_of_array(self, array: int) -> list[StoredRun]:
+        return self._runs("label LIKE ? ORDER BY job, begin_unix", (f"{array}\\_%",), escape=True)
+
+    def runs_of_user(self, uid: int, most: int) -> list[StoredRun]:
+        """Return the runs of a user, the one that ended last first."""
+        return self._runs("uid = ? ORDER BY end_unix DESC LIMIT ?", (uid, most))
+
+    def _runs(self, condition: str, values: Sequence[object], *, escape: bool = False) -> list[StoredRun]:
+        if escape:
+            condition = condition.replace("LIKE ?", "LIKE ? ESCAPE '\\'")
+        found = []
+        for *cells, tries, comment in self._rows(f"SELECT {_RUN}, tries, comment FROM run WHERE {condition}", values):  # noqa: S608
+            fields: dict[str, Any] = dict(zip(_RUN.split(", "), cells, strict=True))
+            fields["nodes"] = tuple(expand(str(fields["nodes"])))
+            found.append(StoredRun(run=JobRun(**fields), tries=tries, comment=comment))
+        return found
+
+    def asked(self, run: JobRun, due_unix: int | None, *, comment_due: bool) -> None:
+        """Note that the nodes of a run were asked. due_unix: when to ask again, or None for never."""
+        with self.changes() as db:
+            db.execute(
+                "UPDATE run SET tries = tries + 1, due_unix = ?, "
+                "comment_due = CASE WHEN comment = ? THEN 0 WHEN ? THEN 1 ELSE comment_due END WHERE job = ? AND begin_unix = ?",
+                (due_unix, FOREIGN, comment_due, run.job, run.begin_unix),
+            )
+
+    def commented(self, run: JobRun, comment: str | None) -> None:
+        """Note that a comment was dealt with. comment: the digest of the text that is there now, ``FOREIGN``, or None to leave
+        what is noted."""
+        with self.changes() as db:
+            db.execute(
+                "UPDATE run SET comment_due = 0, comment = coalesce(?, comment) WHERE job = ? AND begin_unix = ?",
+                (comment, run.job, run.begin_unix),
+            )
+
+    # -- records -----------------------------------------------------------------------------------
+
+    def records(self, run: JobRun) -> tuple[UsageRecord, ...]:
+        """Return the records of a run. Raises DataError for a record that is damaged."""
+        rows = self._rows("SELECT data FROM record WHERE job = ? AND begin_unix = ?", (run.job, run.begin_unix))
+        try:
+            return tuple(decoded(data) for (data,) in rows if isinstance(data, bytes))
+        except BadRecord as e:
+            raise DataError(
+                f"{self.path}: a record of job {run.job} {e}", hint="restore a backup (fairlead collect --backup)"
+            ) from None
+
+    def put_records(self, run: JobRun, records: Iterable[UsageRecord], aside: Iterable[SetAside]) -> None:
+        with self.changes() as db:
+            for record in records:
+                values = (run.job, run.begin_unix, record.node, encoded(record))
+                db.execute("INSERT OR REPLACE INTO record VALUES (?, ?, ?, ?)", values)
+            for each in aside:
+                db.execute("INSERT OR IGNORE INTO aside VALUES (?, ?, ?, ?)", (run.job, run.begin_unix, each.node, each.why))
+
+    def set_aside(self, run: JobRun) -> list[SetAside]:
+        """Return which records of a run were not merged, and why."""
+        rows = self._rows("SELECT node, why FROM aside WHERE job = ? AND begin_unix = ?", (run.job, run.begin_unix))
+        return [SetAside(job=run.job, node=str(node), why=str(why)) for node, why in rows]
+
+    # -- the rest ----------------------------------------------------------------------------------
+
+    def kept(self, key: str) -> str:
+        rows = self._rows("SELECT value FROM kept WHERE key = ?", (key,))
+        return str(rows[0][0]) if rows else ""
+
+    def keep(self, key: str, value: str) -> None:
+        with self.changes() as db:
+            db.execute("INSERT OR REPLACE INTO kept VALUES (?, ?)", (key, value))
+
+    def prune(self, before_unix: int) -> int:
+        """Remove the runs that ended before a time, with their records. Return how many."""
+        return self._remove("end_unix < ?", (before_unix,))
+
+    def erase_user(self, uid: int, now: float) -> int:
+        """Remove everything of a user. Jobs of this user that ended before now are not taken up again. Return how many runs."""
+        self.keep(f"erased {uid}", str(int(now)))
+        count = self._remove("uid = ?", (uid,))
+        try:
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        except sqlite3.Error as e:
+            raise _failed(self.path, e) from None
+        return count
+
+    def _remove(self, condition: str, values: Sequence[object]) -> int:
+        with self.changes() as db:
+            for table in ("record", "aside"):
+                db.execute(
+                    f"DELETE FROM {table} WHERE (job, begin_unix) IN (SELECT job, begin_unix FROM run WHERE {condition})",  # noqa: S608
+                    values,
+                )
+            return db.execute(f"DELETE FROM run WHERE {condition}", values).rowcount  # noqa: S608
+
+    def counts(self) -> dict[str, int]:
+        """Return how many runs, records and runs with missing records there are."""
+        names = {"runs": "run", "records": "record", "set_aside": "aside", "waiting": "run WHERE due_unix IS NOT NULL"}
+        return {name: int(self._rows(f"SELECT count(*) FROM {table}")[0][0]) for name, table in names.items()}  # noqa: S608
+
+    def backup(self, path: str) -> None:
+        """Write a copy of the store to a file, as one whole state, for this account only. Raises HostError."""
+        new = f"{path}.{os.getpid()}.tmp"
+        try:
+            os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+            try:
+                copy = sqlite3.connect(new)
+                try:
+                    self._db.backup(copy)
+                finally:
+                    copy.close()
+                os.rename(new, path)
+            except BaseException:
+                os.unlink(new)
+                raise
+        except (OSError, sqlite3.Error) as e:
+            raise _failed(path, e) from None
+
+
+def _quoted(path: str) -> str:
+    from urllib.parse import quote
+
+    return quote(os.path.abspath(path))
+
+
+def _locked(folder: str, path: str) -> int:
+    """Return the open lock file of the store. Raises NodeBusy, HostError."""
+    try:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as e:
+        raise _failed(folder, e) from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise NodeBusy(f"{path}: another fairlead collect writes it", hint="try again when it has ended") from None
+    return fd
+
+
+def _failed(path: str, error: OSError | sqlite3.Error) -> HostError | DataError:
+    if isinstance(error, OSError):
+        return HostError(f"{path}: {error.strerror}", hint=next_step(error))
+    if isinstance(error, sqlite3.OperationalError):
+        return HostError(f"{path}: {error}")
+    return DataError(f"{path}: {error}", hint="restore a backup (fairlead collect --backup), or move the file away")
