@@ -39,6 +39,8 @@ COMMANDS = {
     "bundle": "make one folder with everything that a site without internet access needs",
     "fleet": "show all nodes in one table: Slurm's state, the agents' verdicts, who drained what",
     "accept": "measure nodes with nccl-tests and other tools, as Slurm jobs, and judge them",
+    "usage": "show how GPUs were used in a period: allocated, busy, SM-active, energy, cost; compare two periods",
+    "idle": "list the jobs whose GPUs are idle, and tell their owners if the site wants that",
     "drain": "drain a node with a reason that fairlead owns",
     "resume": "resume a node that fairlead drained",
     "hold": "keep the agent from changing this node's Slurm state",
