@@ -254,9 +254,10 @@ def _gpu(records: Sequence[UsageRecord], at: int, options: IdleOptions) -> GpuJu
         return said("active", f"a kernel ran for {busy:.3g} s")
     if any(value is not None and value > options.bytes_per_second_max * seconds for value in (*moved, *links)):
         return said("active", "bytes went over PCIe or NVLink")
-    if _has(uses, "sm_active_seconds") and (active := _grown(first, last, "sm_active_seconds")):
-        return said("active", f"the SMs were active for {active:.3g} s")
-    if busy is None or None in moved or None in links:
+    sm = _grown(first, last, "sm_active_seconds") if _has(uses, "sm_active_seconds") else 0.0
+    if sm:
+        return said("active", f"the SMs were active for {sm:.3g} s")
+    if busy is None or sm is None or None in moved or None in links:
         return said("unknown", "a signal is missing")
     if seen < options.coverage_min * seconds or last.spot_seconds - first.spot_seconds > (1 - options.coverage_min) * seconds:
         return said("unknown", f"it was measured for {max(0.0, seen) / seconds:.0%} of the window, or by single values only")
