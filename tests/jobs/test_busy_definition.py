@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -96,7 +97,7 @@ def test_capacity_and_time_out_of_service() -> None:
 def test_the_parts_of_a_period_are_the_whole(cuts: list[float]) -> None:
     at = sorted({0.0, 24 * HOUR, *cuts})
     found = allocations(a_job(), a_record())
-    parts = [ladder(found, Period(BEGIN + a, BEGIN + b)) for a, b in zip(at, at[1:], strict=False)]
+    parts = [ladder(found, Period(BEGIN + a, BEGIN + b)) for a, b in pairwise(at)]
     whole = ladder(found, DAY)
     for name in ("allocated", "seen", "busy", "energy_joules"):
         assert sum(getattr(p, name) for p in parts) == pytest.approx(getattr(whole, name))

@@ -24,10 +24,10 @@ def record(number: int, seconds: int) -> UsageRecord:
     return next(each for each in fleet() if each.job.job == number).record(seconds)
 
 
-def judged(played: Played, end: int, options: IdleOptions = IdleOptions(), **job: Any) -> JobJudgement:
+def judged(played: Played, end: int) -> JobJudgement:
     window = [t for t in TIMES if end - 3600 <= t <= end]
     records = [record(played.job.job, t) for t in window]
-    return judge_job(replace(played.job, **job), {played.job.nodes[0]: records}, BEGIN + end, options)
+    return judge_job(played.job, {played.job.nodes[0]: records}, BEGIN + end, IdleOptions())
 
 
 @pytest.mark.parametrize("played", fleet(), ids=lambda p: f"{p.job.job}-{p.load.__name__}")

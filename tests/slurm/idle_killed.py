@@ -52,7 +52,7 @@ def run(bin_dir: str, folder: Path, at: int, when: str, poll: int) -> None:
         mode="act",
         signed_off="2026-11-01",
         act_command=str(folder / "act"),
-        act_partitions=("gpu", "all", "p", "debug", "main", "lab"),
+        act_partitions=("main",),
         channel=str(folder / "channel"),
     )
     program = IdleProgram(

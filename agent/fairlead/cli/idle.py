@@ -111,7 +111,7 @@ def _text(found: IdleRun, options: IdleOptions) -> str:
                 str(row.job.job),
                 row.job.user,
                 row.job.partition,
-                str(row.job.gpus),
+                "?" if row.job.gpus is None else str(row.job.gpus),
                 row.judgement.word,
                 f"{row.judgement.idle_gpus * row.judgement.idle_seconds / 3600:.1f}",
                 "yes" if told else "no",

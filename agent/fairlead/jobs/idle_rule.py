@@ -38,9 +38,7 @@ class IdleOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     ] = ""
     window_minutes: Annotated[Positive, Meta(description="For how long all GPUs of a job are idle before the first notice.")] = 60
     repeat_minutes: Annotated[Positive, Meta(description="The time from the first notice to the second.")] = 60
-    ask_minutes: Annotated[
-        Positive, Meta(description="The time from the second notice to the question, and from there to the act.")
-    ] = 30
+    ask_minutes: Annotated[Positive, Meta(description="The time from notice 2 to the question, and from there to the act.")] = 30
     warm_up_minutes: Annotated[Positive, Meta(description="The time after a job's begin that no window reaches into.")] = 15
     coverage_min: Annotated[float, Meta(ge=0.95, le=1, description="The least measured part of the window.")] = 0.95
     bytes_per_second_max: Annotated[
@@ -85,13 +83,14 @@ class IdleOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 class RunningJob(Struct, frozen=True, kw_only=True):
     """Holds what slurmctld says of a running job. The marks are words that the owner has put into the job's comment: nothing else
-    of the comment is read. gpus: the number of GPUs, 0 for none. batch: False for a job of salloc or srun, None if not known."""
+    of the comment is read. gpus: the number of GPUs, None if Slurm does not say it. batch: False for a job of salloc or srun,
+    None if that is not known."""
 
     job: int
     user: str
     begin_unix: float
     nodes: tuple[str, ...]
-    gpus: int
+    gpus: int | None
     account: str = ""
     partition: str = ""
     qos: str = ""
@@ -146,6 +145,8 @@ def judge_job(job: RunningJob, readings: Mapping[str, Sequence[UsageRecord]], no
     last."""
     if why := _exempt(job, options):
         return JobJudgement(word="exempt", why=why)
+    if job.gpus is None:
+        return JobJudgement(word="unknown", why="Slurm does not say how many GPUs it has (AccountingStorageTRES=gres/gpu)")
     missing = [node for node in job.nodes if not readings.get(node)]
     if missing:
         return JobJudgement(word="unknown", why=f"{len(missing)} of {len(job.nodes)} nodes gave no record")
