@@ -34,7 +34,7 @@ FREE = {
         "SPAN",
         "SECONDS",
     ),
-    *("PERIOD", "BEFORE", "AFTER"),
+    "PERIOD",
     *("PROFILE=TYPE", "MINUTES", "[BEGIN/]END", "VERSION", "X.Y", "ARCH", "LINE", "OPTION", "REGEX", "DEVICE|SERIAL"),
 }
 

@@ -39,7 +39,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--by", choices=KEYS, help="add a row for each user, account or partition")
     parser.add_argument("--nodelist", default="", metavar="NODELIST", help="count only these nodes: gpu[001-064]")
     parser.add_argument("-p", "--partition", default="", metavar="NAME", help="count only jobs and nodes of this partition")
-    parser.add_argument("--compare", nargs=2, metavar=("BEFORE", "AFTER"), help="compare two periods, or say what is missing")
+    parser.add_argument("--compare", nargs=2, metavar="PERIOD", help="compare two periods, or say what is missing")
     parser.add_argument("--site", metavar="FILE", default="", help=f"the site with prices and factors, [usage] ({SITE})")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print one JSON document")
