@@ -10,7 +10,7 @@ from fairlead.controller.idle_channels import Found, Outcome
 from fairlead.controller.idle_journal import IdleJournal
 from fairlead.controller.idle_program import IdleProgram, IdleRun
 from fairlead.jobs.idle_rule import IdleOptions, RunningJob
-from fairlead.jobs.idle_stages import Event
+from fairlead.jobs.idle_stages import IdleEvent
 from tests.jobs.idle_fleet import BEGIN, Played
 
 ACT = IdleOptions(mode="act", signed_off="2026-11-01", act_command="/bin/true", act_partitions=("gpu",), channel="/bin/true")
@@ -59,7 +59,7 @@ class Deadly(IdleJournal):
         super().__init__(folder)
         self.to_come, self.when = at, when
 
-    def append(self, event: Event) -> None:
+    def append(self, event: IdleEvent) -> None:
         self.to_come -= 1
         if self.to_come < 0 and self.when == "before":
             raise Killed

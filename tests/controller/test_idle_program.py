@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from fairlead.controller.idle_journal import IdleJournal
 from fairlead.errors import HostError
 from fairlead.jobs.idle_rule import IdleOptions
-from fairlead.jobs.idle_stages import STEPS, Event
+from fairlead.jobs.idle_stages import STEPS, IdleEvent
 from tests.controller.played_idle import ACT, POLL_SECONDS, Deadly, FileChannel, Killed, files, poll
 from tests.jobs.idle_fleet import BEGIN, Played, a_run, fleet, idle_batch, training
 
@@ -130,7 +130,7 @@ def test_a_torn_last_line_of_the_journal_is_no_step(tmp_path: Path) -> None:
         file.write(b'{"kind":"intent","at_unix":17900')
     journal = IdleJournal(str(tmp_path / "state"))
     before = journal.read()
-    journal.append(Event(kind="keep", at_unix=BEGIN + 7300, case="1@1790000000", user="user1"))
+    journal.append(IdleEvent(kind="keep", at_unix=BEGIN + 7300, case="1@1790000000", user="user1"))
     assert [event.kind for event in journal.read()] == [*(event.kind for event in before), "keep"]
     assert journal.unread == 1
 

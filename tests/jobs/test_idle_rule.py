@@ -32,7 +32,7 @@ def judged(played: Played, end: int) -> JobJudgement:
 
 @pytest.mark.parametrize("played", fleet(), ids=lambda p: f"{p.job.job}-{p.load.__name__}")
 def test_nobody_innocent_is_told_and_every_idle_job_is_found(played: Played) -> None:
-    told = [end for end in TIMES if end >= 4800 and judged(played, end).may_be_told]
+    told = [end for end in TIMES if end >= 4800 and judged(played, end).is_for_notice]
     if played.innocent:
         assert told == []
     else:

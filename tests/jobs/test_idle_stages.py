@@ -14,7 +14,7 @@ from fairlead.jobs.idle_rule import IdleOptions, JobJudgement, RunningJob
 from fairlead.jobs.idle_stages import (
     STEPS,
     Case,
-    Event,
+    IdleEvent,
     Stages,
     World,
     case_name,
@@ -38,7 +38,7 @@ NOW = 1_790_100_000.0
 def journal(*kinds: tuple[str, str, float]) -> Stages:
     """The state after these events: (kind, step, minutes before NOW). An answer belongs to the step's message."""
     events = [
-        Event(kind=kind, at_unix=NOW - 60 * minutes, case=NAME, user=JOB.user, step=step, message=message_id(NAME, 0, step))  # type: ignore[arg-type]
+        IdleEvent(kind=kind, at_unix=NOW - 60 * minutes, case=NAME, user=JOB.user, step=step, message=message_id(NAME, 0, step))  # type: ignore[arg-type]
         for kind, step, minutes in kinds
     ]
     return stages_of(events, ACT, NOW)
@@ -174,7 +174,7 @@ class Played:
 
     def __init__(self, jobs: int) -> None:
         self.jobs = [replace(a_run(n), user=f"user{n % 2}") for n in range(1, jobs + 1)]
-        self.events: list[Event] = []
+        self.events: list[IdleEvent] = []
         self.got: list[str] = []  # the messages that really arrived
         self.carried_out: list[tuple[float, str, str, str]] = []  # time, user, step, message
         self.now = NOW
@@ -186,9 +186,9 @@ class Played:
             judgement = IDLE if word == "idle" else JobJudgement(word=word, why="x")
             case = stages.cases.get(case_name(job), Case())
             if word == "active" and case.steps:
-                stages = self.write(stages, Event(kind="active", at_unix=self.now, case=case_name(job), user=job.user))
+                stages = self.write(stages, IdleEvent(kind="active", at_unix=self.now, case=case_name(job), user=job.user))
             found = decision(stages, job, judgement, self.now, ACT)
-            event = Event(
+            event = IdleEvent(
                 kind="intent", at_unix=self.now, case=case_name(job), user=job.user, step=found.step, message=found.message
             )
             if found.act == "query":
@@ -212,7 +212,7 @@ class Played:
             kind = "unconfirmed" if fate == "lost" else fate
             stages = self.write(stages, replace(event, kind=kind))  # type: ignore[arg-type]
 
-    def write(self, stages: Stages, event: Event) -> Stages:
+    def write(self, stages: Stages, event: IdleEvent) -> Stages:
         self.events.append(event)
         return with_event(stages, event, ACT)
 
@@ -236,7 +236,7 @@ def test_no_step_is_skipped_nobody_is_told_twice_limits_hold(jobs: int, actions:
     assert stages_of(played.events, ACT, played.now).cases == _folded(played.events)
 
 
-def _folded(events: list[Event]) -> dict[str, Case]:
+def _folded(events: list[IdleEvent]) -> dict[str, Case]:
     stages = Stages()
     for event in events:
         stages = with_event(stages, event, ACT)

@@ -15,7 +15,7 @@ from fairlead.controller.idle_journal import IdleJournal
 from fairlead.controller.idle_program import IdleProgram
 from fairlead.controller.running_jobs import running_jobs
 from fairlead.jobs.idle_rule import IdleOptions, RunningJob
-from fairlead.jobs.idle_stages import Event
+from fairlead.jobs.idle_stages import IdleEvent
 from fairlead.slurm.scontrol import Scontrol
 from tests.jobs.idle_fleet import Played, idle_batch
 
@@ -30,7 +30,7 @@ class Deadly(IdleJournal):
         super().__init__(folder)
         self.to_come, self.when = to_come, when
 
-    def append(self, event: Event) -> None:
+    def append(self, event: IdleEvent) -> None:
         self.to_come -= 1
         if self.to_come < 0 and self.when == "before":
             os.kill(os.getpid(), signal.SIGKILL)

@@ -23,7 +23,7 @@ from fairlead.errors import ExitCode, InputMissing, UsageError
 if TYPE_CHECKING:
     from fairlead.controller.idle_program import IdleProgram, IdleRun
     from fairlead.jobs.idle_rule import IdleOptions
-    from fairlead.jobs.idle_stages import Event
+    from fairlead.jobs.idle_stages import IdleEvent
 
 SITE = "/etc/fairlead/site.toml"
 STATE = "/var/lib/fairlead/idle"
@@ -103,7 +103,7 @@ def _text(found: IdleRun, options: IdleOptions) -> str:
 
     rows, classes = [], set[str]()
     for row in found.rows:
-        told = row.judgement.may_be_told
+        told = row.judgement.is_for_notice
         not_excluded = [*filter(None, (row.judgement.spared,)), *row.judgement.possible]
         classes.update(not_excluded)
         rows.append(
@@ -142,7 +142,7 @@ def _data(found: IdleRun) -> dict[str, Any]:
             "judged": row.judgement.word,
             "why": row.judgement.why,
             "idle_gpu_seconds": row.judgement.idle_gpus * row.judgement.idle_seconds,
-            "would_be_told": row.judgement.may_be_told,
+            "would_be_told": row.judgement.is_for_notice,
             "not_excluded": [*filter(None, (row.judgement.spared,)), *row.judgement.possible],
             "decision": msgspec.to_builtins(row.decision),
             "done": row.done,
@@ -170,7 +170,7 @@ def _list(args: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
-def _listed(events: list[Event]) -> str:
+def _listed(events: list[IdleEvent]) -> str:
     from fairlead.cli.time_options import local
     from fairlead.model.plain_text import one_line
 

@@ -14,12 +14,12 @@ import msgspec
 
 from fairlead.errors import HostError, next_step
 from fairlead.host.atomic_file import sync_folder
-from fairlead.jobs.idle_stages import Event
+from fairlead.jobs.idle_stages import IdleEvent
 
 MONTHS = 13
 FILE_MAX_BYTES = 1 << 30
 _NAME = re.compile(r"idle-[0-9]{4}-[0-9]{2}\.jsonl")
-_DECODER = msgspec.json.Decoder(Event)
+_DECODER = msgspec.json.Decoder(IdleEvent)
 
 
 class IdleJournal:
@@ -29,7 +29,7 @@ class IdleJournal:
         self.folder = folder
         self.unread = 0
 
-    def read(self) -> list[Event]:
+    def read(self) -> list[IdleEvent]:
         """Return the events of the last ``MONTHS`` months, the oldest first. Raises HostError."""
         self.unread = 0
         try:
@@ -40,7 +40,7 @@ class IdleJournal:
             raise HostError(f"{self.folder}: {e.strerror}") from None
         return [event for name in names[-MONTHS:] for event in self._events(os.path.join(self.folder, name))]
 
-    def _events(self, path: str) -> list[Event]:
+    def _events(self, path: str) -> list[IdleEvent]:
         try:
             with open(path, "rb") as file:
                 data = file.read(FILE_MAX_BYTES + 1)
@@ -57,7 +57,7 @@ class IdleJournal:
                 self.unread += 1
         return found
 
-    def append(self, event: Event) -> None:
+    def append(self, event: IdleEvent) -> None:
         """Write an event. It is on the disk when this function returns. Raises HostError."""
         name = time.strftime("idle-%Y-%m.jsonl", time.gmtime(event.at_unix))
         path = os.path.join(self.folder, name)

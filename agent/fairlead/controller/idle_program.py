@@ -28,8 +28,8 @@ from fairlead.jobs.idle_rule import IdleOptions, JobJudgement, RunningJob, judge
 from fairlead.jobs.idle_stages import (
     DAY,
     Case,
-    Decision,
-    Event,
+    IdleDecision,
+    IdleEvent,
     Stages,
     World,
     case_name,
@@ -51,7 +51,7 @@ class IdleRow(Struct, frozen=True, kw_only=True):
 
     job: RunningJob
     judgement: JobJudgement
-    decision: Decision
+    decision: IdleDecision
     done: str = ""
 
 
@@ -135,11 +135,11 @@ class IdleProgram:
         for event in marks_seen(self.stages, job, now, self.options):
             self._write(event)
         if judgement.word in ("active", "partly") and case.steps:
-            self._write(Event(kind="active", at_unix=now, case=name, user=job.user, detail=judgement.word))
+            self._write(IdleEvent(kind="active", at_unix=now, case=name, user=job.user, detail=judgement.word))
         if judgement.word == "idle" and case.observed_day != int(now // DAY):
-            self._write(Event(kind="observed", at_unix=now, case=name, user=job.user, detail=_evidence(job, judgement)))
+            self._write(IdleEvent(kind="observed", at_unix=now, case=name, user=job.user, detail=_evidence(job, judgement)))
         if reasons := doubts(self.stages, world, self.options):
-            return IdleRow(job=job, judgement=judgement, decision=Decision(act="wait", why=reasons[0]))
+            return IdleRow(job=job, judgement=judgement, decision=IdleDecision(act="wait", why=reasons[0]))
         chosen = decision(self.stages, job, judgement, now, self.options)
         if chosen.act == "query":
             chosen = self._queried(job, chosen, judgement)
@@ -147,7 +147,7 @@ class IdleProgram:
             return IdleRow(job=job, judgement=judgement, decision=chosen)
         return IdleRow(job=job, judgement=judgement, decision=chosen, done=self._do(job, judgement, chosen))
 
-    def _queried(self, job: RunningJob, asked: Decision, judgement: JobJudgement) -> Decision:
+    def _queried(self, job: RunningJob, asked: IdleDecision, judgement: JobJudgement) -> IdleDecision:
         """Ask the channel what became of a message, and return what to do then."""
         name = case_name(job)
         state = self.stages.cases[name].steps[asked.step]
@@ -155,10 +155,10 @@ class IdleProgram:
         if found != state.status:
             self._write(self._event(found, job, asked))
         if found == "unconfirmed":
-            return Decision(act="wait", step=asked.step, message=asked.message, why=asked.why)
+            return IdleDecision(act="wait", step=asked.step, message=asked.message, why=asked.why)
         return decision(self.stages, job, judgement, self.clock(), self.options)
 
-    def _do(self, job: RunningJob, judgement: JobJudgement, chosen: Decision) -> str:
+    def _do(self, job: RunningJob, judgement: JobJudgement, chosen: IdleDecision) -> str:
         """Carry out a step: write the intent, act, write the answer. Return the answer, or "" if the step was given up."""
         if self._switched_off() or (chosen.step == "act" and not self._same_now(job)):
             return ""
@@ -177,12 +177,12 @@ class IdleProgram:
         except SlurmError:
             return False
 
-    def _event(self, kind: Any, job: RunningJob, of: Decision, detail: str = "") -> Event:
-        return Event(
+    def _event(self, kind: Any, job: RunningJob, of: IdleDecision, detail: str = "") -> IdleEvent:
+        return IdleEvent(
             kind=kind, at_unix=self.clock(), case=case_name(job), user=job.user, step=of.step, message=of.message, detail=detail
         )
 
-    def _write(self, event: Event) -> None:
+    def _write(self, event: IdleEvent) -> None:
         if not self.dry_run:
             self.journal.append(event)
         self.stages = with_event(self.stages, event, self.options)

@@ -38,7 +38,7 @@ class UsageOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         Meta(description="The high end of the grid's carbon per kWh, in grams."),
     ] = NOT_SET
     grid_name: Annotated[Name, Meta(description="Whose figure the grid factor is, such as ENTSO-E DE 2026-Q3.")] = ""
-    grid_date: Annotated[Day, Meta(description="The last day that the grid factor stands for.")] = ""
+    grid_date: Annotated[Day, Meta(description="The last day that the grid factor is valid for.")] = ""
 
 
 class CostLine(Struct, frozen=True, kw_only=True):

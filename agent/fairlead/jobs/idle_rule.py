@@ -125,7 +125,7 @@ class JobJudgement(Struct, frozen=True, kw_only=True):
     idle_seconds: float = 0.0
 
     @property
-    def may_be_told(self) -> bool:
+    def is_for_notice(self) -> bool:
         return self.word == "idle" and not self.spared
 
 

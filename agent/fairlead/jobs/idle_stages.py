@@ -31,7 +31,7 @@ RETRY_SECONDS = 600.0
 TRIES_MAX = 3
 
 
-class Event(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class IdleEvent(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Is one line of the journal. case: ``JOB@BEGIN``. message: the id of the message. detail: evidence or a reason, in words
     that fairlead itself wrote. answer: "work" or "idle"."""
 
@@ -87,7 +87,7 @@ class World(Struct, frozen=True, kw_only=True):
     switched_off: bool = False
 
 
-class Decision(Struct, frozen=True, kw_only=True):
+class IdleDecision(Struct, frozen=True, kw_only=True):
     """Says what to do: "do" a step, "query" the channel about an earlier message, or "wait". why: the reason to wait."""
 
     act: Literal["do", "query", "wait"]
@@ -109,7 +109,7 @@ def message_id(case: str, episode: int, step: str) -> str:
 # -- the journal --------------------------------------------------------------------------------------
 
 
-def stages_of(events: Iterable[Event], options: IdleOptions, now: float) -> Stages:
+def stages_of(events: Iterable[IdleEvent], options: IdleOptions, now: float) -> Stages:
     """Return the state that these events make."""
     cases: dict[str, Case] = {}
     intents, keeps, answers = [], [], []
@@ -124,7 +124,7 @@ def stages_of(events: Iterable[Event], options: IdleOptions, now: float) -> Stag
     return Stages(cases=cases, intents=tuple(intents), keeps=tuple(keeps), answers=tuple(answers))
 
 
-def with_event(stages: Stages, event: Event, options: IdleOptions) -> Stages:
+def with_event(stages: Stages, event: IdleEvent, options: IdleOptions) -> Stages:
     """Return the state after one more event."""
     found = replace(stages, cases={**stages.cases, event.case: after(stages.cases.get(event.case, Case()), event, options)})
     if event.kind == "intent":
@@ -134,7 +134,7 @@ def with_event(stages: Stages, event: Event, options: IdleOptions) -> Stages:
     return replace(found, answers=(*found.answers, (event.at_unix, event.answer))) if event.kind == "answer" else found
 
 
-def after(case: Case, event: Event, options: IdleOptions) -> Case:
+def after(case: Case, event: IdleEvent, options: IdleOptions) -> Case:
     """Return a case after one event."""
     case = replace(case, user=event.user or case.user)
     match event.kind:
@@ -180,7 +180,7 @@ def doubts(stages: Stages, world: World, options: IdleOptions) -> tuple[str, ...
     return tuple(found)
 
 
-def decision(stages: Stages, job: RunningJob, judgement: JobJudgement, now: float, options: IdleOptions) -> Decision:
+def decision(stages: Stages, job: RunningJob, judgement: JobJudgement, now: float, options: IdleOptions) -> IdleDecision:
     """Return what to do about a job now. The caller has seen that there is no doubt."""
     name = case_name(job)
     case = stages.cases.get(name, Case())
@@ -188,7 +188,7 @@ def decision(stages: Stages, job: RunningJob, judgement: JobJudgement, now: floa
         return _wait("its owner has answered")
     if now < case.keep_until:
         return _wait("its owner wants to keep it")
-    if not judgement.may_be_told:
+    if not judgement.is_for_notice:
         return _wait(f"{judgement.word}: {judgement.spared or judgement.why}")
     step = next((s for s in STEPS if s not in case.steps or case.steps[s].status not in ("accepted", "sent")), "")
     if not step:
@@ -197,7 +197,7 @@ def decision(stages: Stages, job: RunningJob, judgement: JobJudgement, now: floa
         return _wait(f"idle.mode is {options.mode}")
     state = case.steps.get(step)
     if state is not None and state.status in ("intent", "unconfirmed"):
-        return Decision(act="query", step=step, message=state.message, why="it is not known whether the channel took it")
+        return IdleDecision(act="query", step=step, message=state.message, why="it is not known whether the channel took it")
     if state is not None and (state.tries >= TRIES_MAX or now < state.at_unix + RETRY_SECONDS):
         return _wait("the channel refused the message")
     why = (
@@ -205,11 +205,11 @@ def decision(stages: Stages, job: RunningJob, judgement: JobJudgement, now: floa
         or _forbidden(step, case, job, options)
         or _limited(stages, step, job.user, now, options)
     )
-    return _wait(why) if why else Decision(act="do", step=step, message=message_id(name, case.episode, step))
+    return _wait(why) if why else IdleDecision(act="do", step=step, message=message_id(name, case.episode, step))
 
 
-def _wait(why: str) -> Decision:
-    return Decision(act="wait", why=why)
+def _wait(why: str) -> IdleDecision:
+    return IdleDecision(act="wait", why=why)
 
 
 def _too_soon(step: str, case: Case, now: float, options: IdleOptions) -> str:
@@ -247,13 +247,13 @@ def _limited(stages: Stages, step: str, user: str, now: float, options: IdleOpti
     return "the limit of messages per user and day is reached" if told_day.count(user) >= options.notices_per_user_per_day else ""
 
 
-def marks_seen(stages: Stages, job: RunningJob, now: float, options: IdleOptions) -> tuple[Event, ...]:
+def marks_seen(stages: Stages, job: RunningJob, now: float, options: IdleOptions) -> tuple[IdleEvent, ...]:
     """Return the events for the words that an owner has put into the job's comment, each once."""
     name = case_name(job)
     case = stages.cases.get(name, Case())
     if (job.work or job.idle) and case.steps and not case.answer:
-        return (Event(kind="answer", at_unix=now, case=name, user=job.user, answer="work" if job.work else "idle"),)
+        return (IdleEvent(kind="answer", at_unix=now, case=name, user=job.user, answer="work" if job.work else "idle"),)
     recent = sum(who == job.user and at > now - WEEK for at, who in stages.keeps)
     if job.keep and now >= case.keep_until and recent < options.keeps_per_user_per_week:
-        return (Event(kind="keep", at_unix=now, case=name, user=job.user),)
+        return (IdleEvent(kind="keep", at_unix=now, case=name, user=job.user),)
     return ()
