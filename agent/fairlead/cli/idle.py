@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from fairlead.cli.output import columns, print_json
 from fairlead.cli.slurm_options import add_bin_dir
-from fairlead.errors import ExitCode, InputMissing, UsageError
+from fairlead.errors import ExitCode, InputMissing, SlurmUnavailable, UsageError
 
 if TYPE_CHECKING:
     from fairlead.controller.idle_program import IdleProgram, IdleRun
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     else:
         print(_text(found, options))
     if "slurmctld does not answer" in found.doubts:
-        return ExitCode.TRY_AGAIN
+        raise SlurmUnavailable("slurmctld does not answer: nothing was judged", hint="is slurmctld up? scontrol ping")
     return ExitCode.UNKNOWN if found.doubts else ExitCode.OK
 
 

@@ -67,7 +67,7 @@ class NodeEvent(Struct, frozen=True, kw_only=True):
     end_unix: float | None
 
 
-class BadRow(ValueError):
+class BadAccountingRow(ValueError):
     """Says in one line why a row cannot be read."""
 
 
@@ -82,12 +82,12 @@ def jobs_of(lines: Iterable[str], mistakes: list[str]) -> list[AccountedJob]:
         try:
             found = _ID.fullmatch(row["JobIDRaw"])
             if found is None:
-                raise BadRow("JobIDRaw is not the id of a job or of a step")
+                raise BadAccountingRow("JobIDRaw is not the id of a job or of a step")
             if found[2] is not None:
                 steps.setdefault(int(found[1]), set()).add(found[2])
             elif (job := _job(int(found[1]), row)) is not None:
                 jobs.append(job)
-        except BadRow as e:
+        except BadAccountingRow as e:
             mistakes.append(f"jobs: line {number}: {e}")
     return [replace(job, kind=_kind(steps.get(job.job, set()))) for job in jobs]
 
@@ -99,16 +99,16 @@ def _kind(steps: set[str]) -> str:
 
 
 def _job(job: int, row: Mapping[str, str]) -> AccountedJob | None:
-    """Return a job, or None if it has not begun. Raises BadRow."""
+    """Return a job, or None if it has not begun. Raises BadAccountingRow."""
     if row["Start"] in ("Unknown", "None", "", "0") or row["NodeList"] in ("None assigned", ""):
         return None
     begin = _time(row["Start"], "Start")
     end = None if row["End"] in ("Unknown", "None", "", "0") else _time(row["End"], "End")
     if end is not None and end < begin:
-        raise BadRow("End is before Start")
+        raise BadAccountingRow("End is before Start")
     for key in ("User", "Account", "Partition", "QOS"):
         if not _WORDS.fullmatch(row[key]):
-            raise BadRow(f"{key} is not a name")
+            raise BadAccountingRow(f"{key} is not a name")
     return AccountedJob(
         job=job,
         user=row["User"],
@@ -128,13 +128,13 @@ def _state(text: str) -> str:
     """Return the first word of a state: sacct prints ``CANCELLED by 1001``."""
     word = text.partition(" ")[0]
     if not _WORD.fullmatch(word) or not word:
-        raise BadRow("State is not a word")
+        raise BadAccountingRow("State is not a word")
     return word
 
 
 def _time(text: str, column: str) -> float:
     if not re.fullmatch(r"[0-9]{1,11}", text):
-        raise BadRow(f"{column} is not a number of seconds (run sacct with SLURM_TIME_FORMAT=%s)")
+        raise BadAccountingRow(f"{column} is not a number of seconds (run sacct with SLURM_TIME_FORMAT=%s)")
     return float(text)
 
 
@@ -142,9 +142,9 @@ def _nodes(text: str) -> tuple[str, ...]:
     try:
         names = expand(text)
     except ValueError:
-        raise BadRow("NodeList is not a nodelist") from None
+        raise BadAccountingRow("NodeList is not a nodelist") from None
     if not all(map(is_name, names)):
-        raise BadRow("NodeList is not a nodelist")
+        raise BadAccountingRow("NodeList is not a nodelist")
     return tuple(names)
 
 
@@ -185,7 +185,7 @@ def node_events_of(lines: Iterable[str], mistakes: list[str]) -> list[NodeEvent]
             end = None if row["TimeEnd"] in ("Unknown", "None", "", "0") else _time(row["TimeEnd"], "TimeEnd")
             for node in _nodes(row["NodeName"]):
                 found.append(NodeEvent(node=node, begin_unix=_time(row["TimeStart"], "TimeStart"), end_unix=end))
-        except BadRow as e:
+        except BadAccountingRow as e:
             mistakes.append(f"events: line {number}: {e}")
     return found
 
