@@ -64,6 +64,7 @@ def test_installed_files_have_content_and_modes_of_the_checkout(environment: Pat
         "epilog",
         "health-check",
         "task-prolog",
+        *("cancel", "mail", "requeue"),  # examples for fairlead idle
     }
 
 

@@ -42,6 +42,8 @@ COMMANDS = {
     "job": "show what a job used: GPUs, energy, memory, time at 0 %",
     "usage-records": "print this node's usage records of some jobs",
     "accept": "measure nodes with nccl-tests and other tools, as Slurm jobs, and judge them",
+    "usage": "show how GPUs were used in a period: allocated, busy, SM-active, energy, cost; compare two periods",
+    "idle": "list the jobs whose GPUs are idle, and tell their owners if the site wants that",
     "drain": "drain a node with a reason that fairlead owns",
     "resume": "resume a node that fairlead drained",
     "hold": "keep the agent from changing this node's Slurm state",

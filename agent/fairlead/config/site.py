@@ -17,6 +17,8 @@ classes = ["h100"]
 user = "root"
 [accept]                            # how `fairlead accept` measures; [classes.h100.accept] has what differs for a class
 prelude = "module load nccl-tests"
+[usage]                             # prices and factors of `fairlead usage`; [advice] and [idle] are thresholds and switches
+gpu_hour_price = 2.0
 """
 
 from __future__ import annotations
@@ -38,9 +40,14 @@ from fairlead.config.mig_declared import mig_mistakes_of_profile
 from fairlead.config.partitions import Partition, partitions_of
 from fairlead.config.toml_text import read_text, read_toml, toml_tables
 from fairlead.errors import ConfigError, InputMissing
+from fairlead.jobs.advice import AdviceOptions
+from fairlead.jobs.cost_and_energy import UsageOptions
+from fairlead.jobs.idle_rule import IdleOptions
 from fairlead.model.profile_files import Profile
 
 Options = TypeVar("Options", bound=Struct)
+#: What a site's file has beside the sections of the document.
+TABLES = ("schema", "generation", "classes", "nodes", "partitions", "ansible", "accept", "usage", "advice", "idle")
 #: The hint of the error that there is no site file.
 NO_SITE = (
     "name yours (--site FILE), or write one: schema = 1, then for each kind of node"
@@ -106,6 +113,9 @@ class Site(Struct, frozen=True, kw_only=True):
     ansible: AnsibleOptions
     accept: AcceptOptions = AcceptOptions()
     partitions: dict[str, Partition] = {}
+    usage: UsageOptions = UsageOptions()
+    advice: AdviceOptions = AdviceOptions()
+    idle: IdleOptions = IdleOptions()
 
 
 def profile_names() -> tuple[str, ...]:
@@ -169,7 +179,7 @@ def read_site(path: str) -> tuple[Site | None, list[ConfigError]]:
     generation = data.get("generation", 0)
     if not isinstance(generation, int) or generation < 0:
         wrong.append(ConfigError(path, "generation", "must be a whole number"))
-    layer = _layer_of(data, path, "", ("schema", "generation", "classes", "nodes", "partitions", "ansible", "accept"), wrong)
+    layer = _layer_of(data, path, "", TABLES, wrong)
     accept = _table(data, "accept", path, "", wrong)
     _tables_of_type(accept, AcceptOptions, path, "accept", wrong)
     classes = []
@@ -177,6 +187,9 @@ def read_site(path: str) -> tuple[Site | None, list[ConfigError]]:
         classes.append(_class(name, table, path, accept, wrong))
     nodes = {name: _layer_of(t, path, f"nodes.{name}.", (), wrong) for name, t in _tables(data, "nodes", path, wrong)}
     ansible = _tables_of_type(data.get("ansible", {}), AnsibleOptions, path, "ansible", wrong)
+    usage = _tables_of_type(data.get("usage", {}), UsageOptions, path, "usage", wrong)
+    advice = _tables_of_type(data.get("advice", {}), AdviceOptions, path, "advice", wrong)
+    idle = _tables_of_type(data.get("idle", {}), IdleOptions, path, "idle", wrong)
     partitions = partitions_of(dict(_tables(data, "partitions", path, wrong)), path, [c.name for c in classes], wrong)
     site = Site(
         file=path,
@@ -187,6 +200,9 @@ def read_site(path: str) -> tuple[Site | None, list[ConfigError]]:
         ansible=ansible,
         accept=AcceptOptions() if wrong else accept_options(accept, {}, path),
         partitions=partitions,
+        usage=usage,
+        advice=advice,
+        idle=idle,
     )
     # A key in a line that is not TOML is not reported as missing.
     return site, of_lines + [w for w in wrong if not of_lines or w.key.rpartition(".")[2] not in unread]

@@ -1,1 +1,1 @@
-"""Runs on the controller: collects the usage records of jobs, keeps them, and writes what other programs read of them."""
+"""Runs on the controller: pulls and keeps the usage records of jobs, answers for jobs, and tells the owners of idle jobs."""

@@ -1,0 +1,115 @@
+"""Show how GPUs were used in a period: allocated, busy and SM-active, with coverage, idle time, energy, cost and carbon.
+
+fairlead usage week --from DIR                      the last whole week, over all jobs
+fairlead usage 2026-10 --by account --from DIR      a month, with a row for each account
+fairlead usage 2026-10 --from DIR --html FILE       the same as one page with plots, which loads nothing
+fairlead usage --compare 2026-08 2026-10 --from DIR   what a claim "before and after" has to show
+
+DIR has usage records (*.json), jobs.psv (sacct), and may have nodes.psv (sinfo) and events.psv (sacctmgr). The figures are those
+of the definition busy/1. What is not known is left out with the reason, and is never 0. A comparison that lacks a condition is
+refused with exit code 65, and each condition is named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+from datetime import date
+from typing import TYPE_CHECKING
+
+from fairlead.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from fairlead.cli.usage_report import UsageReport
+    from fairlead.jobs.allocations import Allocation
+    from fairlead.jobs.cost_and_energy import UsageOptions
+
+SITE = "/etc/fairlead/site.toml"
+KEYS = ("user", "account", "partition")
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    from fairlead.cli.usage_period import FORMS
+
+    parser.add_argument("period", nargs="?", default="week", metavar="PERIOD", help=f"{FORMS} (default: week)")
+    parser.add_argument("--from", dest="folder", required=True, metavar="DIR", help="the folder with the records and jobs.psv")
+    parser.add_argument("--by", choices=KEYS, help="add a row for each user, account or partition")
+    parser.add_argument("--nodelist", default="", metavar="NODELIST", help="count only these nodes: gpu[001-064]")
+    parser.add_argument("-p", "--partition", default="", metavar="NAME", help="count only jobs and nodes of this partition")
+    parser.add_argument("--compare", nargs=2, metavar="PERIOD", help="compare two periods, or say what is missing")
+    parser.add_argument("--site", metavar="FILE", default="", help=f"the site with prices and factors, [usage] ({SITE})")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print one JSON document")
+    form.add_argument("--csv", action="store_true", help="print the rows of --by as CSV, the sum in the last row")
+    form.add_argument("--html", metavar="FILE", default="", help="write one static page with plots to a new file")
+
+
+def run(args: argparse.Namespace) -> ExitCode:
+    from fairlead.cli import usage_report, usage_text
+    from fairlead.cli.output import print_json
+    from fairlead.cli.usage_period import period
+    from fairlead.controller.usage_folder import read_folder
+
+    if args.compare and (args.by or args.csv or args.html):
+        raise UsageError("--compare has no --by, --csv and --html")
+    today, now = date.today(), time.time()
+    periods = [period(text, today) for text in (args.compare or [args.period])]
+    if args.html:
+        from fairlead.cli.new_file import refuse_existing
+
+        refuse_existing(args.html)
+    nodes = _nodes(args.nodelist)
+    options = site_options(args.site)
+    folder = read_folder(args.folder)
+    input_ = usage_report.chosen(folder, nodes, args.partition, now)
+    usage_text.warn(input_.mistakes, sys.stderr)
+    if args.compare:
+        found = usage_report.comparison(input_, periods[0], periods[1], now)
+        print_json(usage_report.comparison_data(found)) if args.json else print(usage_text.comparison(found))
+        return ExitCode.BAD_DATA if found.refused else ExitCode.OK
+    report = usage_report.report(input_, periods[0], _key(args.by), options)
+    _print(args, report)
+    return ExitCode.OK
+
+
+def _print(args: argparse.Namespace, report: UsageReport) -> None:
+    from fairlead.cli import usage_report, usage_text
+    from fairlead.cli.output import print_json
+
+    if args.json:
+        print_json(usage_report.data(report))
+    elif args.csv:
+        sys.stdout.write(usage_text.csv_rows(report, args.by or "sum"))
+    elif args.html:
+        from fairlead.cli.new_file import write_new
+        from fairlead.cli.usage_page import page
+
+        write_new(args.html, page(report, args.by or ""))
+    else:
+        print(usage_text.text(report, args.by or ""))
+
+
+def _key(by: str | None) -> Callable[[Allocation], str] | None:
+    return None if by is None else lambda each: str(getattr(each.job, by))
+
+
+def _nodes(nodelist: str) -> frozenset[str] | None:
+    from fairlead.model.nodelist import expand
+
+    if not nodelist:
+        return None
+    try:
+        return frozenset(expand(nodelist))
+    except ValueError as e:
+        raise UsageError(f"--nodelist: {e}") from None
+
+
+def site_options(file: str) -> UsageOptions:
+    """Return [usage] of the site's file, or no price and no factor where there is no such file. Raises ConfigError."""
+    from fairlead import config
+    from fairlead.jobs.cost_and_energy import UsageOptions
+
+    return config.load_site(file or SITE).usage if file or os.path.exists(SITE) else UsageOptions()

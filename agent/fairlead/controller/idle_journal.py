@@ -1,0 +1,81 @@
+"""Keeps the journal of idle jobs: one line for each event, on the disk before the program goes on. It is the audit file too.
+
+A file holds the events of one month (UTC). A line is written with one write(2) and fsync(2). A process that is killed while it
+writes leaves at most a torn last line, and has then not yet done what the line says.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+
+import msgspec
+
+from fairlead.errors import HostError, next_step
+from fairlead.host.atomic_file import sync_folder
+from fairlead.jobs.idle_stages import IdleEvent
+
+MONTHS = 13
+FILE_MAX_BYTES = 1 << 30
+_NAME = re.compile(r"idle-[0-9]{4}-[0-9]{2}\.jsonl")
+_DECODER = msgspec.json.Decoder(IdleEvent)
+
+
+class IdleJournal:
+    """Reads and writes the journal in a folder. unread: how many lines could not be read."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.unread = 0
+
+    def read(self) -> list[IdleEvent]:
+        """Return the events of the last ``MONTHS`` months, the oldest first. Raises HostError."""
+        self.unread = 0
+        try:
+            names = sorted(name for name in os.listdir(self.folder) if _NAME.fullmatch(name))
+        except FileNotFoundError:
+            return []
+        except OSError as e:
+            raise HostError(f"{self.folder}: {e.strerror}") from None
+        return [event for name in names[-MONTHS:] for event in self._events(os.path.join(self.folder, name))]
+
+    def _events(self, path: str) -> list[IdleEvent]:
+        try:
+            with open(path, "rb") as file:
+                data = file.read(FILE_MAX_BYTES + 1)
+        except OSError as e:
+            raise HostError(f"{path}: {e.strerror}") from None
+        if len(data) > FILE_MAX_BYTES:
+            raise HostError(f"{path}: larger than {FILE_MAX_BYTES >> 30} GiB", hint="move it away, and find out who wrote it")
+        found = []
+        for line in data.split(b"\n"):
+            try:
+                if line:
+                    found.append(_DECODER.decode(line))
+            except msgspec.MsgspecError:
+                self.unread += 1
+        return found
+
+    def append(self, event: IdleEvent) -> None:
+        """Write an event. It is on the disk when this function returns. Raises HostError."""
+        name = time.strftime("idle-%Y-%m.jsonl", time.gmtime(event.at_unix))
+        path = os.path.join(self.folder, name)
+        try:
+            os.makedirs(self.folder, mode=0o700, exist_ok=True)
+            new = not os.path.exists(path)
+            fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                line = msgspec.json.encode(event) + b"\n"
+                size = os.fstat(fd).st_size
+                if size and os.pread(fd, 1, size - 1) != b"\n":
+                    line = b"\n" + line  # the torn line of a killed process stays apart
+                if os.write(fd, line) != len(line):
+                    raise HostError(f"{path}: the disk is full")
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            if new:
+                sync_folder(self.folder)
+        except OSError as e:
+            raise HostError(f"{path}: {e.strerror}", hint=next_step(e)) from None
