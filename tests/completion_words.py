@@ -33,6 +33,7 @@ FREE = {
         "WHEN",
         "SPAN",
         "SECONDS",
+        "PERIOD",
     ),
     *(
         "PROFILE=TYPE",
