@@ -12,7 +12,7 @@ from tests.lab.accounting import OPERATOR, STRANGER, admin_comment, query, set_a
 from tests.lab.cluster import Cluster
 from tests.lab.roots import USER, LabError
 
-pytestmark = [pytest.mark.root, pytest.mark.slurm]
+pytestmark = [pytest.mark.root, pytest.mark.slurm, pytest.mark.slow]
 #: MySQL's type ``text``, in which the database keeps AdminComment, holds this many bytes.
 COLUMN_BYTES = 65_535
 

@@ -21,7 +21,7 @@ from tests.jobs.job_reports import record_of
 from tests.lab.accounting import OPERATOR, admin_comment, backdate, query, set_admin_comment, wait_in_database
 from tests.lab.cluster import Cluster
 
-pytestmark = [pytest.mark.root, pytest.mark.slurm]
+pytestmark = [pytest.mark.root, pytest.mark.slurm, pytest.mark.slow]
 ROOT = Path(__file__).resolve().parents[2]
 #: Called as PROGRAM [options] HOST COMMAND: a node whose agent keeps its records in the folder of its name.
 SSH = """#!/bin/sh

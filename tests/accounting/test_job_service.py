@@ -23,7 +23,7 @@ from tests.lab.cluster import Cluster
 from tests.lab.enter import enter_command
 from tests.lab.roots import USER
 
-pytestmark = [pytest.mark.root, pytest.mark.slurm]
+pytestmark = [pytest.mark.root, pytest.mark.slurm, pytest.mark.slow]
 ROOT = Path(__file__).resolve().parents[2]
 
 

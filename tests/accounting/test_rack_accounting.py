@@ -8,7 +8,7 @@ from tests.lab.accounting import OPERATOR, admin_comment, set_admin_comment, wai
 from tests.lab.ledger import own_name
 from tests.lab.rack import Rack
 
-pytestmark = [pytest.mark.root, pytest.mark.slurm, pytest.mark.rack]
+pytestmark = [pytest.mark.root, pytest.mark.slurm, pytest.mark.slow, pytest.mark.rack]
 
 
 def test_a_rack_keeps_its_jobs_in_a_database() -> None:

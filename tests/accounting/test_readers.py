@@ -19,7 +19,7 @@ from tests.lab.accounting import OPERATOR, backdate, query, set_admin_comment, w
 from tests.lab.cluster import Cluster
 from tests.lab.roots import USER
 
-pytestmark = [pytest.mark.root, pytest.mark.slurm]
+pytestmark = [pytest.mark.root, pytest.mark.slurm, pytest.mark.slow]
 GIB = 1 << 30
 HOUR = 3600
 #: Hours before now in which no other test has a job.

@@ -18,7 +18,7 @@ from tests.lab.cluster import Cluster
 from tests.lab.enter import enter_command
 from tests.lab.roots import USER
 
-pytestmark = [pytest.mark.root, pytest.mark.slurm]
+pytestmark = [pytest.mark.root, pytest.mark.slurm, pytest.mark.slow]
 #: Prints what ``fairlead usage-records --lines`` printed on the node: the lab's nodes have no Python packages.
 PROGRAM = '#!/bin/sh\n[ "$1 $2" = "usage-records --lines" ] && cat "/tmp/lines-$SLURMD_NODENAME-$3"\n'
 
