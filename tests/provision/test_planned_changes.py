@@ -76,7 +76,7 @@ def test_nodes_that_need_a_reboot_or_a_drain_are_named() -> None:
         ),
     ]
     assert [p.state for p in plans] == ["would_change", "would_change", "failed", "same", "unreachable", "would_change"]
-    assert planned_changes.needing(plans) == {"reboot": ("gpu1",), "drain": ("gpu2",), "idle": ()}
+    assert planned_changes.needing(plans) == {"reboot": ("gpu1",), "drain": ("gpu2",), "draining": (), "idle": ()}
     told = planned_changes.text(plans).splitlines()
     assert "  kernel_cmdline: running (kernel_cmdline) [reboot]" in told and "  /x: content" in told
     assert "needs a reboot: gpu1" in told and "needs a drained node: gpu2" in told and "a job runs there now: gpu2" in told
