@@ -5,8 +5,9 @@ records, keeps them in the store, and writes AdminComment where it is empty or f
 minute.
 
 --from merges recorded records without Slurm, and prints what would be written. DIR has the usage records (*.json) and jobs.psv:
-  SLURM_TIME_FORMAT=%s sacct -a -D -X -P -S now-7days -o JobIDRaw,JobID,UID,User,Account,Partition,State,Start,End,TimelimitRaw,\
-NCPUS,AllocTRES,NodeList > DIR/jobs.psv
+  F=JobIDRaw,JobID,UID,User,Account,Partition,State,Start,End
+  F=$F,TimelimitRaw,NCPUS,AllocTRES,NodeList
+  SLURM_TIME_FORMAT=%s sacct -a -D -X -P -S now-7days -o $F > DIR/jobs.psv
 """
 
 from __future__ import annotations
