@@ -54,7 +54,10 @@ def without(value: Struct, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def test_the_property_covers_every_field() -> None:
-    """What the property below removes: all fields of Gpu but its names, and those of each of its parts. ``activity`` is not judged."""
+    """What the property below removes: all fields of Gpu but its names, and those of each of its parts.
+
+    ``activity`` is not judged.
+    """
     names = {name for name, _ in without(gpu())}
     assert {n.partition(".")[0] for n in names} | {"retired", "activity"} == set(Gpu.__struct_fields__) - NAMES
     assert {
