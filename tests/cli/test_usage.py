@@ -16,10 +16,10 @@ from fairlead.cli import main
 from fairlead.cli.usage_page import page
 from fairlead.cli.usage_period import period
 from fairlead.cli.usage_report import chosen, report
-from fairlead.controller.usage_folder import UsageFolder, read_folder
+from fairlead.controller.records_folder import Recorded, read_folder
 from fairlead.errors import UsageError
-from fairlead.jobs.accounting_rows import COLUMNS
 from fairlead.jobs.cost_and_energy import UsageOptions
+from fairlead.jobs.job_run import SACCT_COLUMNS
 from fairlead.jobs.usage_record import encoded
 from tests.jobs.made_jobs import a_gpu, a_job, a_record
 
@@ -34,9 +34,9 @@ def unix(day: date) -> int:
 def add_job(folder: Path, job: int, day: date, *, user: str = "alice", account: str = "physics", days: int = 1) -> None:
     """A job of 2 GPUs on n1 that runs from one midnight to another."""
     begin, end = unix(day), unix(day + timedelta(days=days))
-    row = f"{job}|{user}|{account}|gpu|normal|COMPLETED|{begin}|{end}|2880|gres/gpu=2|n1\n"
+    row = f"{job}|{job}|1001|{user}|{account}|gpu|normal|COMPLETED|{begin}|{end}|2880|8|gres/gpu=2|n1\n"
     with (folder / "jobs.psv").open("a") as file:
-        file.write(row + f"{job}.batch|||||COMPLETED|{begin}|{end}||gres/gpu=2|n1\n")
+        file.write(row + f"{job}.batch|{job}.batch||||||COMPLETED|{begin}|{end}||8|gres/gpu=2|n1\n")
     seconds = float(end - begin)
     record = a_record(job, begin_unix=float(begin), written_unix=float(end), end_unix=float(end), alloc_seconds=seconds)
     record = replace(record, gpus=(a_gpu(0, seconds), a_gpu(1, seconds)))
@@ -47,7 +47,7 @@ def add_job(folder: Path, job: int, day: date, *, user: str = "alice", account: 
 def folder(tmp_path: Path) -> Path:
     made = tmp_path / "records"
     made.mkdir()
-    (made / "jobs.psv").write_text("|".join(COLUMNS) + "\n")
+    (made / "jobs.psv").write_text("|".join(SACCT_COLUMNS) + "\n")
     (made / "nodes.psv").write_text("NODELIST|PARTITION|GRES\nn1|gpu*|gpu:h100:2(S:0-1)\n")
     (made / "events.psv").write_text("NodeName|TimeStart|TimeEnd\n")
     for i in range(DAYS):
@@ -128,7 +128,7 @@ def test_html_is_one_page_that_loads_nothing(folder: Path, tmp_path: Path, capsy
 
 def test_a_name_in_html_is_escaped() -> None:
     job = replace(a_job(), account="<img src=x>")
-    folder = UsageFolder(jobs=(job,), records=(a_record(),), nodes=None, events=None, mistakes=("<b>",))
+    folder = Recorded(runs=(job,), records=(("1.json", a_record()),), nodes=None, events=None, mistakes=("<b>",))
     of = chosen(folder, None, "", 2e9)
     at = period("2026-09", date(2026, 11, 1))
     found = page(report(of, at, lambda each: each.job.account, UsageOptions()), "account")
@@ -163,7 +163,7 @@ def test_what_is_wrong_in_the_folder_is_named_and_not_counted(folder: Path, caps
     (folder / "unknown.json").write_bytes(encoded(a_record(4711)))
     assert main(["usage", WHOLE, "--from", str(folder)]) == 0
     said = capsys.readouterr()
-    for words in ("torn.json: is torn", "loop.json: ", "the record of job 4711 on n1: Slurm's accounting has no such job"):
+    for words in ("torn.json: is torn", "loop.json: ", "unknown.json: is of a job that Slurm does not know"):
         assert words in said.err
     assert "\x1b" not in said.err
     assert "1,344.0" in said.out
@@ -222,8 +222,9 @@ def test_idle_observe_and_list(tmp_path: Path, capsys: pytest.CaptureFixture[str
     begin = now - 8000
     folder, state = tmp_path / "now", str(tmp_path / "state")
     folder.mkdir()
-    row = f"1|alice|a|gpu|normal|RUNNING|{begin}|Unknown|2880|gres/gpu=2|n1\n1.batch|||||RUNNING|{begin}|Unknown||gres/gpu=2|n1\n"
-    (folder / "jobs.psv").write_text("|".join(COLUMNS) + "\n" + row)
+    row = f"1|1|1001|alice|a|gpu|normal|RUNNING|{begin}|Unknown|2880|8|gres/gpu=2|n1\n"
+    row += f"1.batch|1.batch||||||RUNNING|{begin}|Unknown||8|gres/gpu=2|n1\n"
+    (folder / "jobs.psv").write_text("|".join(SACCT_COLUMNS) + "\n" + row)
     played = Played(replace(a_run(1), begin_unix=float(begin)), idle_batch, False)
     (tmp_path / "state/polls").mkdir(parents=True)
     (tmp_path / f"state/polls/poll-{now - 4000}.jsonl").write_bytes(encoded(played.record(4000)))

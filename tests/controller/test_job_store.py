@@ -124,6 +124,32 @@ def test_a_newer_schema_is_refused(store: JobStore, tmp_path: Path) -> None:
             JobStore(str(tmp_path), write=write)
 
 
+def test_a_store_of_an_earlier_fairlead_is_brought_up_to_date(store: JobStore, tmp_path: Path) -> None:
+    store.add_runs([run_of()], 100)
+    store.put_records(run_of(), [record_of("gpu001")], [])
+    with store.changes() as db:
+        for column in ("qos", "kind"):
+            db.execute(f"ALTER TABLE run DROP COLUMN {column}")
+        db.execute("PRAGMA user_version = 1")
+    store.close()
+    with pytest.raises(DataError, match="older fairlead"):
+        JobStore(str(tmp_path), write=False)
+    with JobStore(str(tmp_path), write=True) as again:
+        (found,) = again.runs_of("17")
+        assert found.run == run_of() and again.records(found.run) == (record_of("gpu001"),)
+        again.add_runs([run_of(job=18, label="18", qos="high", kind="batch")], 100)
+        assert [(each.run.qos, each.run.kind) for each in again.runs_of("18")] == [("high", "batch")]
+
+
+def test_the_runs_of_a_time(store: JobStore) -> None:
+    store.add_runs(
+        [run_of(job=n, label=str(n), begin_unix=BEGIN + n * 100, end_unix=BEGIN + n * 100 + 50) for n in (1, 2, 3)], 100
+    )
+    for begin, end, jobs in ((150, 200, []), (149, 200, [1]), (150, 201, [2]), (0, 1000, [1, 2, 3])):
+        assert [run.job for run in store.runs_between(BEGIN + begin, BEGIN + end)] == jobs
+    assert store.first_end() == BEGIN + 150
+
+
 def test_a_file_that_is_no_store_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputMissing):
         JobStore(str(tmp_path), write=False)

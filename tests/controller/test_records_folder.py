@@ -13,7 +13,7 @@ from fairlead.jobs.jobstats_payload import decoded
 from fairlead.jobs.usage_record import encoded
 from tests.jobs.job_reports import BEGIN, record_of
 
-ROW = f"17|17|1001|alice|research|gpu|COMPLETED|{BEGIN}|{BEGIN + 3600}|120|128|cpu=128,gres/gpu=16|gpu[001-002]"
+ROW = f"17|17|1001|alice|research|gpu|normal|COMPLETED|{BEGIN}|{BEGIN + 3600}|120|128|cpu=128,gres/gpu=16|gpu[001-002]"
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fairlead.jobs.accounting_rows import AccountedJob
 from fairlead.jobs.allocations import Allocation, joined
+from fairlead.jobs.job_run import JobRun
 from fairlead.jobs.usage_record import GpuUsage, HostUsage, JobFinding, UsageRecord
 
 BEGIN = 1_790_000_000.0
@@ -56,9 +56,10 @@ def a_record(job: int = 1, node: str = "n1", seconds: float = 4 * HOUR, **change
     return UsageRecord(**{**values, **changes})
 
 
-def a_job(job: int = 1, seconds: float | None = 4 * HOUR, **changes: Any) -> AccountedJob:
+def a_job(job: int = 1, seconds: float | None = 4 * HOUR, **changes: Any) -> JobRun:
     values: dict[str, Any] = {
         "job": job,
+        "label": str(job),
         "user": "alice",
         "account": "physics",
         "partition": "gpu",
@@ -70,10 +71,10 @@ def a_job(job: int = 1, seconds: float | None = 4 * HOUR, **changes: Any) -> Acc
         "limit_seconds": 6 * HOUR,
         "kind": "batch",
     }
-    return AccountedJob(**{**values, **changes})
+    return JobRun(**{**values, **changes})
 
 
-def allocations(job: AccountedJob, *records: UsageRecord) -> tuple[Allocation, ...]:
+def allocations(job: JobRun, *records: UsageRecord) -> tuple[Allocation, ...]:
     found = joined([job], records, BEGIN + 400 * 24 * HOUR)
     assert not found.left_out, found.left_out
     return found.allocations

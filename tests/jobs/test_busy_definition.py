@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from msgspec import UNSET as NOT_SET
 from msgspec.structs import replace
 
-from fairlead.jobs.accounting_rows import NodeEvent, NodeGpus
 from fairlead.jobs.allocations import joined
 from fairlead.jobs.busy_definition import Period, ladder, ladders_by, mix, with_capacity
 from fairlead.jobs.cost_and_energy import UsageOptions, cost_lines
+from fairlead.jobs.node_rows import NodeEvent, NodeGpus
 from tests.jobs.made_jobs import BEGIN, HOUR, a_gpu, a_job, a_record, allocations
 
 DAY = Period(BEGIN, BEGIN + 24 * HOUR, "day")
@@ -51,7 +51,7 @@ def test_without_any_measurement_there_is_no_ratio() -> None:
 
 
 def test_a_gpu_without_gpm_lowers_no_sm_ratio() -> None:
-    old = a_gpu(1, sm_active_seconds=None, gpm_seconds=0.0)
+    old = a_gpu(1, sm_active_seconds=None, tensor_active_seconds=None, gpm_seconds=0.0)
     sums = ladder(allocations(a_job(), a_record(gpus=(a_gpu(0), old))), DAY)
     assert sums.sm_of_busy == pytest.approx(0.6 / 0.9)
     band = sums.sm_of_allocated
@@ -105,7 +105,7 @@ def test_the_parts_of_a_period_are_the_whole(cuts: list[float]) -> None:
 
 @given(seen=st.floats(min_value=0, max_value=4 * HOUR), busy=st.floats(min_value=0, max_value=1))
 def test_the_truth_lies_in_the_band(seen: float, busy: float) -> None:
-    gpu = a_gpu(0, seen_seconds=seen, gap_seconds=4 * HOUR - seen, busy_seconds=busy * seen)
+    gpu = a_gpu(0, seen_seconds=seen, gap_seconds=4 * HOUR - seen, busy_seconds=busy * seen, zero_seconds=None)
     band = ladder(allocations(a_job(gpus=1), a_record(gpus=(gpu,))), DAY).busy_of_allocated
     if band is not None:
         assert band.low <= busy * seen / (4 * HOUR) + 1e-9
@@ -124,9 +124,9 @@ def test_rows_by_account_and_the_mix() -> None:
 @pytest.mark.parametrize(
     ("record", "why"),
     [
-        (a_record(99), "no such job"),
-        (a_record(1, "n9"), "not run on that node"),
-        (a_record(1, begin_unix=BEGIN + 30 * HOUR), "at that time"),
+        (a_record(99), "a job that Slurm does not know"),
+        (a_record(1, "n9"), "a node that the job did not have"),
+        (a_record(1, begin_unix=BEGIN + 30 * HOUR), "another time"),
         (a_record(1, begin_unix=BEGIN + 10**8, written_unix=BEGIN + 10**8), "from the future"),
     ],
 )

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from fairlead.jobs.usage_merge import Sum, TimePart, merged
+from fairlead.jobs.usage_merge import Sum, TimePart, by_run, merged, run_key
 from tests.jobs.job_reports import BEGIN, gpu_of, record_of, run_of
 
 NOW = BEGIN + 4000.0
@@ -79,3 +79,28 @@ def test_of_two_records_of_a_node_the_later_counts() -> None:
 def test_a_job_without_gpus_is_covered_by_its_nodes_time() -> None:
     report, _ = merged(run_of(2, gpus=0), [record_of("gpu001", 3600.0, 0, gap_seconds=360.0)], NOW)
     assert report.coverage_percent == pytest.approx(45)
+
+
+def test_a_job_that_is_requeued_at_once_has_a_record_for_each_run() -> None:
+    first, second = run_of(seconds=300, state="REQUEUED"), run_of(begin_unix=BEGIN + 430, end_unix=BEGIN + 3600)
+    begin = BEGIN + 431.0
+    own, later = record_of("gpu001", 300.0), record_of("gpu001", 3169.0, begin_unix=begin, begin_boot=531.0)
+    later = msgspec.structs.replace(later, written_unix=BEGIN + 3600.0, end_unix=BEGIN + 3600.0)
+    for records in ([own, later], [later, own]):
+        assert merged(first, records, NOW)[0].records == (own,)
+        assert merged(second, records, NOW)[0].records == (later,)
+        of_run, left_out = by_run([first, second], records, NOW)
+        assert of_run == {run_key(first): {"gpu001": own}, run_key(second): {"gpu001": later}} and left_out == ()
+    of_run, left_out = by_run([first, second], [later], NOW)
+    assert of_run == {run_key(second): {"gpu001": later}} and left_out == (), "the first run never reached its node"
+
+
+def test_what_belongs_to_no_run_is_named() -> None:
+    early = record_of("gpu001", 1800.0, end_unix=None, ended_by="")
+    of_run, left_out = by_run([run_of()], [early, record_of(), record_of(job=9), record_of("gpu009")], NOW)
+    assert of_run == {run_key(run_of()): {"gpu001": record_of()}}
+    assert [(record.job, record.node, why) for record, why in left_out] == [
+        (17, "gpu001", "is not the last record of the same job and node"),
+        (9, "gpu001", "is of a job that Slurm does not know"),
+        (17, "gpu009", "is of a node that the job did not have"),
+    ]

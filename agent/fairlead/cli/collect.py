@@ -5,9 +5,9 @@ records, keeps them in the store, and writes AdminComment where it is empty or f
 minute.
 
 --from merges recorded records without Slurm, and prints what would be written. DIR has the usage records (*.json) and jobs.psv:
-  F=JobIDRaw,JobID,UID,User,Account,Partition,State,Start,End
+  F=JobIDRaw,JobID,UID,User,Account,Partition,QOS,State,Start,End
   F=$F,TimelimitRaw,NCPUS,AllocTRES,NodeList
-  SLURM_TIME_FORMAT=%s sacct -a -D -X -P -S now-7days -o $F > DIR/jobs.psv
+  SLURM_TIME_FORMAT=%s sacct -a -D -P -S now-7days -o $F > DIR/jobs.psv
 """
 
 from __future__ import annotations
@@ -119,18 +119,18 @@ def _dry_run(args: argparse.Namespace) -> ExitCode:
 
 
 def _from_folder(args: argparse.Namespace) -> ExitCode:
-    from fairlead.controller.records_folder import recorded
+    from fairlead.controller.records_folder import read_folder, reports_of
     from fairlead.jobs.jobstats_payload import payload
 
-    found = recorded(args.folder, time.time())
+    reports, troubles = reports_of(read_folder(args.folder), time.time())
     if args.json:
-        print_json({"jobs": [as_data(report) for report in found.reports], "troubles": found.troubles})
+        print_json({"jobs": [as_data(report) for report in reports], "troubles": troubles})
     else:
-        for report in found.reports:
+        for report in reports:
             print(f"{report.run.label} {payload(report) if report.records else '-'}")
-        for trouble in found.troubles:
+        for trouble in troubles:
             say(trouble)
-    return ExitCode.BAD_DATA if found.troubles else ExitCode.OK
+    return ExitCode.BAD_DATA if troubles else ExitCode.OK
 
 
 def as_data(report: Any) -> dict[str, Any]:

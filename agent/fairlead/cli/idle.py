@@ -76,13 +76,13 @@ def site_options(file: str) -> IdleOptions:
 def _program(args: argparse.Namespace, options: IdleOptions) -> IdleProgram:
     from fairlead.controller import idle_channels
     from fairlead.controller.idle_program import IdleProgram
+    from fairlead.controller.records_folder import has_rows, read_folder, read_records
     from fairlead.controller.running_jobs import running_jobs, running_of
-    from fairlead.controller.usage_folder import read_folder, records_of
     from fairlead.slurm.scontrol import Scontrol
 
     client = Scontrol(conf=args.slurm_conf, bin_dir=args.bin_dir, deadline_seconds=30.0)
     channel = idle_channels.SiteProgram(options.channel) if options.channel else idle_channels.ScontrolNotify(client)
-    recorded = os.path.exists(os.path.join(args.folder, "jobs.psv"))
+    recorded = has_rows(args.folder)
     if recorded and args.action == "run":
         raise UsageError(
             f"{args.folder} has jobs.psv: run asks Slurm itself which jobs run", hint="use observe, or another folder"
@@ -90,8 +90,8 @@ def _program(args: argparse.Namespace, options: IdleOptions) -> IdleProgram:
     return IdleProgram(
         options=options,
         folder=args.state,
-        running=(lambda: running_of(read_folder(args.folder).jobs)) if recorded else (lambda: running_jobs(client)),
-        records=lambda: list(records_of(args.folder, os.listdir(args.folder), [])),
+        running=(lambda: running_of(read_folder(args.folder).runs)) if recorded else (lambda: running_jobs(client)),
+        records=lambda: [record for _, record in read_records(args.folder, [])],
         channel=channel,
         act=idle_channels.SiteAct(options.act_command, args.bin_dir) if options.act_command else None,
         dry_run=args.dry_run,

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     from fairlead.cli import usage_report, usage_text
     from fairlead.cli.output import print_json
     from fairlead.cli.usage_period import period
-    from fairlead.controller.usage_folder import read_folder
+    from fairlead.controller.records_folder import read_folder
 
     if args.compare and (args.by or args.csv or args.html):
         raise UsageError("--compare has no --by, --csv and --html")

@@ -1,4 +1,4 @@
-"""Makes the report of ``fairlead usage`` from what a folder has: sums, rows, cost lines, and the comparison of two periods."""
+"""Makes the report of ``fairlead usage`` from what was recorded: sums, rows, cost lines, and the comparison of two periods."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from fairlead.controller.usage_folder import UsageFolder
-from fairlead.jobs.accounting_rows import AccountedJob, NodeEvent, NodeGpus
+from fairlead.controller.records_folder import Recorded, named
 from fairlead.jobs.allocations import Allocation, joined
 from fairlead.jobs.busy_definition import DEFINITION, Band, Ladder, Period, ladder, ladders_by, mix, with_capacity
 from fairlead.jobs.cost_and_energy import CostLine, UsageOptions, cost_lines
+from fairlead.jobs.job_run import JobRun
+from fairlead.jobs.node_rows import NodeEvent, NodeGpus
 from fairlead.jobs.period_comparison import Comparison, Side, compared, gpus_by_node
 
 DAYS_MAX = 400
 
 
 class UsageInput(Struct, frozen=True, kw_only=True):
-    """Holds what the report counts: the allocations, jobs and nodes that a person has chosen."""
+    """Holds what the report counts: the allocations, runs and nodes that a person has chosen."""
 
     allocations: tuple[Allocation, ...]
-    jobs: tuple[AccountedJob, ...]
+    runs: tuple[JobRun, ...]
     nodes: tuple[NodeGpus, ...] | None
     events: tuple[NodeEvent, ...] | None
     mistakes: tuple[str, ...]
@@ -40,22 +41,21 @@ class UsageReport(Struct, frozen=True, kw_only=True):
     mistakes: tuple[str, ...]
 
 
-def chosen(folder: UsageFolder, nodes: frozenset[str] | None, partition: str, now: float) -> UsageInput:
-    """Return what a folder has of these nodes and of this partition (None and "": of all)."""
-    found = joined(folder.jobs, folder.records, now)
+def chosen(of: Recorded, nodes: frozenset[str] | None, partition: str, now: float) -> UsageInput:
+    """Return what was recorded of these nodes and of this partition (None and "": of all)."""
+    found = joined(of.runs, (record for _, record in of.records), now)
     names = nodes
-    if partition and folder.nodes is not None:
-        of_partition = frozenset(node.node for node in folder.nodes if partition in node.partitions)
+    if partition and of.nodes is not None:
+        of_partition = frozenset(node.node for node in of.nodes if partition in node.partitions)
         names = of_partition if names is None else names & of_partition
-    mistakes = [f"the record of job {record.job} on {record.node}: {why}" for record, why in found.left_out]
     return UsageInput(
         allocations=tuple(
             a for a in found.allocations if (nodes is None or a.node in nodes) and partition in ("", a.job.partition)
         ),
-        jobs=folder.jobs,
-        nodes=None if folder.nodes is None else tuple(n for n in folder.nodes if names is None or n.node in names),
-        events=folder.events,
-        mistakes=(*folder.mistakes, *mistakes),
+        runs=of.runs,
+        nodes=None if of.nodes is None else tuple(n for n in of.nodes if names is None or n.node in names),
+        events=of.events,
+        mistakes=(*of.mistakes, *named(of.records, found.left_out)),
     )
 
 
@@ -87,7 +87,7 @@ def comparison(of: UsageInput, before: Period, after: Period, now: float) -> Com
     for period in (before, after):
         sums = with_capacity(ladder(of.allocations, period), of.nodes, of.events, period)
         sides.append(Side(period=period, sums=sums, mix=mix(of.allocations, period), gpus=gpus_by_node(of.allocations, period)))
-    return compared(sides[0], sides[1], of.jobs, now)
+    return compared(sides[0], sides[1], of.runs, now)
 
 
 # -- JSON ---------------------------------------------------------------------------------------------

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from fairlead.errors import SlurmError
-from fairlead.jobs.job_run import SACCT_COLUMNS, SQUEUE_COLUMNS, JobRun, sacct_runs, squeue_runs
+from fairlead.jobs.job_run import SACCT_COLUMNS, SQUEUE_COLUMNS, JobRun, kind_of, sacct_runs, squeue_runs, steps_of
 from fairlead.slurm.scontrol import Scontrol, rows
 
 #: The states of ended jobs in Slurm's short words (squeue(1), JOB STATE CODES). sacct also knows RQ, for a run that was requeued.
 _ENDED = "BF,CA,CD,DL,F,NF,OOM,PR,TO"
+_HOLDING = "R,CG,S,SO,ST,SI"  # the states in which a job has its nodes
+_STEPS = ("batch", "interactive", "0")  # a job of sbatch has the first one, and one of salloc or srun the others
+_JOBS_AT_ONCE = 500
 WRITES_PER_SECOND = 5
 #: Releases whose sacctmgr writes AdminComment in lower case (strip_quotes with make_lower, src/sacctmgr/job_functions.c).
 LOWER_CASE = frozenset(("20.11", "21.08", "22.05"))
@@ -45,6 +48,16 @@ class Accounting:
         words = ["sacct", "-a", "-D", "-X", "-P", "-S", f"uts{since_unix}", "-E", f"uts{until_unix}", "-s", f"{_ENDED},RQ"]
         return sacct_runs(self._client.ask([*words, "-o", ",".join(SACCT_COLUMNS)]).splitlines(), mistakes)
 
+    def kinds(self, jobs: Sequence[int]) -> dict[int, str]:
+        """Return the kind of each job by its steps ("batch", "interactive", ""). Only three steps of each job are asked for: a
+        user may start any number."""
+        found: dict[int, str] = {}
+        for at in range(0, len(jobs), _JOBS_AT_ONCE):
+            wanted = ",".join(f"{job}.{step}" for job in jobs[at : at + _JOBS_AT_ONCE] for step in _STEPS)
+            text = self._client.ask(["sacct", "-a", "-D", "-n", "-P", "-o", "JobIDRaw", "-j", wanted])
+            found |= {job: kind_of(steps) for job, steps in steps_of(text).items()}
+        return found
+
     def just_ended(self, mistakes: list[str]) -> list[JobRun]:
         """Return the runs that have ended, as slurmctld still knows them."""
         return [run for run in self._queue(["-t", _ENDED], mistakes) if run.end_unix is not None]
@@ -52,11 +65,15 @@ class Accounting:
     def running(self, job: str) -> list[JobRun]:
         """Return the run of a job that has its nodes now, or those of the tasks of an array."""
         try:
-            return self._queue(["-t", "R,CG,S,SO,ST,SI", "-j", job], [])
+            return self._queue(["-t", _HOLDING, "-j", job], [])
         except SlurmError as e:
             if "invalid job id" in str(e).lower():
                 return []
             raise
+
+    def all_running(self, mistakes: list[str]) -> list[JobRun]:
+        """Return the runs that have their nodes now."""
+        return self._queue(["-t", _HOLDING], mistakes)
 
     def _queue(self, options: list[str], mistakes: list[str]) -> list[JobRun]:
         mark = f"@{secrets.token_hex(12)}@"

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from fairlead.controller.accounting import Accounting, WritesNothing
 from fairlead.controller.job_store import DAY_SECONDS, FOREIGN, JobStore, StoredRun
@@ -19,7 +20,7 @@ from fairlead.controller.record_reader import RecordReader
 from fairlead.errors import SlurmError, SlurmUnavailable
 from fairlead.jobs.job_run import JobRun
 from fairlead.jobs.jobstats_payload import is_own, payload
-from fairlead.jobs.usage_merge import JobReport, merged, unfit
+from fairlead.jobs.usage_merge import JobReport, merged, nearest, run_key, unfit
 from fairlead.jobs.usage_record import UsageRecord
 from fairlead.model.nodelist import fold
 
@@ -88,7 +89,7 @@ class Collection:
             since = cursor - OVERLAP_SECONDS
             while since < now:
                 until = min(since + WINDOW_SECONDS, now + 1)
-                done.found += self._take(self._accounting.ended(since, until, mistakes))
+                done.found += self._take(self._with_kinds(self._accounting.ended(since, until, mistakes)))
                 self._store.keep("cursor", str(min(until, now)))
                 since = until
             self._say_once("sacct", "")
@@ -102,9 +103,17 @@ class Collection:
                 self._say_once("squeue", f"{other}; no ended job is found until slurmctld answers")
         self._say_once("rows", "; ".join(mistakes[:5]))
 
+    def _with_kinds(self, runs: Sequence[JobRun]) -> list[JobRun]:
+        """Return the runs with their kinds. Slurm is asked only for new jobs with GPUs."""
+        new = sorted({run.job for run in runs if run.gpus and self._is_ours(run) and not self._store.has(run)})
+        kinds = self._accounting.kinds(new)
+        return [replace(run, kind=kinds.get(run.job, "")) for run in runs]
+
+    def _is_ours(self, run: JobRun) -> bool:
+        return self._nodes is None or not self._nodes.isdisjoint(run.nodes)
+
     def _take(self, runs: Sequence[JobRun]) -> int:
-        ours = [run for run in runs if self._nodes is None or not self._nodes.isdisjoint(run.nodes)]
-        return self._store.add_runs(ours, int(self._clock()))
+        return self._store.add_runs([run for run in runs if self._is_ours(run)], int(self._clock()))
 
     # -- asking nodes ------------------------------------------------------------------------------
 
@@ -144,7 +153,9 @@ class Collection:
     def _merge(self, run: JobRun, records: Sequence[UsageRecord], done: Round) -> JobReport:
         """Store the records of a run. A record of another run of the same job is left to that run."""
         now = self._clock()
-        report, aside = merged(run, [r for r in records if "another time" not in unfit(run, r, now)], now)
+        known = [each.run for each in self._store.runs_of(str(run.job)) if each.run.job == run.job]
+        own = [r for r in records if "another time" not in unfit(run, r, now) and run_key(nearest(r, known)) == run_key(run)]
+        report, aside = merged(run, own, now)
         for each in aside:
             self._say_once(
                 f"aside {run.job} {each.node}", f"job {run.label}: the record of {each.node} {each.why}: it is set aside"

@@ -22,7 +22,7 @@ from fairlead.jobs.usage_record import BadRecord, UsageRecord, decoded, encoded
 from fairlead.model.nodelist import expand, fold
 
 FILE = "jobs.sqlite"
-SCHEMA = 1
+SCHEMA = 2
 DAY_SECONDS = 86400
 ASIDE_MAX = 10_000
 _BUSY_SECONDS = 10.0
@@ -30,9 +30,11 @@ _TABLES = """
 CREATE TABLE IF NOT EXISTS run (job INTEGER, begin_unix INTEGER, label TEXT, uid INTEGER, user TEXT, account TEXT, partition TEXT,
   state TEXT, nodes TEXT, end_unix INTEGER, gpus INTEGER, cpus INTEGER, limit_seconds INTEGER,
   tries INTEGER NOT NULL DEFAULT 0, due_unix INTEGER, comment TEXT NOT NULL DEFAULT '', comment_due INTEGER NOT NULL DEFAULT 0,
+  qos TEXT NOT NULL DEFAULT '', kind TEXT NOT NULL DEFAULT '',
   PRIMARY KEY (job, begin_unix)) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS run_label ON run (label);
 CREATE INDEX IF NOT EXISTS run_user ON run (uid, end_unix);
+CREATE INDEX IF NOT EXISTS run_end ON run (end_unix);
 CREATE INDEX IF NOT EXISTS run_due ON run (due_unix) WHERE due_unix IS NOT NULL;
 CREATE INDEX IF NOT EXISTS run_comment ON run (end_unix) WHERE comment_due = 1;
 CREATE TABLE IF NOT EXISTS record (job INTEGER, begin_unix INTEGER, node TEXT, data BLOB, PRIMARY KEY (job, begin_unix, node))
@@ -41,7 +43,11 @@ CREATE TABLE IF NOT EXISTS aside (job INTEGER, begin_unix INTEGER, node TEXT, wh
   WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS kept (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 """
-_RUN = "job, label, user, account, partition, state, nodes, begin_unix, end_unix, uid, gpus, cpus, limit_seconds"
+#: What an earlier schema lacks, by its number.
+_ADDED = {
+    1: "ALTER TABLE run ADD COLUMN qos TEXT NOT NULL DEFAULT '';ALTER TABLE run ADD COLUMN kind TEXT NOT NULL DEFAULT '';",
+}
+_RUN = "job, label, user, account, partition, state, nodes, begin_unix, end_unix, uid, gpus, cpus, limit_seconds, qos, kind"
 #: Says that somebody else wrote the job's AdminComment: it is never touched.
 FOREIGN = "foreign"
 
@@ -104,11 +110,16 @@ class JobStore:
                     f"{self.path}: was written by a newer fairlead (schema {version}, and this one knows {SCHEMA})",
                     hint="update fairlead on this machine, or name another folder with --store",
                 )
+            if not write and version < SCHEMA:
+                raise DataError(
+                    f"{self.path}: was written by an older fairlead (schema {version}, and this one knows {SCHEMA})",
+                    hint="the next round of `fairlead collect` brings it up to date",
+                )
             db.execute("PRAGMA query_only = ON" if not write else "PRAGMA journal_mode = WAL")
             if write:
                 db.execute("PRAGMA synchronous = FULL")
                 db.execute("PRAGMA secure_delete = ON")
-                db.executescript(f"BEGIN IMMEDIATE;{_TABLES}PRAGMA user_version = {SCHEMA};COMMIT;")
+                db.executescript(f"BEGIN IMMEDIATE;{_ADDED.get(version, '')}{_TABLES}PRAGMA user_version = {SCHEMA};COMMIT;")
         except sqlite3.Error as e:
             db.close()
             raise _failed(self.path, e) from None
@@ -154,11 +165,11 @@ class JobStore:
                     continue
                 values = (
                     *(run.job, run.begin_unix, run.label, run.uid, run.user, run.account, run.partition, run.state),
-                    *(fold(run.nodes), run.end_unix, run.gpus, run.cpus, run.limit_seconds, due_unix),
+                    *(fold(run.nodes), run.end_unix, run.gpus, run.cpus, run.limit_seconds, run.qos, run.kind, due_unix),
                 )
                 names = "job, begin_unix, label, uid, user, account, partition, state, nodes, end_unix, gpus, cpus, limit_seconds"
                 found = db.execute(
-                    f"INSERT INTO run ({names}, due_unix) VALUES ({', '.join('?' * 14)}) "  # noqa: S608
+                    f"INSERT INTO run ({names}, qos, kind, due_unix) VALUES ({', '.join('?' * 16)}) "  # noqa: S608
                     "ON CONFLICT (job, begin_unix) DO UPDATE SET state = excluded.state, end_unix = excluded.end_unix, "
                     "label = excluded.label "
                     "WHERE (state, end_unix, label) != (excluded.state, excluded.end_unix, excluded.label) "
@@ -167,6 +178,9 @@ class JobStore:
                 ).fetchone()
                 new += found is not None
         return new
+
+    def has(self, run: JobRun) -> bool:
+        return bool(self._rows("SELECT 1 FROM run WHERE job = ? AND begin_unix = ?", (run.job, run.begin_unix)))
 
     def due_runs(self, now: float, most: int) -> list[StoredRun]:
         """Return the runs whose nodes are to be asked now, the oldest first."""
@@ -179,6 +193,16 @@ class JobStore:
         """Return the runs of a job, the newest first. ``label``: its raw id, or its id in an array."""
         number = int(label) if label.isascii() and label.isdigit() and len(label) <= 10 else -1
         return self._runs("(label = ? OR job = ?) ORDER BY begin_unix DESC", (label, number))
+
+    def runs_between(self, begin_unix: float, end_unix: float) -> list[JobRun]:
+        """Return the runs of which a part lies in a time, the oldest end first."""
+        found = self._runs("end_unix > ? AND begin_unix < ? ORDER BY end_unix", (begin_unix, end_unix))
+        return [each.run for each in found]
+
+    def first_end(self) -> int | None:
+        """Return when the run ended that ended first, or None if there is no run."""
+        value = self._rows("SELECT min(end_unix) FROM run")[0][0]
+        return None if value is None else int(value)
 
     def runs_of_array(self, array: int) -> list[StoredRun]:
         return self._runs("label LIKE ? ORDER BY job, begin_unix", (f"{array}\\_%",), escape=True)

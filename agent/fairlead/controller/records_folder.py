@@ -1,82 +1,133 @@
-"""Reads recorded usage records and Slurm's rows from a folder, and merges them without Slurm.
+"""Reads a folder with usage records and what Slurm printed: the input of every ``--from DIR``.
 
 *.json       one usage record each, as the agent writes it, in the folder and in folders below it
-jobs.psv     the output of ``SLURM_TIME_FORMAT=%s sacct -a -D -X -P -o`` with the columns of ``job_run.SACCT_COLUMNS``
+jobs.psv     the output of sacct with the columns of ``SACCT_COLUMNS``
+nodes.psv    the output of sinfo, for the capacity
+events.psv   the output of sacctmgr, for the time out of service
+
+nodes.psv and events.psv may be missing. What they would say is then not known, and never 0. Records are read in a process without
+any right, because nodes wrote them.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
 from fairlead.controller.record_reader import RecordReader
-from fairlead.errors import InputMissing
-from fairlead.jobs.job_run import JobRun, sacct_runs
-from fairlead.jobs.usage_merge import JobReport, merged, unfit
+from fairlead.errors import DataError, InputMissing
+from fairlead.jobs.job_run import SACCT_COLUMNS, JobRun, sacct_runs
+from fairlead.jobs.node_rows import NodeEvent, NodeGpus, node_events_of, node_gpus_of
+from fairlead.jobs.usage_merge import JobReport, by_run, report_of, run_key
 from fairlead.jobs.usage_record import RECORD_MAX_BYTES, UsageRecord
+from fairlead.model.plain_text import one_line
 
 ROWS = "jobs.psv"
 ROWS_MAX_BYTES = 1 << 30
-FILES_MAX = 1_000_000
+FILES_MAX = 4_000_000
+SACCT = f"SLURM_TIME_FORMAT=%s sacct -a -D -P --format={','.join(SACCT_COLUMNS)} --starttime=... > {ROWS}"
+#: A record, and the name under which messages speak of it.
+NamedRecord = tuple[str, UsageRecord]
 
 
 class Recorded(Struct, frozen=True, kw_only=True):
-    """Holds the reports of a folder, and in one line each what was not merged, and why."""
+    """Holds what is known about some time: the runs of jobs, the usage records, and what Slurm says of the nodes. nodes, events:
+    None if that is not known. mistakes: one line for each file or row that could not be read."""
 
-    reports: tuple[JobReport, ...]
-    troubles: tuple[str, ...]
+    runs: tuple[JobRun, ...]
+    records: tuple[NamedRecord, ...]
+    nodes: tuple[NodeGpus, ...] | None
+    events: tuple[NodeEvent, ...] | None
+    mistakes: tuple[str, ...]
 
 
-def recorded(folder: str, now: float) -> Recorded:
-    """Return the reports of all runs in a folder. Raises InputMissing if it or its rows are not there."""
-    troubles: list[str] = []
-    runs = _runs(folder, troubles)
-    found: list[tuple[str, UsageRecord]] = []
+def read_folder(folder: str) -> Recorded:
+    """Return what a folder has. Raises InputMissing for a folder or a jobs.psv that is not there, DataError for a jobs.psv of
+    which no line can be read, HostError if no process can be started that reads records."""
+    mistakes: list[str] = []
+    lines = _lines(folder, ROWS)
+    if lines is None:
+        raise InputMissing(f"{folder}/{ROWS}: No such file or directory", hint=SACCT)
+    runs = sacct_runs(lines, mistakes)
+    if not runs and mistakes:
+        raise DataError(f"{folder}/{ROWS}: {mistakes[0].removeprefix('sacct: ')}", hint=SACCT)
+    nodes, events = _lines(folder, "nodes.psv"), _lines(folder, "events.psv")
+    return Recorded(
+        runs=tuple(runs),
+        nodes=None if nodes is None else tuple(node_gpus_of(nodes, mistakes)),
+        events=None if events is None else tuple(node_events_of(events, mistakes)),
+        records=tuple(read_records(folder, mistakes)),
+        mistakes=tuple(mistakes),
+    )
+
+
+def has_rows(folder: str) -> bool:
+    """Return whether a folder says by itself which jobs there are."""
+    return os.path.exists(os.path.join(folder, ROWS))
+
+
+def read_records(folder: str, mistakes: list[str]) -> list[NamedRecord]:
+    """Return the usage records of a folder. A file that is no usage record is named in ``mistakes``. Raises HostError."""
+    found: list[NamedRecord] = []
     with RecordReader() as reader:
-        for path, data in _files(folder, troubles):
+        for name, data in _files(folder, mistakes):
             read = reader.read(data)
-            name = os.path.relpath(path, folder)
-            troubles += [f"{name}: {trouble}" for trouble in read.troubles]
+            mistakes += [f"{name}: {trouble.removeprefix('record 1 ')}" for trouble in read.troubles]
             found += [(name, record) for record in read.records]
-    of_job: dict[int, list[tuple[str, UsageRecord]]] = {}
-    for name, record in found:
-        of_job.setdefault(record.job, []).append((name, record))
-    reports = []
-    for run in runs:
-        fits = [record for name, record in of_job.get(run.job, ()) if not unfit(run, record, now)]
-        reports.append(merged(run, fits, now)[0])
-    by_job: dict[int, list[JobRun]] = {}
-    for run in runs:
-        by_job.setdefault(run.job, []).append(run)
-    for name, record in found:
-        why = [unfit(run, record, now) for run in by_job.get(record.job, ())]
-        if all(why):
-            troubles.append(f"{name}: {why[-1] if why else 'is of a job that Slurm does not know'}: it is set aside")
-    return Recorded(reports=tuple(reports), troubles=tuple(troubles))
+    return found
 
 
-def _runs(folder: str, troubles: list[str]) -> list[JobRun]:
-    path = os.path.join(folder, ROWS)
-    try:
-        with open(path, encoding="utf-8", errors="replace") as f:
-            return sacct_runs(f.read(ROWS_MAX_BYTES).splitlines(), troubles)
-    except OSError as e:
-        hint = f"fairlead collect --help says how sacct writes {ROWS}"
-        raise InputMissing(f"{path}: {e.strerror}", hint=hint) from None
+def reports_of(found: Recorded, now: float) -> tuple[tuple[JobReport, ...], tuple[str, ...]]:
+    """Return the report of each run, and in one line each what was not merged, and why."""
+    of_run, left_out = by_run(found.runs, (record for _, record in found.records), now)
+    reports = tuple(report_of(run, of_run.get(run_key(run), {}), now) for run in found.runs)
+    return reports, (*found.mistakes, *named(found.records, left_out))
 
 
-def _files(folder: str, troubles: list[str]) -> Iterator[tuple[str, bytes]]:
-    names = sorted(os.path.join(here, name) for here, _, files in os.walk(folder) for name in files if name.endswith(".json"))
-    for path in names[:FILES_MAX]:
+def named(records: Sequence[NamedRecord], left_out: Sequence[tuple[UsageRecord, str]]) -> list[str]:
+    """Return in one line each which records were left out, and why."""
+    names = {id(record): name for name, record in records}
+    return [f"{names[id(record)]}: {why}: it is set aside" for record, why in left_out]
+
+
+def _files(folder: str, mistakes: list[str]) -> Iterator[tuple[str, bytes]]:
+    """Yield name and content of each file with a record. The content has one byte too many if the file is too long."""
+    below = [(here, name) for here, _, files in os.walk(folder) for name in files if name.endswith(".json") and name[0] != "."]
+    if len(below) > FILES_MAX:
+        mistakes.append(f"more than {FILES_MAX} files: the rest is not read")
+    for path in sorted(os.path.join(here, name) for here, name in below)[:FILES_MAX]:
+        name = one_line(os.path.relpath(path, folder), 200)
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             with open(fd, "rb") as f:
                 if stat.S_ISREG(os.fstat(fd).st_mode):
-                    yield path, f.read(RECORD_MAX_BYTES + 1)
+                    yield name, f.read(RECORD_MAX_BYTES + 1)
                     continue
-            troubles.append(f"{os.path.relpath(path, folder)}: is no regular file")
+            mistakes.append(f"{name}: is no regular file")
         except OSError as e:
-            troubles.append(f"{os.path.relpath(path, folder)}: {e.strerror}")
+            mistakes.append(f"{name}: {e.strerror}")
+
+
+def _lines(folder: str, name: str) -> Iterator[str] | None:
+    """Return the lines of a table, or None if there is no such file. Raises InputMissing, DataError."""
+    path = os.path.join(folder, name)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as e:
+        raise InputMissing(f"{path}: {getattr(e, 'strerror', None) or e}") from None
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode) or found.st_size > ROWS_MAX_BYTES:
+        os.close(fd)
+        raise DataError(f"{path}: is not a regular file of at most {ROWS_MAX_BYTES >> 30} GiB")
+    return _decoded_lines(fd)
+
+
+def _decoded_lines(fd: int) -> Iterator[str]:
+    with open(fd, "rb") as file:
+        while line := file.readline(1 << 20):
+            yield line.decode("ascii", "replace")

@@ -6,8 +6,8 @@ import secrets
 from collections.abc import Iterable, Sequence
 
 from fairlead.errors import SlurmError
-from fairlead.jobs.accounting_rows import BATCH, AccountedJob, gpus_of
 from fairlead.jobs.idle_rule import RunningJob
+from fairlead.jobs.job_run import BATCH, JobRun, gpus_of
 from fairlead.model.nodelist import expand, is_name
 from fairlead.slurm.scontrol import Scontrol, rows
 
@@ -84,20 +84,20 @@ def _name(text: str) -> str:
     return "" if text in ("(null)", "N/A") else text
 
 
-def running_of(jobs: Iterable[AccountedJob]) -> list[RunningJob]:
-    """Return the running jobs of a folder's jobs.psv."""
+def running_of(runs: Iterable[JobRun]) -> list[RunningJob]:
+    """Return the running jobs among the runs of a folder."""
     return [
         RunningJob(
-            job=job.job,
-            user=job.user,
-            account=job.account,
-            partition=job.partition,
-            qos=job.qos,
-            begin_unix=job.begin_unix,
-            nodes=job.nodes,
-            gpus=job.gpus,
-            batch=job.kind == BATCH if job.kind else None,
+            job=run.job,
+            user=run.user,
+            account=run.account,
+            partition=run.partition,
+            qos=run.qos,
+            begin_unix=run.begin_unix,
+            nodes=run.nodes,
+            gpus=run.gpus,
+            batch=run.kind == BATCH if run.kind else None,
         )
-        for job in jobs
-        if job.end_unix is None and job.state == "RUNNING" and job.gpus
+        for run in runs
+        if run.end_unix is None and run.state == "RUNNING" and run.gpus
     ]

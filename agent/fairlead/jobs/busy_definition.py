@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fairlead.jobs.accounting_rows import NodeEvent, NodeGpus
 from fairlead.jobs.allocations import Allocation
+from fairlead.jobs.node_rows import NodeEvent, NodeGpus
 from fairlead.jobs.usage_record import UsageRecord
 
 DEFINITION = "busy/1"

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from fairlead.jobs.accounting_rows import AccountedJob
 from fairlead.jobs.allocations import Allocation
+from fairlead.jobs.job_run import JobRun
 from fairlead.jobs.usage_record import GpuUsage, UsageRecord
 
 
@@ -36,7 +36,7 @@ class JobMeasures(Struct, frozen=True, kw_only=True):
     """Holds one job. coverage: measured GPU time over allocated GPU time. cpu_cores: the mean number of busy CPU cores on each
     node, by node. host_memory_*: in bytes, by node. node_gpus: how many GPUs each node has in all; empty if it is not known."""
 
-    job: AccountedJob
+    job: JobRun
     run_seconds: float
     coverage: float
     gpus: tuple[GpuMeasures, ...]

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
-from fairlead.jobs.accounting_rows import AccountedJob
 from fairlead.jobs.allocations import Allocation
 from fairlead.jobs.busy_definition import DEFINITION, Ladder, Period
+from fairlead.jobs.job_run import JobRun
 from fairlead.model.nodelist import fold
 
 DAY = 86400.0
@@ -51,11 +51,11 @@ def gpus_by_node(allocations: Iterable[Allocation], period: Period) -> dict[str,
     return {node: frozenset(gpus) for node, gpus in found.items() if gpus}
 
 
-def compared(before: Side, after: Side, jobs: Sequence[AccountedJob], now: float) -> Comparison:
+def compared(before: Side, after: Side, runs: Sequence[JobRun], now: float) -> Comparison:
     """Return both sides, with each condition that they do not meet."""
     refused = [*_of_periods(before.period, after.period, now)]
     for side in (before, after):
-        refused += _of_side(side, jobs)
+        refused += _of_side(side, runs)
     refused += _of_gpus(before.gpus, after.gpus)
     return Comparison(definition=DEFINITION, before=before, after=after, refused=tuple(refused))
 
@@ -70,7 +70,7 @@ def _of_periods(before: Period, after: Period, now: float) -> Iterable[str]:
         yield f"{before.name} and {after.name} overlap"
 
 
-def _of_side(side: Side, jobs: Sequence[AccountedJob]) -> Iterable[str]:
+def _of_side(side: Side, runs: Sequence[JobRun]) -> Iterable[str]:
     name, sums = side.period.name, side.sums
     if sums.coverage is None:
         yield f"{name} has no job with a GPU"
@@ -82,7 +82,7 @@ def _of_side(side: Side, jobs: Sequence[AccountedJob]) -> Iterable[str]:
         yield f"the capacity in {name} is not known: put the output of sinfo into nodes.psv"
     first, last = side.period.begin_unix + EDGE_SECONDS, side.period.end_unix - EDGE_SECONDS
     for words, edge in (("first", Period(side.period.begin_unix, first)), ("last", Period(last, side.period.end_unix))):
-        if not any(edge.part(job.begin_unix, job.end_unix) for job in jobs):
+        if not any(edge.part(run.begin_unix, run.end_unix) for run in runs):
             yield f"there is no job in the {words} {EDGE_SECONDS / DAY:.0f} days of {name}: do the rows of sacct cover it?"
 
 

@@ -6,7 +6,7 @@ measured time: it lowers the coverage, and it is never merged as zero.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -15,6 +15,7 @@ from fairlead.jobs.usage_record import GpuUsage, UsageRecord
 
 #: A record begins in the prolog, after Slurm's start of the job. The clocks of node and controller may differ.
 CLOCK_SECONDS = 600.0
+RunKey = tuple[int, int]  # the raw job id, and Slurm's time of the start
 
 
 class Sum(Struct, frozen=True):
@@ -100,24 +101,76 @@ class SetAside(Struct, frozen=True, kw_only=True):
 
 
 def merged(run: JobRun, records: Iterable[UsageRecord], now: float) -> tuple[JobReport, tuple[SetAside, ...]]:
-    """Return the report of a run and the records that were set aside. Of several records of a node the last one counts."""
+    """Return the report of a run and the records that were set aside. Of several records of a node the fitting one counts
+    (``_fits_better``)."""
     of_node: dict[str, UsageRecord] = {}
     aside: list[SetAside] = []
     for record in records:
         why = unfit(run, record, now)
         if why:
             aside.append(SetAside(job=run.job, node=record.node, why=why))
-        elif record.node not in of_node or record.written_unix >= of_node[record.node].written_unix:
+        elif record.node not in of_node or _fits_better(run, record, of_node[record.node]):
             of_node[record.node] = record
+    return report_of(run, of_node, now), tuple(aside)
+
+
+def report_of(run: JobRun, of_node: Mapping[str, UsageRecord], now: float) -> JobReport:
+    """Return the report of a run from its records by node."""
     kept = tuple(of_node[node] for node in run.nodes if node in of_node)
-    report = JobReport(
+    return JobReport(
         run=run,
         records=kept,
         missing=tuple(node for node in run.nodes if node not in of_node),
         totals=totals_of(run, kept, now),
         at_unix=now,
     )
-    return report, tuple(aside)
+
+
+def run_key(run: JobRun) -> RunKey:
+    """Return what tells a run from the other runs of the same job."""
+    return run.job, run.begin_unix
+
+
+def by_run(
+    runs: Sequence[JobRun], records: Iterable[UsageRecord], now: float
+) -> tuple[dict[RunKey, dict[str, UsageRecord]], tuple[tuple[UsageRecord, str], ...]]:
+    """Return the records of each run by node, and those that belong to no run, each with the reason.
+
+    A job that was requeued has several runs, and a node has a record of each. A record belongs to the run whose begin is nearest.
+    """
+    of_job: dict[int, list[JobRun]] = {}
+    for run in runs:
+        of_job.setdefault(run.job, []).append(run)
+    found: dict[RunKey, dict[str, UsageRecord]] = {}
+    left_out: list[tuple[UsageRecord, str]] = []
+    for record in records:
+        known = of_job.get(record.job, [])
+        whys = [unfit(run, record, now) for run in known]
+        fitting = [run for run, why in zip(known, whys, strict=True) if not why]
+        if not fitting:
+            left_out.append((record, whys[-1] if whys else "is of a job that Slurm does not know"))
+            continue
+        run = nearest(record, fitting)
+        of_node = found.setdefault(run_key(run), {})
+        earlier = of_node.get(record.node)
+        if earlier is None or _fits_better(run, record, earlier):
+            of_node[record.node] = record
+        if earlier is not None:
+            other = earlier if of_node[record.node] is record else record
+            left_out.append((other, "is not the last record of the same job and node"))
+    return found, tuple(left_out)
+
+
+def nearest(record: UsageRecord, runs: Sequence[JobRun]) -> JobRun:
+    """Return the run whose begin is nearest to the begin of a record. ``runs``: at least one."""
+    return min(runs, key=lambda run: abs(run.begin_unix - record.begin_unix))
+
+
+def _fits_better(run: JobRun, record: UsageRecord, other: UsageRecord) -> bool:
+    """Return whether a record is rather that of this run than another one of the same node: it begins nearer to the begin of the
+    run, or begins at the same time and was written later. A requeued job may run on the same node again soon."""
+    apart, other_apart = (abs(each.begin_unix - run.begin_unix) for each in (record, other))
+    return (apart, -record.written_unix) <= (other_apart, -other.written_unix)
 
 
 def unfit(run: JobRun, record: UsageRecord, now: float) -> str:
