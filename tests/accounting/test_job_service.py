@@ -50,6 +50,7 @@ class Service:
     def serve(self) -> None:
         command = [sys.executable, "-m", "fairlead", "job", "--serve", "--store", str(self.folder / "store")]
         command += ["--bin-dir", str(self.slurm.bin), "--slurm-conf", "/etc/slurm/slurm.conf"]
+        command += ["--site", str(self.folder / "site.toml")]
         with contextlib.suppress(OSError):
             while True:
                 link, _ = self.listener.accept()
@@ -76,6 +77,7 @@ def answer(link: socket.socket) -> bytes:
 
 @pytest.fixture
 def service(slurm: Cluster, tmp_path: Path) -> Iterator[Service]:
+    (tmp_path / "site.toml").write_text('schema = 1\n[usage]\ncurrency = "EUR"\ngpu_hour_price = 2.0\n')
     with socket.create_server(("127.0.0.1", 0)) as listener:
         service = Service(slurm, tmp_path, listener)
         uid = service.uid(USER)
@@ -99,6 +101,16 @@ def test_a_user_sees_their_own_job(service: Service) -> None:
     assert "20_3" in service.ask(USER, "--array", "20").stdout
     assert service.ask(USER, "--user").stdout.count("COMPLETED") == 2
     assert service.ask(USER, "--last").stdout.startswith("job ")
+
+
+def test_advice_and_cost_follow_the_site_of_the_controller(service: Service) -> None:
+    out = service.ask(USER, "17").stdout
+    assert "  cost 32 EUR (16.0 GPU-hours x 2)" in out
+    assert "left out: price of this energy: usage.kwh_price is not set in site.toml" in out
+    assert json.loads(service.ask(USER, "17", "--json").stdout)["jobs"][0]["costs"][0]["low"] == 32.0
+    (service.folder / "site.toml").write_text("schema = 1\n[usage]\npue = 0\n")
+    said = service.ask(USER, "17")
+    assert said.returncode == 0 and "left out: advice and cost: the controller's" in said.stdout
 
 
 def test_a_job_of_somebody_else_is_as_one_that_does_not_exist(service: Service) -> None:

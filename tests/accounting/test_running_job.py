@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import shlex
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from fairlead.cli import main
 from fairlead.controller.accounting import Accounting
-from fairlead.controller.running_report import in_lines, records_of
+from fairlead.controller.job_store import JobStore
+from fairlead.controller.running_report import denied_line, in_lines, records_of
 from fairlead.errors import SlurmError
 from fairlead.jobs.usage_record import encoded
 from fairlead.slurm.scontrol import Scontrol
@@ -23,23 +28,73 @@ pytestmark = [pytest.mark.root, pytest.mark.slurm, pytest.mark.slow]
 PROGRAM = '#!/bin/sh\n[ "$1 $2" = "usage-records --lines" ] && cat "/tmp/lines-$SLURMD_NODENAME-$3"\n'
 
 
-def test_each_node_of_a_running_job_is_read(slurm: Cluster, tmp_path: Path) -> None:
-    srun = tmp_path / "srun"  # as the job's user: Slurm lets nobody else start a step in the job, not even root
+@dataclass
+class Running:
+    """A running job on two nodes, and a folder of Slurm's commands whose srun runs as the job's user."""
+
+    slurm: Cluster
+    job: int
+    bin: Path
+
+
+@pytest.fixture
+def running(slurm: Cluster, tmp_path: Path) -> Iterator[Running]:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for program in slurm.bin.iterdir():
+        if program.name != "srun":
+            (folder / program.name).symlink_to(program)
+    srun = folder / "srun"  # Slurm lets nobody else start a step in the job, not even root
     become = ["/usr/bin/setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "/usr/bin/srun", "--chdir=/tmp"]
     srun.write_text(f'#!/bin/sh\nexec {shlex.join([*enter_command(slurm.pid), *become])} "$@"\n')
     srun.chmod(0o755)
+    slurm.run(["/bin/sh", "-c", "cat > /tmp/usage-records && chmod 755 /tmp/usage-records"], stdin=PROGRAM)
     job = slurm.submit("#!/bin/sh\nsleep 300\n", "-N2", "--gres=gpu:2", "--time=10")
     slurm.wait_job(job, "RUNNING")
     try:
-        (run,) = Accounting(Scontrol(conf="/etc/slurm/slurm.conf", bin_dir=str(slurm.bin))).running(str(job))
-        assert (run.job, run.nodes, run.end_unix, run.gpus) == (job, ("n1", "n2"), None, 4)
-        slurm.run(["/bin/sh", "-c", "cat > /tmp/usage-records && chmod 755 /tmp/usage-records"], stdin=PROGRAM)
-        for node in run.nodes:
-            made = record_of(node, 10.0, 8, job=job, end_unix=None, end_boot=None, ended_by="")
-            slurm.run(["/bin/sh", "-c", f"cat > /tmp/lines-{node}-{job}"], stdin="\n".join(in_lines(node, encoded(made))) + "\n")
-        found = records_of(run, srun=str(srun), program="/tmp/usage-records", conf="/etc/slurm/slurm.conf", seconds=30.0)
-        assert sorted(record.node for record in found) == ["n1", "n2"] and all(len(record.gpus) == 8 for record in found)
-        with pytest.raises(SlurmError):
-            records_of(run, srun=str(srun), program="/no/program", conf="/etc/slurm/slurm.conf", seconds=30.0)
+        yield Running(slurm, job, folder)
     finally:
         cancel(slurm, job)
+
+
+def has_lines(slurm: Cluster, node: str, job: int, *lines: str) -> None:
+    slurm.run(["/bin/sh", "-c", f"cat > /tmp/lines-{node}-{job}"], stdin="\n".join(lines) + "\n")
+
+
+def test_each_node_of_a_running_job_is_read(running: Running) -> None:
+    slurm, job, conf = running.slurm, running.job, "/etc/slurm/slurm.conf"
+    (run,) = Accounting(Scontrol(conf=conf, bin_dir=str(slurm.bin))).running(str(job))
+    assert (run.job, run.nodes, run.end_unix, run.gpus, run.kind) == (job, ("n1", "n2"), None, 4, "batch")
+    for node in run.nodes:
+        made = record_of(node, 10.0, 8, job=job, end_unix=None, end_boot=None, ended_by="")
+        has_lines(slurm, node, job, *in_lines(node, encoded(made)))
+    found = records_of(run, srun=str(running.bin / "srun"), program="/tmp/usage-records", conf=conf, seconds=30.0)
+    assert sorted(record.node for record in found.records) == ["n1", "n2"] and found.denied == ()
+    assert all(len(record.gpus) == 8 for record in found.records)
+    has_lines(slurm, "n2", job, *in_lines("n2", b""), denied_line("n2"))
+    found = records_of(run, srun=str(running.bin / "srun"), program="/tmp/usage-records", conf=conf, seconds=30.0)
+    assert [record.node for record in found.records] == ["n1"] and found.denied == ("n2",)
+    with pytest.raises(SlurmError):
+        records_of(run, srun=str(running.bin / "srun"), program="/no/program", conf=conf, seconds=30.0)
+
+
+def test_a_running_job_is_reported_with_the_options_of_the_site(
+    running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("fairlead.cli.job.PROGRAM", "/tmp/usage-records")
+    begin = time.time() - 5
+    for node in ("n1", "n2"):
+        times = {"begin_unix": begin, "written_unix": begin + 5, "end_unix": None, "end_boot": None, "ended_by": ""}
+        made = record_of(node, 5.0, 2, job=running.job, uid=None, **times)
+        has_lines(running.slurm, node, running.job, *in_lines(node, encoded(made)))
+    JobStore(str(tmp_path / "store"), write=True).close()
+    site = tmp_path / "site.toml"
+    site.write_text('schema = 1\n[usage]\ncurrency = "EUR"\ngpu_hour_price = 3600.0\n')
+    words = ["job", str(running.job), "--bin-dir", str(running.bin), "--slurm-conf", "/etc/slurm/slurm.conf"]
+    assert main([*words, "--store", str(tmp_path / "store"), "--site", str(site)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"job {running.job}  RUNNING  2 nodes, 4 x NVIDIA H100") and "  cost " in out
+    assert "left out: advice: the job ran for less than 10 min" in out
+    assert main([*words, "--controller", "127.0.0.1:1"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"job {running.job}  RUNNING") and "left out: advice and cost: " in out

@@ -26,9 +26,9 @@ def names(folder: Path) -> set[str]:
 def test_what_was_written_is_found_unless_it_has_an_end(tmp_path: Path) -> None:
     files = at(tmp_path)
     assert files.open_files() == {}
-    assert files.write({"1-100.json": OPEN, "2-100.json": DONE}, sync=True)
+    assert files.write({"1-100.json": OPEN, "2-100.json": DONE}, readers={}, sync=True)
     assert at(tmp_path).open_files() == {"1-100.json": OPEN}
-    assert (tmp_path / "usage/1-100.json").stat().st_mode & 0o777 == 0o644
+    assert (tmp_path / "usage/1-100.json").stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("data", [b"", OPEN[:-1], OPEN[:5], b" " * usage_files.FILE_MAX_BYTES + OPEN])
@@ -84,7 +84,7 @@ def test_no_two_starts_of_a_job_have_one_name(tmp_path: Path) -> None:
     files.open_files()
     first = files.new_name(7, 100.9)
     assert (first, files.new_name(7, 100.1), files.new_name(8, 100.1)) == ("7-100.json", "7-101.json", "8-100.json")
-    files.write({first: DONE}, sync=False)
+    files.write({first: DONE}, readers={}, sync=False)
     later = at(tmp_path)
     later.open_files()
     assert later.new_name(7, 100.9) == "7-101.json"
@@ -94,7 +94,7 @@ def written(folder: Path, count: int, days: float = 0.0) -> UsageFiles:
     files = at(folder)
     files.open_files()
     for number in range(count):
-        files.write({f"{number}-1.json": DONE}, sync=False)
+        files.write({f"{number}-1.json": DONE}, readers={}, sync=False)
         when = time.time() - days * 86400 - (count - number)
         os.utime(folder / "usage" / f"{number}-1.json", (when, when))
     return files
@@ -120,7 +120,7 @@ def test_a_disk_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     files = at(tmp_path)
     assert files.open_files() is None
     assert files.trouble == f"usage records: {tmp_path}/usage: File exists"
-    assert not files.write({"1-1.json": OPEN}, sync=False)
+    assert not files.write({"1-1.json": OPEN}, readers={}, sync=False)
     (tmp_path / "usage").unlink()
-    assert files.write({"1-1.json": OPEN}, sync=False)
+    assert files.write({"1-1.json": OPEN}, readers={}, sync=False)
     assert files.trouble == ""

@@ -1,6 +1,7 @@
 """Show what a job used: GPUs, energy, memory, time at 0 %. Users see their own jobs, and Slurm's operators see all.
 
 An ended job is asked for at the controller, with a munge credential. A running job is asked for by a step in the job itself.
+Advice, cost and carbon follow the options of the controller's site.toml.
   fairlead job 1234567           fairlead job --last           fairlead job --array 1234560           fairlead job --user
 """
 
@@ -13,6 +14,7 @@ import re
 import sys
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -20,10 +22,18 @@ from fairlead.cli.output import columns, print_json
 from fairlead.cli.slurm_options import add_bin_dir
 from fairlead.controller.job_service import PORT, REPORTS_MAX, JobAnswer, JobQuestion
 from fairlead.errors import ExitCode, FairleadError, InputMissing, SlurmError, UsageError
+from fairlead.jobs.job_notes import JobNotes, ReportOptions, notes_of
+from fairlead.jobs.notes_text import notes_text
 from fairlead.jobs.report_text import energy_text, report_text, span_text
 from fairlead.jobs.usage_merge import JobReport, TimePart, merged
+from fairlead.model.nodelist import fold
+from fairlead.model.plain_text import one_line
+
+if TYPE_CHECKING:
+    from fairlead.slurm.scontrol import Scontrol
 
 STORE = "/var/lib/fairlead-collect"
+SITE = "/etc/fairlead/site.toml"
 PROGRAM = "/opt/fairlead/current/bin/fairlead"
 USER = "fairlead"  # runs the service on the controller
 ENVIRONMENT = "FAIRLEAD_CONTROLLER"
@@ -42,6 +52,9 @@ def register(parser: argparse.ArgumentParser) -> None:
         help=f"where the service runs (${ENVIRONMENT}, otherwise Slurm's controller)",
     )
     parser.add_argument("--store", default="", metavar="DIR", help="read this store, on the controller, in place of the service")
+    parser.add_argument(
+        "--site", metavar="FILE", default="", help=f"the site with prices and thresholds, on the controller ({SITE})"
+    )
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--operators", default="", metavar="NAMES", help=argparse.SUPPRESS)
     parser.add_argument(
@@ -62,21 +75,22 @@ def run(args: argparse.Namespace) -> ExitCode:
         answer, trouble = _ask(args, question), None
     except FairleadError as e:
         answer, trouble = JobAnswer(), e
-    reports = answer.reports
+    reports = [(report, answer.notes_on(at)) for at, report in enumerate(answer.reports)]
     if not reports and question.kind == "job":
-        reports = tuple(_running(args, question.word))
+        reports = _running(args, question.word, str(trouble) if trouble is not None else answer.site_options())
     if not reports:
         if trouble is not None:
             raise trouble
         raise InputMissing(_nothing(question), hint="a job that has just ended is there a minute or two later")
     if args.json:
-        print_json({"jobs": [_data(report) for report in reports]})
+        print_json({"jobs": [_data(report, notes) for report, notes in reports]})
     elif question.kind in ("job", "last"):
-        print("\n".join(report_text(report) for report in reports[:1]))
+        report, notes = reports[0]
+        print(report_text(report, notes_text(notes)))
         if answer.short:
             print("  the job has so many nodes that their values are left out here (fairlead job --store, on the controller)")
     else:
-        print(_table(reports))
+        print(_table([report for report, _ in reports]))
     return ExitCode.OK
 
 
@@ -105,12 +119,13 @@ def _nothing(question: JobQuestion) -> str:
 
 def _ask(args: argparse.Namespace, question: JobQuestion) -> JobAnswer:
     """Return the answer of the store or of the service. Raises FairleadError."""
-    from fairlead.controller.job_service import answer_to, asked
+    from fairlead.controller.job_service import asked, reports_for, with_notes
     from fairlead.controller.job_store import JobStore
 
     if args.store:
         with JobStore(args.store, write=False) as store:  # who may read the file may see everything in it
-            return answer_to(question, os.getuid(), store, lambda: True, time.time())
+            reports = reports_for(question, os.getuid(), store, lambda: True, time.time())
+        return with_notes(reports, _site_options(args.site), _client(args))
     host, port = _controller(args)
     answer = asked(question, host, port, _trusted())
     if answer.trouble:
@@ -140,15 +155,30 @@ def _controller(args: argparse.Namespace) -> tuple[str, int]:
     return first[2] or first[1], PORT
 
 
-def _client(args: argparse.Namespace):  # type: ignore[no-untyped-def]
+def _client(args: argparse.Namespace) -> Scontrol:
     from fairlead.slurm.scontrol import Scontrol
 
     return Scontrol(conf=args.slurm_conf, bin_dir=args.bin_dir)
 
 
-def _running(args: argparse.Namespace, job: str) -> list[JobReport]:
-    """Return the report of a job that runs now. A job of somebody else is as one that does not exist."""
+def _site_options(file: str) -> ReportOptions | str:
+    """Return what the site's file declares for reports, or in one line why that is not known."""
+    from fairlead import config
+
+    try:
+        if not file and not os.path.exists(SITE):
+            return ReportOptions()
+        site = config.load_site(file or SITE)
+    except FairleadError as e:
+        return f"the controller's {file or SITE} cannot be used: {one_line(str(e), 120)}"
+    return ReportOptions(usage=site.usage, advice=site.advice)
+
+
+def _running(args: argparse.Namespace, job: str, options: ReportOptions | str) -> list[tuple[JobReport, JobNotes]]:
+    """Return the report of a job that runs now. A job of somebody else is as one that does not exist. options: those of the
+    site, or why they are not known."""
     from fairlead.controller.accounting import Accounting
+    from fairlead.controller.job_service import node_gpus
     from fairlead.controller.running_report import records_of
 
     client = _client(args)
@@ -159,8 +189,16 @@ def _running(args: argparse.Namespace, job: str) -> list[JobReport]:
     reports = []
     for run in runs[:1]:
         srun, conf = f"{args.bin_dir}/srun", client.conf_path()
-        records = records_of(run, srun=srun, program=PROGRAM, conf=conf, seconds=args.timeout)
-        reports.append(merged(run, records, time.time())[0])
+        found = records_of(run, srun=srun, program=PROGRAM, conf=conf, seconds=args.timeout)
+        report = merged(run, found.records, time.time())[0]
+        if isinstance(options, str):
+            notes = JobNotes(left_out=(f"advice and cost: {one_line(options, 200)}",))
+        else:
+            notes = notes_of(report, options, node_gpus(set(run.nodes) if run.gpus else set(), client))
+        if found.denied:
+            why = f"values of {fold(found.denied)}: only root can read records there, because their file system has no POSIX ACLs"
+            notes = msgspec.structs.replace(notes, left_out=(why, *notes.left_out))
+        reports.append((report, notes))
     return reports
 
 
@@ -169,7 +207,8 @@ def _serve(args: argparse.Namespace) -> ExitCode:
     from fairlead.controller.accounting import Accounting
     from fairlead.controller.job_service import serve
 
-    accounting = Accounting(_client(args))
+    client = _client(args)
+    accounting = Accounting(client)
     named = {name for name in args.operators.split(",") if name}
 
     def is_operator(uid: int, user: str) -> bool:
@@ -178,13 +217,20 @@ def _serve(args: argparse.Namespace) -> ExitCode:
         except SlurmError:
             return False
 
-    serve(sys.stdin.buffer, sys.stdout.buffer, args.store or STORE, is_operator)
+    serve(
+        sys.stdin.buffer,
+        sys.stdout.buffer,
+        args.store or STORE,
+        is_operator=is_operator,
+        options=lambda: _site_options(args.site),
+        client=client,
+    )
     return ExitCode.OK
 
 
-def _data(report: JobReport) -> dict[str, object]:
+def _data(report: JobReport, notes: JobNotes) -> dict[str, object]:
     percent = report.coverage_percent
-    data = {**msgspec.to_builtins(report), "complete": report.complete}
+    data = {**msgspec.to_builtins(report), **msgspec.to_builtins(notes), "complete": report.complete}
     return {**data, **({"coverage_percent": percent} if percent is not None else {})}
 
 

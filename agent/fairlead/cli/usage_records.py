@@ -1,6 +1,7 @@
 """Print this node's usage records of some jobs, one record a line, below the name of each file.
 
-`fairlead collect` runs this command on the nodes over ssh, and `fairlead job` runs it as a step of a job. A key for `fairlead
+`fairlead collect` runs this command on the nodes over ssh, and `fairlead job` runs it as a step of a job, where a user reads the
+record of the own job. A key for `fairlead
 collect` can be limited to this command, in authorized_keys on the node:
   restrict,command="/opt/fairlead/current/bin/fairlead usage-records --asked" ssh-ed25519 ...
 """
@@ -36,13 +37,15 @@ def run(args: argparse.Namespace) -> ExitCode:
     text = words[-1] if words else ""
     if not _ASKED.fullmatch(text) or text.count(",") >= JOBS_MAX:
         raise UsageError("name jobs by their raw ids: fairlead usage-records 17,18")
-    found = records(os.path.join(args.state_dir, FOLDER), {int(job) for job in text.split(",")})
+    denied: list[str] = []
+    found = records(os.path.join(args.state_dir, FOLDER), {int(job) for job in text.split(",")}, denied)
     # A reader takes an answer without the last heading for torn.
     answer = b"".join(b"==> " + path.encode() + b" <==\n" + data + b"\n" for path, data in found) + b"==> /dev/null <==\n"
     if args.lines:
-        from fairlead.controller.running_report import in_lines
+        from fairlead.controller.running_report import denied_line, in_lines
 
-        print("\n".join(in_lines(_node(answer), answer)), flush=True)
+        node = _node(answer)
+        print("\n".join((*in_lines(node, answer), *([denied_line(node)] if denied else []))), flush=True)
         return ExitCode.OK
     sys.stdout.buffer.write(answer)
     sys.stdout.buffer.flush()
@@ -50,15 +53,19 @@ def run(args: argparse.Namespace) -> ExitCode:
 
 
 def _node(answer: bytes) -> str:
-    """Return the node that the records name: only the agent knows its NodeName."""
+    """Return the node that the records name, because only the agent knows its NodeName. Without a record it is the one that Slurm
+    gives to a step."""
     found = re.search(rb'"node":"([A-Za-z0-9_.-]{1,64})"', answer)
-    return found[1].decode() if found else "-"
+    return found[1].decode() if found else os.environ.get("SLURMD_NODENAME", "-")
 
 
-def records(folder: str, jobs: set[int]) -> Iterator[tuple[str, bytes]]:
-    """Yield path and content of each file of these jobs. A file that cannot be read is named on standard error."""
+def records(folder: str, jobs: set[int], denied: list[str]) -> Iterator[tuple[str, bytes]]:
+    """Yield path and content of each file of these jobs. A file that cannot be read is named on standard error. A file that this
+    user may not read is added to ``denied`` too."""
     try:
         names = sorted(os.listdir(folder))
+    except PermissionError:  # only root can list it; the records of running jobs are found by their links
+        names = [name for job in sorted(jobs) if (name := _linked(folder, job))]
     except OSError as e:
         print(f"fairlead usage-records: {folder}: {e.strerror}", file=sys.stderr)
         return
@@ -71,6 +78,16 @@ def records(folder: str, jobs: set[int]) -> Iterator[tuple[str, bytes]]:
             yield path, content(path)
         except OSError as e:
             print(f"fairlead usage-records: {path}: {e.strerror}", file=sys.stderr)
+            if isinstance(e, PermissionError):
+                denied.append(path)
+
+
+def _linked(folder: str, job: int) -> str:
+    """Return the name of the record of a running job, or "" if there is none."""
+    try:
+        return os.readlink(os.path.join(folder, str(job)))
+    except OSError:
+        return ""
 
 
 def content(path: str) -> bytes:

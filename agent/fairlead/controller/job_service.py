@@ -3,6 +3,9 @@
 The request is a munge credential with a ``JobQuestion`` as JSON, and the answer is one with a ``JobAnswer``, which only the
 asking user can open. A job of somebody else and a job that does not exist get the same answer. systemd starts the service for
 each connection (``fairlead-job.socket``, Accept=yes), so that it holds no state.
+
+A login node has no site.toml. So the service computes the notes on each ended job (advice, cost, carbon) from the controller's
+site.toml, and its answer has the options too: with them `fairlead job` computes the notes on a running job.
 """
 
 from __future__ import annotations
@@ -10,8 +13,8 @@ from __future__ import annotations
 import pwd
 import socket
 import time
-from collections.abc import Callable, Sequence
-from typing import Annotated, BinaryIO, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, BinaryIO, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -19,8 +22,12 @@ from msgspec.structs import replace
 
 from fairlead.controller import munge
 from fairlead.controller.job_store import JobStore, StoredRun
-from fairlead.errors import FairleadError, HostError
+from fairlead.errors import FairleadError, HostError, SlurmError
+from fairlead.jobs.job_notes import JobNotes, ReportOptions, notes_of
+from fairlead.jobs.node_rows import SINFO, node_gpus_of
 from fairlead.jobs.usage_merge import JobReport, merged
+from fairlead.model.nodelist import fold
+from fairlead.slurm.scontrol import Scontrol
 
 PORT = 6830
 SECONDS = 10.0
@@ -39,21 +46,46 @@ class JobQuestion(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class JobAnswer(Struct, frozen=True, kw_only=True):
-    """Holds the reports. short: the values of each node were left out, because the answer would be too long. trouble: why there
-    is no answer, or ""."""
+    """Holds the reports, and the notes on each of them. An older service sends no notes. short: the values of each node were left
+    out, because the answer would be too long. options: those of the site, as ``ReportOptions`` of the service's version. trouble:
+    why there is no answer, or ""."""
 
     reports: Annotated[tuple[JobReport, ...], Meta(max_length=REPORTS_MAX)] = ()
+    notes: Annotated[tuple[JobNotes, ...], Meta(max_length=REPORTS_MAX)] = ()
+    options: dict[str, Any] = {}
     short: bool = False
     trouble: Annotated[str, Meta(max_length=300)] = ""
 
+    def notes_on(self, at: int) -> JobNotes:
+        """Return the notes on the report number ``at``."""
+        if len(self.notes) == len(self.reports):
+            return self.notes[at]
+        return JobNotes(left_out=("advice and cost: the fairlead of the controller is older than this one",))
 
-def serve(source: BinaryIO, sink: BinaryIO, store: str, is_operator: Callable[[int, str], bool]) -> None:
+    def site_options(self) -> ReportOptions | str:
+        """Return the options of the site, or in one line why they are not known."""
+        if not self.options:
+            return "the controller has given no options of the site"
+        try:
+            return msgspec.convert(self.options, ReportOptions)
+        except (msgspec.ValidationError, RecursionError):
+            return "the fairlead of the controller is of another version, and has other options"
+
+
+#: Returns the options of the site, or in one line why they are not known.
+Options = Callable[[], "ReportOptions | str"]
+
+
+def serve(
+    source: BinaryIO, sink: BinaryIO, store: str, *, is_operator: Callable[[int, str], bool], options: Options, client: Scontrol
+) -> None:
     """Answer one request. Raises HostError for bytes that are no request."""
     asker = munge.opened(source.readline(QUESTION_MAX_BYTES))
     try:
         question = msgspec.json.decode(asker.data, type=JobQuestion)
         with JobStore(store, write=False) as opened:
-            answer = answer_to(question, asker.uid, opened, lambda: is_operator(asker.uid, asker.user), time.time())
+            reports = reports_for(question, asker.uid, opened, lambda: is_operator(asker.uid, asker.user), time.time())
+        answer = with_notes(reports, options(), client)
     except (msgspec.MsgspecError, RecursionError):
         answer = JobAnswer(trouble="the question makes no sense: is this fairlead older than that of the controller?")
     except FairleadError as e:
@@ -62,13 +94,35 @@ def serve(source: BinaryIO, sink: BinaryIO, store: str, is_operator: Callable[[i
     sink.flush()
 
 
-def answer_to(question: JobQuestion, uid: int, store: JobStore, is_operator: Callable[[], bool], now: float) -> JobAnswer:
+def reports_for(
+    question: JobQuestion, uid: int, store: JobStore, is_operator: Callable[[], bool], now: float
+) -> tuple[JobReport, ...]:
     """Return the reports that a user may see. Slurm is asked whether the user is an operator, unless all jobs are the user's."""
     runs = _runs(question, uid, store)
     if not runs or any(each.run.uid != uid for each in runs):
         operator = is_operator()
         runs = [each for each in runs if operator or each.run.uid == uid]
-    return JobAnswer(reports=tuple(merged(each.run, store.records(each.run), now)[0] for each in runs[: question.most]))
+    return tuple(merged(each.run, store.records(each.run), now)[0] for each in runs[: question.most])
+
+
+def with_notes(reports: tuple[JobReport, ...], options: ReportOptions | str, client: Scontrol) -> JobAnswer:
+    """Return an answer with these reports, and the notes on each of them."""
+    if isinstance(options, str):
+        return JobAnswer(reports=reports, notes=(JobNotes(left_out=(f"advice and cost: {options}",)),) * len(reports))
+    gpus = node_gpus({node for report in reports for node in report.run.nodes if report.run.gpus}, client)
+    notes = tuple(notes_of(report, options, gpus) for report in reports)
+    return JobAnswer(reports=reports, notes=notes, options=msgspec.to_builtins(options))
+
+
+def node_gpus(nodes: set[str], client: Scontrol) -> Mapping[str, int]:
+    """Return how many GPUs each node has in all, empty if slurmctld does not say it."""
+    if not nodes:
+        return {}
+    try:
+        text = client.ask(["sinfo", *SINFO, "-n", fold(nodes)])
+    except SlurmError:
+        return {}
+    return {node.node: node.gpus for node in node_gpus_of(text.splitlines(), []) if node.gpus}
 
 
 def _runs(question: JobQuestion, uid: int, store: JobStore) -> list[StoredRun]:
@@ -87,7 +141,7 @@ def _runs(question: JobQuestion, uid: int, store: JobStore) -> list[StoredRun]:
 def _encoded(answer: JobAnswer) -> bytes:
     data = msgspec.json.encode(answer)
     if len(data) > ANSWER_MAX_BYTES:
-        answer = JobAnswer(reports=tuple(replace(report, records=()) for report in answer.reports), short=True)
+        answer = replace(answer, reports=tuple(replace(report, records=()) for report in answer.reports), short=True)
         data = msgspec.json.encode(answer)
     if len(data) > ANSWER_MAX_BYTES:
         return msgspec.json.encode(JobAnswer(trouble="the answer is too long: ask for fewer jobs"))

@@ -11,6 +11,8 @@ import subprocess
 import zlib
 from collections.abc import Iterable, Iterator
 
+from msgspec import Struct
+
 from fairlead.controller.record_reader import FRAME_MAX, records_in
 from fairlead.errors import SlurmError, SlurmUnavailable
 from fairlead.jobs.job_run import JobRun
@@ -18,6 +20,7 @@ from fairlead.jobs.usage_record import UsageRecord
 
 CHARACTERS = 600  # of one line
 _LINE = re.compile(r"fairlead ([A-Za-z0-9_.-]{1,64}) ([0-9]{1,6}) ([0-9]{1,6}) ([A-Za-z0-9+/=]*)")
+_DENIED = re.compile(r"fairlead-denied ([A-Za-z0-9_.-]{1,64})")
 
 
 def in_lines(node: str, answer: bytes) -> Iterator[str]:
@@ -26,6 +29,11 @@ def in_lines(node: str, answer: bytes) -> Iterator[str]:
     parts = [text[at : at + CHARACTERS] for at in range(0, len(text), CHARACTERS)]
     for number, part in enumerate(parts):
         yield f"fairlead {node} {number} {len(parts)} {part}"
+
+
+def denied_line(node: str) -> str:
+    """Return the line in which a node says that the user may not read the job's record there."""
+    return f"fairlead-denied {node}"
 
 
 def from_lines(lines: Iterable[str]) -> dict[str, bytes]:
@@ -48,7 +56,14 @@ def from_lines(lines: Iterable[str]) -> dict[str, bytes]:
     return answers
 
 
-def records_of(run: JobRun, *, srun: str, program: str, conf: str, seconds: float) -> tuple[UsageRecord, ...]:
+class RunningRecords(Struct, frozen=True, kw_only=True):
+    """Holds the records of a running job. denied: the nodes on which its owner may not read the record."""
+
+    records: tuple[UsageRecord, ...]
+    denied: tuple[str, ...] = ()
+
+
+def records_of(run: JobRun, *, srun: str, program: str, conf: str, seconds: float) -> RunningRecords:
     """Return the records of a running job from its nodes. Raises SlurmUnavailable, SlurmError with srun's own words."""
     count = str(len(run.nodes))
     words = [
@@ -71,8 +86,13 @@ def records_of(run: JobRun, *, srun: str, program: str, conf: str, seconds: floa
         raise SlurmUnavailable(f"srun gave no answer in {seconds:g} s", hint="are the job's nodes well? fairlead fleet") from None
     except OSError as e:
         raise SlurmError(f"{srun}: {e.strerror}", hint="name the folder of Slurm's commands: --bin-dir DIR") from None
-    answers = from_lines(done.stdout.decode("utf-8", "replace").splitlines())
+    lines = done.stdout.decode("utf-8", "replace").splitlines()
+    answers = from_lines(lines)
     if done.returncode and not answers:
         said = " ".join(done.stderr.decode("utf-8", "replace").split())[-300:]
         raise SlurmError(f"srun: {said or f'ended with {done.returncode}'}")
-    return tuple(r for node, answer in answers.items() for r in records_in(answer).records if r.node == node)
+    said = {found[1] for line in lines if (found := _DENIED.fullmatch(line))}
+    return RunningRecords(
+        records=tuple(r for node, answer in answers.items() for r in records_in(answer).records if r.node == node),
+        denied=tuple(node for node in run.nodes if node in said),
+    )

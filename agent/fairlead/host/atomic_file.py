@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from fairlead.host import selinux_label
+from fairlead.host import file_acl, selinux_label
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def replace(path: str, data: bytes, *, temporary: str, mode: int, sync: bool) -> None:
+def replace(path: str, data: bytes, *, temporary: str, mode: int, sync: bool, reader: int | None = None) -> None:
     """Write ``data`` to ``temporary`` in the folder of ``path``, with exactly this mode, and rename it to ``path``.
+
+    ``reader``: the number of a user who may read the file too. On a file system without ACLs only the mode counts.
 
     A temporary file that an earlier run left is overwritten. ``sync``: the file's name and content are on the disk when this
     function returns (fsync(2) of the file, then of its folder). If a step fails, the function removes the temporary file and
@@ -28,6 +30,9 @@ def replace(path: str, data: bytes, *, temporary: str, mode: int, sync: bool) ->
             while view:
                 view = view[os.write(fd, view) :]
             os.fchmod(fd, mode)
+            if reader is not None:
+                with suppress(OSError):
+                    file_acl.allow_reading(fd, reader)
             if sync:
                 os.fsync(fd)
         finally:
@@ -70,12 +75,12 @@ def sync_folder(folder: str) -> None:
         os.close(fd)
 
 
-def write_atomic(path: str, data: bytes, *, mode: int = 0o644, sync: bool = False) -> None:
+def write_atomic(path: str, data: bytes, *, mode: int = 0o644, sync: bool = False, reader: int | None = None) -> None:
     """Replace ``path`` by a new file with ``data``. Readers see the old content or the new. Raises OSError.
 
-    ``sync``: the new file is on the disk when this function returns.
+    ``sync``: the new file is on the disk when this function returns. ``reader``: as for ``replace``.
     """
-    replace(path, data, temporary=f"{path}.{os.getpid()}.tmp", mode=mode, sync=sync)
+    replace(path, data, temporary=f"{path}.{os.getpid()}.tmp", mode=mode, sync=sync, reader=reader)
 
 
 def write_if_changed(path: str, data: bytes, *, mode: int = 0o644) -> bool:

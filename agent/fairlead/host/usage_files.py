@@ -1,8 +1,10 @@
 """Keeps the usage records in files, ``STATE_DIR/usage/JOB-BEGIN.json``. BEGIN is the begin of the job in seconds of Unix time.
 
 A file is written as a whole (rename(2)). ``UsageFiles`` does not know what is in a file. The number of files, their bytes and
-their age are limited. Files that are not whole, and files with other names, are moved to the folder ``aside``, which holds at
-most ``ASIDE_MAX`` files. Each access runs through a ``Storage``, because the disk may not answer.
+their age are limited. Only root and the owner of the job can read a file (``file_acl``), and only root can list the folder. So
+the owner finds the file of a job that runs by the link ``STATE_DIR/usage/JOB``. Files that are not whole, and files with other
+names, are moved to the folder ``aside``, which holds at most ``ASIDE_MAX`` files. Each access runs through a ``Storage``, because
+the disk may not answer.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ FILE_MAX_BYTES = 256 * 1024
 PRUNE_SECONDS = 3600.0
 DAY_SECONDS = 86400.0
 _NAME = re.compile(r"[0-9]{1,10}-[0-9]{1,12}\.json")
+_LINK = re.compile(r"[0-9]{1,10}")
+_FOLDER_MODE, _FILE_MODE = 0o711, 0o600
 _END = b"}\n"
 _ENDED = b'"end_unix":'
 
@@ -73,10 +77,11 @@ class UsageFiles:
             return []
         return [data for data in found if data is not None]
 
-    def write(self, files: Mapping[str, bytes], *, sync: bool) -> bool:
-        """Write the files, each as a whole. Return False if that failed. ``sync``: the files are on the disk on return."""
+    def write(self, files: Mapping[str, bytes], *, readers: Mapping[str, int], sync: bool) -> bool:
+        """Write the files, each as a whole. Return False if that failed. ``readers``: the number of the user who may read a file,
+        by the file's name. ``sync``: the files are on the disk on return."""
         try:
-            self._disk.do(partial(_write, self.folder, dict(files), sync))
+            self._disk.do(partial(_write, self.folder, dict(files), dict(readers), sync))
         except OSError as e:
             self._failed(e)
             return False
@@ -106,13 +111,15 @@ class UsageFiles:
 
 def _start(folder: str) -> tuple[set[str], dict[str, bytes]]:
     """Return the names of all whole files, and the content of those without an end."""
-    os.makedirs(folder, mode=0o755, exist_ok=True)
+    _make_folder(folder)
     names: set[str] = set()
     found: dict[str, bytes] = {}
     for entry in sorted(os.listdir(folder)):
         if entry.endswith(".tmp"):
             with suppress(OSError):
                 os.unlink(os.path.join(folder, entry))  # an agent was killed while it wrote the file
+        elif _LINK.fullmatch(entry) and os.path.islink(os.path.join(folder, entry)):
+            os.unlink(os.path.join(folder, entry))  # the next write of an open record makes it again
         elif entry != ASIDE:
             data = _content(os.path.join(folder, entry)) if _NAME.fullmatch(entry) else None
             if data is None:
@@ -133,8 +140,11 @@ def _content(path: str) -> bytes | None:
             return None
         raise
     try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
             return None
+        if found.st_mode & 0o007:
+            os.fchmod(fd, _FILE_MODE)  # an earlier fairlead let everybody read it
         with open(fd, "rb", closefd=False) as f:
             data = f.read(FILE_MAX_BYTES + 1)
     finally:
@@ -144,7 +154,7 @@ def _content(path: str) -> bytes | None:
 
 def _set_aside(folder: str, name: str) -> None:
     aside = os.path.join(folder, ASIDE)
-    os.makedirs(aside, mode=0o755, exist_ok=True)
+    os.makedirs(aside, mode=0o700, exist_ok=True)
     os.rename(os.path.join(folder, name), os.path.join(aside, name))
     there = [os.path.join(aside, each) for each in os.listdir(aside)]
     for path in sorted(there, key=lambda path: os.lstat(path).st_mtime)[:-ASIDE_MAX]:
@@ -152,10 +162,34 @@ def _set_aside(folder: str, name: str) -> None:
             os.unlink(path)
 
 
-def _write(folder: str, files: Mapping[str, bytes], sync: bool) -> None:
-    os.makedirs(folder, mode=0o755, exist_ok=True)
+def _make_folder(folder: str) -> None:
+    """Make the folder, or correct its mode."""
+    os.makedirs(folder, mode=_FOLDER_MODE, exist_ok=True)
+    if stat.S_IMODE(os.stat(folder).st_mode) != _FOLDER_MODE:
+        os.chmod(folder, _FOLDER_MODE)
+
+
+def _write(folder: str, files: Mapping[str, bytes], readers: Mapping[str, int], sync: bool) -> None:
+    _make_folder(folder)
     for name, data in files.items():
-        write_atomic(os.path.join(folder, name), data, sync=sync)
+        write_atomic(os.path.join(folder, name), data, mode=_FILE_MODE, sync=sync, reader=readers.get(name))
+        _link(os.path.join(folder, name.partition("-")[0]), name, is_open=_ENDED not in data)
+
+
+def _link(path: str, name: str, *, is_open: bool) -> None:
+    """Let the link of a job lead to its open record, and remove the link with the end of the record."""
+    try:
+        there = os.readlink(path)
+    except FileNotFoundError:
+        there = ""
+    if is_open and there != name:
+        temporary = f"{path}.tmp"
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
+        os.symlink(name, temporary)
+        os.rename(temporary, path)
+    elif not is_open and there == name:
+        os.unlink(path)
 
 
 def _prune(folder: str, before: float, keep: frozenset[str]) -> set[str]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from fairlead.jobs.job_measures import GpuMeasures, JobMeasures, mean, median
 
@@ -45,13 +46,26 @@ class AdviceOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     ] = 1.5
 
 
-class Advice(Struct, frozen=True, kw_only=True):
-    """Holds one advice. evidence: what was measured. threshold: what it was compared with. text: what may be done."""
+class NotCounted(Struct, frozen=True, kw_only=True):
+    """Names a finding on a GPU or its node while the job ran: what the job did there is not counted against its owner."""
+
+    node: str
+    check: str
+    level: str
+    pci: str = ""
+    at_unix: float = 0.0
+
+
+class Advice(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Holds one advice. evidence: what was measured. threshold: what it was compared with. text: what may be done. gpus: the GPUs
+    that it is about, () for all. not_counted: the findings that touched these GPUs."""
 
     rule: str
     text: str
     evidence: str
     threshold: str
+    gpus: tuple[str, ...] = ()
+    not_counted: tuple[NotCounted, ...] = ()
 
 
 RUN_SECONDS_MIN = 600.0
@@ -65,7 +79,22 @@ def advice(job: JobMeasures, options: AdviceOptions) -> tuple[Advice, ...]:
     if job.run_seconds < RUN_SECONDS_MIN or job.coverage < COVERAGE_MIN or not own:
         return ()
     found = (rule(job, options) for name, rule in RULES.items() if name not in options.off)
-    return tuple(each for each in found if each is not None)
+    return tuple(_with_findings(each, job) for each in found if each is not None)
+
+
+def _with_findings(advice: Advice, job: JobMeasures) -> Advice:
+    """Return an advice with the findings that touched its GPUs. What a job asked for does not depend on them."""
+    if advice.rule in OF_THE_REQUEST:
+        return advice
+    found = {
+        (gpu.node, finding.check, finding.pci): NotCounted(
+            node=gpu.node, check=finding.check, level=finding.level, pci=finding.pci, at_unix=finding.at_unix
+        )
+        for gpu in job.gpus
+        if not advice.gpus or _name(gpu) in advice.gpus
+        for finding in gpu.findings
+    }
+    return replace(advice, not_counted=tuple(found.values()))
 
 
 def unused_gpus(job: JobMeasures, options: AdviceOptions) -> Advice | None:
@@ -76,6 +105,7 @@ def unused_gpus(job: JobMeasures, options: AdviceOptions) -> Advice | None:
     some = len(unused) < len(job.gpus)
     return Advice(
         rule="unused_gpus",
+        gpus=tuple(map(_name, unused)) if some else (),
         evidence=f"{len(unused)} of {len(job.gpus)} GPUs never ran a kernel: {_names(unused)}",
         threshold="busy 0 % for the whole job",
         text=f"ask for {len(job.gpus) - len(unused)} GPUs, or find why the others got no work"
@@ -152,11 +182,12 @@ def uneven_gpus(job: JobMeasures, options: AdviceOptions) -> Advice | None:
             far.append(gpu)
     if not far or len(job.gpus) < 3:  # of two GPUs nobody can say which one is far
         return None
-    checks = sorted({check for gpu in far for check in gpu.findings})
+    checks = sorted({finding.check for gpu in far for finding in gpu.findings})
     others = [gpu.busy for gpu in job.gpus if gpu not in far and gpu.busy is not None]
     middle = f"{median(others):.0%}" if others else "different values"
     return Advice(
         rule="uneven_gpus",
+        gpus=tuple(map(_name, far)),
         evidence=f"{_names(far)} busy {', '.join(f'{gpu.busy or 0:.0%}' for gpu in far[:8])}; the others {middle}",
         threshold=f"more than {options.uneven_part:.0%} from the median of the others",
         text=f"this may be the hardware and not the job: {', '.join(checks)} reported it"
@@ -259,7 +290,16 @@ RULES: dict[str, Rule] = {
 }
 
 
+#: The rules about what the job asked for, and not about what its GPUs did.
+OF_THE_REQUEST = frozenset(rule.__name__ for rule in (spread_nodes, time_limit, host_memory))
+
+
+def _name(gpu: GpuMeasures) -> str:
+    """Return ``gpu007/3``. The number is Slurm's GRES index, else the PCI address."""
+    return f"{gpu.node}/{gpu.index if gpu.index is not None else gpu.pci}"
+
+
 def _names(gpus: Sequence[GpuMeasures]) -> str:
-    """Return ``gpu007/3, gpu007/4`` for at most 8 GPUs. The number is Slurm's GRES index, else the PCI address."""
-    names = [f"{gpu.node}/{gpu.index if gpu.index is not None else gpu.pci}" for gpu in gpus[:8]]
+    """Return ``gpu007/3, gpu007/4`` for at most 8 GPUs."""
+    names = [_name(gpu) for gpu in gpus[:8]]
     return ", ".join(names) + (f" and {len(gpus) - 8} more" if len(gpus) > 8 else "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -33,12 +33,13 @@ class Joined(Struct, frozen=True, kw_only=True):
 def joined(jobs: Sequence[JobRun], records: Iterable[UsageRecord], now: float) -> Joined:
     """Return the allocations of these jobs. A record that belongs to none of them is left out and named."""
     of_run, left_out = by_run(jobs, records, now)
-    found = [each for job in jobs for each in _of_job(job, of_run.get(run_key(job), {}))]
+    found = [each for job in jobs for each in allocations_of(job, of_run.get(run_key(job), {}))]
     return Joined(allocations=tuple(found), left_out=left_out)
 
 
-def _of_job(job: JobRun, records: dict[str, UsageRecord]) -> list[Allocation]:
-    """Return one allocation for each node. GPUs that no record names are divided among the nodes without a record."""
+def allocations_of(job: JobRun, records: Mapping[str, UsageRecord]) -> list[Allocation]:
+    """Return one allocation for each node of a job. records: by node. GPUs that no record names are divided among the nodes
+    without a record."""
     counted = {node: float(len(record.gpus)) for node, record in records.items()}
     without = [node for node in job.nodes if node not in records]
     if without:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
 from fairlead.jobs.allocations import Allocation
 from fairlead.jobs.job_run import JobRun
-from fairlead.jobs.usage_record import GpuUsage, UsageRecord
+from fairlead.jobs.usage_record import GpuUsage, JobFinding, UsageRecord
 
 
 class GpuMeasures(Struct, frozen=True, kw_only=True):
-    """Holds one GPU of a job. Parts are from 0 to 1 of the measured time. None: not known. findings: checks that reported this
-    GPU, or its node, while the job ran."""
+    """Holds one GPU of a job. Parts are from 0 to 1 of the measured time. None: not known. findings: those on this GPU,
+    or on its node, while the job ran."""
 
     node: str
     uuid: str
@@ -29,7 +29,7 @@ class GpuMeasures(Struct, frozen=True, kw_only=True):
     first_busy_seconds: float | None
     longest_zero_seconds: float | None
     zero_seconds: float | None
-    findings: tuple[str, ...]
+    findings: tuple[JobFinding, ...]
 
 
 class JobMeasures(Struct, frozen=True, kw_only=True):
@@ -48,7 +48,7 @@ class JobMeasures(Struct, frozen=True, kw_only=True):
     node_gpus: dict[str, int]
 
 
-def measures(allocations: Sequence[Allocation], node_gpus: dict[str, int] | None = None) -> JobMeasures:
+def measures(allocations: Sequence[Allocation], node_gpus: Mapping[str, int] | None = None) -> JobMeasures:
     """Return the measures of one job from all of its allocations. Raises ValueError without an allocation."""
     if not allocations:
         raise ValueError("a job has at least one node")
@@ -78,11 +78,11 @@ def _of_hosts(records: dict[str, UsageRecord], name: str) -> dict[str, int]:
     return {node: value for node, value in found.items() if value is not None}
 
 
-def _findings(node: str, gpu: GpuUsage, records: dict[str, UsageRecord]) -> tuple[str, ...]:
-    return tuple(sorted({finding.check for finding in records[node].findings if finding.pci in ("", gpu.pci)}))
+def _findings(node: str, gpu: GpuUsage, records: dict[str, UsageRecord]) -> tuple[JobFinding, ...]:
+    return tuple(finding for finding in records[node].findings if finding.pci in ("", gpu.pci))
 
 
-def _gpu(node: str, gpu: GpuUsage, findings: tuple[str, ...]) -> GpuMeasures:
+def _gpu(node: str, gpu: GpuUsage, findings: tuple[JobFinding, ...]) -> GpuMeasures:
     return GpuMeasures(
         node=node,
         uuid=gpu.uuid,

@@ -126,7 +126,7 @@ def _nodes(report: JobReport) -> Iterator[str]:
             yield _line(record.node, *(_gpu(gpu, median) for gpu in record.gpus))
         for finding in record.findings[:FINDINGS_SHOWN]:
             where = f" {finding.pci}" if finding.pci else ""
-            yield f"  {record.node}{where}: {finding.check} ({finding.level}) while the job ran"
+            yield f"  {record.node}{where}: {finding.check} ({finding.level}) while the job ran: not counted against you"
     if len(report.records) > len(shown):
         yield f"  and {len(report.records) - len(shown)} more nodes (--json has each)"
 

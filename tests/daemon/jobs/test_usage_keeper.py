@@ -36,7 +36,7 @@ def test_a_job_has_one_record_with_its_sums(stage: Stage) -> None:
     assert (record.alloc_seconds, gpu.seen_seconds, gpu.gap_seconds) == (100, 100, 0)
     assert (gpu.busy_seconds, gpu.energy_joules, gpu.memory_max_bytes) == (50, 10_000, 1 << 30)
     assert (gpu.gres_index, gpu.minor, gpu.pci, gpu.shared) == (0, 0, nodes.ADDRESSES[0], False)
-    assert [path.name for path in (stage.state_dir / "usage").iterdir()] == [f"7-{UNIX + 1000:.0f}.json"]
+    assert [path.name for path in (stage.state_dir / "usage").glob("*.json")] == [f"7-{UNIX + 1000:.0f}.json"]
 
 
 def test_the_record_is_there_from_the_first_second_and_written_each_minute(stage: Stage) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from fairlead import __version__
 from fairlead.config import Document
@@ -238,7 +238,12 @@ class UsageKeeper:
         self._earlier.clear()
 
     def _write_lost(self, name: str, record: UsageRecord) -> None:
-        self._files.write({name: encoded(usage_sums.lost(record))}, sync=False)
+        self._write_files({name: usage_sums.lost(record)}, sync=False)
+
+    def _write_files(self, records: Mapping[str, UsageRecord], *, sync: bool) -> bool:
+        """Write records into the files of these names. Only the owner of a job may read its record."""
+        readers = {name: record.uid for name, record in records.items() if record.uid}
+        return self._files.write({name: encoded(record) for name, record in records.items()}, readers=readers, sync=sync)
 
     # -- readings ------------------------------------------------------------------------------------------------------------
 
@@ -304,7 +309,7 @@ class UsageKeeper:
             if not kept.final:
                 kept.usage = usage_sums.passed(kept.usage, boot=boot, unix=unix)
         final = 0 < sum(kept.final for kept in due) <= SYNCED_MAX
-        if self._files.write({kept.name: encoded(kept.usage.record) for kept in due}, sync=final):
+        if self._write_files({kept.name: kept.usage.record for kept in due}, sync=final):
             for kept in due:
                 kept.written_at = boot
         over = [key for key, kept in self._kept.items() if kept.final]
