@@ -140,6 +140,17 @@ def lay_out_admin(root: Path, source: Path, wheels: Iterable[Path], stated: dict
     write(root, f"{HOME}/site/fairlead-admin.pth", f"/{HOME}/admin\n")
     write(root, f"{HOME}/bin/ansible-playbook", (OURS / "ansible-playbook").read_bytes(), 0o755)
     write(root, "etc/fairlead/site.toml", (OURS / "site.toml").read_bytes())
+    _controller(root, source)
     own = (source / "LICENSE").read_text()
     write(root, "usr/share/doc/fairlead-admin/copyright", copyright_text(folder, stated, own))
     write(root, "usr/share/licenses/fairlead-admin/LICENSE", own)
+
+
+def _controller(root: Path, source: Path) -> None:
+    """Lay out what the controller needs: the units, and examples of the site's own programs."""
+    for folder in ("controller", "idle"):
+        for path in sorted((source / "slurm" / folder).iterdir()):
+            if path.name.startswith("fairlead-"):
+                write(root, f"usr/lib/systemd/system/{path.name}", path.read_bytes())
+            else:
+                write(root, f"usr/share/fairlead/idle/{path.name}", path.read_bytes(), 0o755)

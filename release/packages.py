@@ -47,7 +47,8 @@ TEXTS = {
     "`fairlead provision` on the admin host writes the node's document and enables the units.",
     "fairlead-admin": "Keeps the GPU nodes of a Slurm cluster tuned, from the admin host.\n"
     "This package has what `fairlead provision`, `plan` and `maintain` need: ansible-core, ansible-runner,\n"
-    "ClusterShell and rich.",
+    "ClusterShell and rich. It has the units of `fairlead collect` and `fairlead idle` for the controller too,\n"
+    "and enables none.",
 }
 LICENCES = {
     "fairlead": "Apache-2.0 AND BSD-3-Clause AND BSD-2-Clause",

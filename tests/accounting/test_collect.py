@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fairlead.cli import main
+from fairlead.controller.job_store import JobStore
+from fairlead.jobs.job_run import SACCT_COLUMNS
 from fairlead.jobs.jobstats_payload import decoded
+from fairlead.jobs.node_rows import SINFO, sacctmgr_words
 from fairlead.jobs.usage_record import encoded
 from tests.accounting import readers
 from tests.jobs.job_reports import record_of
 from tests.lab.accounting import OPERATOR, admin_comment, backdate, query, set_admin_comment, wait_in_database
 from tests.lab.cluster import Cluster
+from tests.lab.pause import pause
+from tests.lab.roots import USER
 
 pytestmark = [pytest.mark.root, pytest.mark.slurm, pytest.mark.slow]
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,12 +57,12 @@ class Site:
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout), done.stderr
 
-    def record(self, job: int, node: str, count: int = 2, **changes: Any) -> None:
-        """Have the node keep a record of an ended job, with the times of Slurm."""
+    def record(self, job: int, node: str, count: int = 2, *, last: bool = False, **changes: Any) -> None:
+        """Have the node keep a record of an ended job, with the times of Slurm. last: those of its last run."""
         text = self.slurm.run(
-            ["/usr/bin/sacct", "-n", "-P", "-X", "-o", "start,end", "-j", str(job)], env={"SLURM_TIME_FORMAT": "%s"}
+            ["/usr/bin/sacct", "-n", "-P", "-X", "-D", "-o", "start,end", "-j", str(job)], env={"SLURM_TIME_FORMAT": "%s"}
         ).stdout
-        begin, end = (float(word) for word in text.split()[0].split("|"))
+        begin, end = (float(word) for word in sorted(text.split())[-1 if last else 0].split("|"))
         made = record_of(
             node,
             end - begin,
@@ -118,6 +126,98 @@ def test_jobstats_reads_what_a_round_writes(site: Site) -> None:
     readers.job_defense_shield(site.slurm, job)
 
 
+def test_records_of_running_jobs_come_into_the_folder_of_the_idle_program(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, state = site.folder / "running", site.folder / "idle"
+    job = site.slurm.submit("#!/bin/sh\nsleep 300\n", "-wn1", "--gres=gpu:2", "--time=10")
+    site.slurm.wait_job(job, "RUNNING")
+    try:
+        now = time.time()
+        open_ = {"end_unix": None, "end_boot": None, "ended_by": "", "begin_unix": now - 60, "written_unix": now, "uid": None}
+        (site.folder / "n1/usage").mkdir(parents=True)
+        (site.folder / f"n1/usage/{job}-100.json").write_bytes(encoded(record_of("n1", 60.0, 2, job=job, **open_)))
+        done, said = site.collect("--running", str(folder))
+        assert done["records"] == 1 and [path.name for path in folder.iterdir()] == [f"{job}-n1.json"], said
+        words = ["idle", "observe", "--from", str(folder), "--state", str(state), "--bin-dir", str(site.slurm.bin), "--json"]
+        assert main(words) == 0
+        found = json.loads(capsys.readouterr().out)
+        (row,) = [row for row in found["rows"] if row["job"] == job]
+        assert (found["nodes_fresh"], row["gpus"], row["judged"]) == (1, 2, "unknown")
+        shutil.rmtree(site.folder / "n1")
+        done, said = site.collect("--running", str(folder))
+        assert done["records"] == 0 and list(done["without"]) == ["n1"]
+        assert [path.name for path in folder.iterdir()] == [f"{job}-n1.json"], "its own times say how old it is"
+    finally:
+        site.slurm.run(["/usr/bin/scancel", str(job)])
+        site.slurm.wait_job(job)
+    assert site.collect("--running", str(folder))[0]["removed"] == 1
+    assert list(folder.iterdir()) == []
+
+
+def usage(*words: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    assert main(["usage", *words, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_the_store_and_a_folder_give_the_same_figures(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """Jobs of sbatch and of srun, a running job, and a node that was drained, all told by real Slurm."""
+    slurm = site.slurm
+    job = site.ended("-N2", "--gres=gpu:2", seconds=3600)
+    for node in ("n1", "n2"):
+        site.record(job, node)
+    slurm.run(["/usr/bin/srun", "--chdir=/tmp", "--gres=gpu:1", "-wn1", "sleep", "2"], user=USER)
+    running = slurm.submit("#!/bin/sh\nsleep 300\n", "-wn1", "--gres=gpu:1", "--time=10")
+    slurm.wait_job(running, "RUNNING")
+    wait_in_database(slurm, running, ended=False)
+    slurm.scontrol("update", "nodename=n2", "state=drain", "reason=usage")
+    deadline = time.monotonic() + 60
+    while not query(slurm, "SELECT 1 FROM lab_event_table WHERE node_name='n2'"):
+        assert time.monotonic() < deadline, "slurmdbd has no event of n2"
+        pause(time.monotonic())
+    query(slurm, "UPDATE lab_event_table SET time_start=time_start-864000 WHERE node_name='n2'")
+    try:
+        site.collect("--no-comment")
+        today = date.today()
+        period = f"{today - timedelta(12)}/{today + timedelta(1)}"
+        folder = site.folder / "recorded"
+        folder.mkdir()
+        begin = int((datetime.now() - timedelta(12)).timestamp())
+        printed = {
+            "jobs.psv": ["sacct", "-a", "-D", "-P", "-S", f"uts{begin}", f"--format={','.join(SACCT_COLUMNS)}"],
+            "nodes.psv": ["sinfo", *SINFO],
+            "events.psv": ["sacctmgr", *sacctmgr_words(f"uts{begin}", "now")],
+        }
+        for name, (program, *words) in printed.items():
+            text = slurm.run([f"/usr/bin/{program}", *words], env={"SLURM_TIME_FORMAT": "%s"}).stdout
+            (folder / name).write_text(text)
+        for node in ("n1", "n2"):
+            if (site.folder / node).is_dir():
+                shutil.copytree(site.folder / node, folder / node)
+        source = ["--store", str(site.folder / "store"), "--running", "/no/such/folder", "--bin-dir", str(slurm.bin)]
+        for words in ([], ["--by", "user"], ["--by", "partition"]):
+            stored = usage(period, *words, *source, capsys=capsys)
+            recorded = usage(period, *words, "--from", str(folder), capsys=capsys)
+            stored.pop("mistakes")
+            assert recorded.pop("mistakes") == []
+            for each in (stored, recorded):
+                assert each["mix_seconds"]["interactive"] >= 2 and each["mix_seconds"]["batch"] >= 4 * 3600
+                assert each["sum"]["available_seconds"] < each["sum"]["capacity_seconds"] - 8 * 10 * 86400 + 60
+            assert same(stored, recorded)
+    finally:
+        slurm.scontrol("update", "nodename=n2", "state=resume")
+        slurm.run(["/usr/bin/scancel", str(running)])
+        slurm.wait_job(running)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal, but for the running job, which gets older between two calls."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == pytest.approx(other, rel=0.01, abs=60)) if isinstance(one, float) else bool(one == other)
+
+
 def test_a_comment_of_somebody_else_stays(site: Site) -> None:
     job = site.ended("-wn1", "--gres=gpu:2", seconds=3600)
     set_admin_comment(site.slurm, job, "site: kept", user=OPERATOR)
@@ -139,6 +239,25 @@ def test_sacctmgr_of_22_05_is_never_used(site: Site) -> None:
     assert "22.05" in said and "AdminComment" in said
     assert admin_comment(site.slurm, job) == ""
     assert "22.05" not in site.collect()[1]
+
+
+def test_a_job_that_is_requeued_at_once_has_two_runs_with_a_record_each(site: Site) -> None:
+    job = site.ended("-wn1", "--gres=gpu:1", seconds=7200)
+    query(site.slurm, f"UPDATE lab_job_table SET time_end=time_start+600 WHERE id_job={job}")
+    site.record(job, "n1", 1)
+    columns = [row[0] for row in query(site.slurm, "SHOW COLUMNS FROM lab_job_table")]
+    names = ", ".join(f"`{name}`" for name in columns if name != "job_db_inx")
+    later = names.replace("`time_start`", "time_end+130").replace("`time_end`", "time_end+4000")
+    later = later.replace("`time_submit`", "time_submit+1").replace("`time_eligible`", "time_end+130")
+    query(site.slurm, f"INSERT INTO lab_job_table ({names}) SELECT {later} FROM lab_job_table WHERE id_job={job}")
+    site.record(job, "n1", 1, last=True)
+    site.collect("--no-comment")
+    with JobStore(str(site.folder / "store"), write=False) as store:
+        runs = store.runs_of(str(job))
+        assert len(runs) == 2
+        for each in runs:
+            (record,) = store.records(each.run)
+            assert record.begin_unix == each.run.begin_unix
 
 
 def test_tasks_of_an_array_are_written_one_by_one(site: Site) -> None:
@@ -167,8 +286,6 @@ def test_a_missing_node_is_named_and_asked_again(site: Site) -> None:
     counted, said = site.collect()
     assert "n2" not in said and counted["asked"] == 0  # it is asked again after a minute
     site.record(job, "n2")
-    from fairlead.controller.job_store import JobStore
-
     with JobStore(str(site.folder / "store"), write=True) as store, store.changes() as db:
         db.execute("UPDATE run SET due_unix = 0")
     site.collect()
@@ -215,8 +332,6 @@ def test_a_round_that_is_killed_is_continued(site: Site) -> None:
         time.sleep(seconds)
         process.kill()
         process.wait()
-    from fairlead.controller.job_store import JobStore
-
     with JobStore(str(site.folder / "store"), write=True) as store, store.changes() as db:
         db.execute("UPDATE run SET due_unix = 0 WHERE due_unix IS NOT NULL")
     site.collect()

@@ -16,6 +16,7 @@ from fairlead.cli import main
 from fairlead.cli.usage_page import page
 from fairlead.cli.usage_period import period
 from fairlead.cli.usage_report import chosen, report
+from fairlead.controller.job_store import JobStore
 from fairlead.controller.records_folder import Recorded, read_folder
 from fairlead.errors import UsageError
 from fairlead.jobs.cost_and_energy import UsageOptions
@@ -167,6 +168,53 @@ def test_what_is_wrong_in_the_folder_is_named_and_not_counted(folder: Path, caps
         assert words in said.err
     assert "\x1b" not in said.err
     assert "1,344.0" in said.out
+
+
+def as_store(folder: Path) -> str:
+    """The store of a collector that has taken up the jobs and records of a folder."""
+    found = read_folder(str(folder))
+    store = folder.parent / "store"
+    with JobStore(str(store), write=True) as made:
+        made.add_runs(found.runs, 0)
+        for run in found.runs:
+            made.put_records(run, [record for _, record in found.records if record.job == run.job], [])
+    return str(store)
+
+
+def test_the_store_and_a_folder_give_the_same_figures(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in sorted(folder.glob("1*.json"))[:4]:
+        path.unlink()  # nodes that gave no record
+    (folder / "nodes.psv").unlink()
+    (folder / "events.psv").unlink()
+    nobody = ["--bin-dir", "/no/such/folder", "--running", "/no/such/folder"]
+    for words in ([WHOLE, "--by", "account"], [LATER, "--by", "user", "--nodelist", "n1"], [f"{BEFORE}/{BEFORE + timedelta(3)}"]):
+        said = []
+        for source in (["--from", str(folder)], ["--store", as_store(folder), *nobody]):
+            assert main(["usage", *words, *source, "--json"]) == 0
+            said.append(json.loads(capsys.readouterr().out))
+        assert said[1].pop("mistakes") and not said[0].pop("mistakes")
+        assert said[0] == said[1]
+        assert said[0]["sum"]["jobs"] and said[0]["mix_seconds"]["batch"]
+
+
+def test_what_slurm_does_not_say_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--store", as_store(folder), "--bin-dir", "/no/such/folder", "--running", "/no/such/folder"]
+    assert main(["usage", WHOLE, *words]) == 0
+    said = capsys.readouterr()
+    for what in ("running jobs are not counted", "the capacity is not known", "the time out of service is not known"):
+        assert what in said.err
+    assert "the store begins on" in said.err and "capacity    not known" in said.out
+    assert main(["usage", "2024-10", "--store", str(folder)]) == 66
+    assert "there is no store" in capsys.readouterr().err
+
+
+def test_only_nodes_of_the_sites_classes_are_counted(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    site = tmp_path / "site.toml"
+    words = ["usage", WHOLE, "--store", as_store(folder), "--bin-dir", "/no/such/folder", "--site", str(site), "--json"]
+    for nodes, jobs in (("n[1-4]", 28), ("n[2-4]", 0)):
+        site.write_text(f'schema = 1\n[classes.gpu]\nnodes = "{nodes}"\nprofile = "hgx-h100"\n')
+        assert main(words) == 0
+        assert json.loads(capsys.readouterr().out)["sum"]["jobs"] == jobs
 
 
 def test_only_some_nodes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,6 +33,41 @@ def test_it_cannot_set_the_clock_all_the_same() -> None:
     assert "CAP_SYS_TIME" not in kept and "CAP_SYSLOG" in kept and "~" not in kept
 
 
+ON_CONTROLLER = sorted((UNIT.parents[4] / "slurm").glob("[ci]*/fairlead-*"))
+
+
+def test_the_idle_program_has_no_way_to_the_nodes() -> None:
+    """The account with the ssh key pulls, and the account that may tell and act reads what was pulled, by its group."""
+    units = {path.name: path.read_text() for path in ON_CONTROLLER}
+    assert {"fairlead-collect.timer", "fairlead-running.service", "fairlead-idle.service", "fairlead-idle.timer"} <= set(units)
+    pulls, tells = units["fairlead-running.service"].splitlines(), units["fairlead-idle.service"].splitlines()
+    assert {"User=fairlead", "Group=fairlead-idle", "StateDirectoryMode=0750", "UMask=0027"} <= set(pulls)
+    assert {"User=fairlead-idle", "Wants=fairlead-running.service", "ProtectSystem=strict"} <= set(tells)
+    assert not [line for line in tells if line.startswith(("SupplementaryGroups", "ReadWritePaths"))]
+
+
+@pytest.mark.root
+@pytest.mark.slurm
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="needs root and unshare")
+@pytest.mark.parametrize("suite", ["bookworm", "trixie", "forky"])
+def test_systemd_of_each_release_accepts_the_units_of_the_controller(suite: str, tmp_path: Path) -> None:
+    units = tmp_path / "units"
+    units.mkdir()
+    for path in ON_CONTROLLER:
+        text = path.read_text().replace("/opt/fairlead/current/bin/fairlead", "/bin/true")  # systemd wants it to exist
+        (units / path.name).write_text(text)
+    root = roots.root(suite)
+    inside = f'mount --bind "{units}" "{root}/mnt" && mount -t proc proc "{root}/proc" && exec chroot "{root}" "$@"'
+    files = [f"/mnt/{path.name.replace('@.', '@1.')}" for path in ON_CONTROLLER]
+    (units / "fairlead-job@1.service").symlink_to("fairlead-job@.service")
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", inside, "sh", "systemd-analyze", "verify", "--man=no", *files],
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert not [line for line in done.stderr.splitlines() if "fairlead" in line], done.stderr
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.root
 @pytest.mark.slurm
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="needs root and unshare")

@@ -11,6 +11,7 @@ from fairlead.controller.idle_journal import IdleJournal
 from fairlead.controller.idle_program import IdleProgram, IdleRun
 from fairlead.jobs.idle_rule import IdleOptions, RunningJob
 from fairlead.jobs.idle_stages import IdleEvent
+from fairlead.jobs.usage_record import UsageRecord
 from tests.jobs.idle_fleet import BEGIN, Played
 
 ACT = IdleOptions(mode="act", signed_off="2026-11-01", act_command="/bin/true", act_partitions=("gpu",), channel="/bin/true")
@@ -78,13 +79,14 @@ def poll(
     journal: IdleJournal | None = None,
     switches: Sequence[str] = (),
     dry_run: bool = False,
+    records: Sequence[UsageRecord] | None = None,
 ) -> IdleRun:
-    """One run of the program, so many seconds after the begin of the jobs."""
+    """One run of the program, so many seconds after the begin of the jobs. records: in place of those of the jobs."""
     return IdleProgram(
         options=options,
         folder=str(folder / "state"),
         running=lambda: [each.job for each in played],
-        records=lambda: [each.record(seconds) for each in played],
+        records=lambda: [each.record(seconds) for each in played] if records is None else records,
         channel=channel,
         act=FileAct(channel),  # type: ignore[arg-type]
         journal=journal,

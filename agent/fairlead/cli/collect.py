@@ -4,6 +4,8 @@ Without options, the command does one round: it asks slurmdbd which jobs have en
 records, keeps them in the store, and writes AdminComment where it is empty or fairlead's own. A timer of systemd does that each
 minute.
 
+--running pulls the newest records of running GPU jobs into a folder, where `fairlead idle` reads them, and does nothing else.
+
 --from merges recorded records without Slurm, and prints what would be written. DIR has the usage records (*.json) and jobs.psv:
   F=JobIDRaw,JobID,UID,User,Account,Partition,QOS,State,Start,End
   F=$F,TimelimitRaw,NCPUS,AllocTRES,NodeList
@@ -16,11 +18,12 @@ import argparse
 import os
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from fairlead import config
+from fairlead.cli.controller_paths import RUNNING, SITE, STORE
 from fairlead.cli.output import print_json
 from fairlead.cli.slurm_options import add_bin_dir
 from fairlead.config import Site
@@ -28,8 +31,8 @@ from fairlead.config.site import AnsibleOptions
 from fairlead.errors import ExitCode, HostError, InputMissing, UsageError, next_step
 from fairlead.model.plain_text import one_line
 
-SITE = "/etc/fairlead/site.toml"
-STORE = "/var/lib/fairlead-collect"
+if TYPE_CHECKING:
+    from fairlead.controller.record_pull import NodeRecords
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -41,6 +44,14 @@ def register(parser: argparse.ArgumentParser) -> None:
         "--dry-run", action="store_true", help="change nothing: say which jobs have ended and which nodes would be asked"
     )
     parser.add_argument("--no-comment", action="store_true", help="keep the records, and write no AdminComment")
+    parser.add_argument(
+        "--running",
+        nargs="?",
+        const=RUNNING,
+        default="",
+        metavar="DIR",
+        help=f"pull the newest records of running GPU jobs into DIR ({RUNNING}), and do nothing else",
+    )
     parser.add_argument("--backup", metavar="FILE", default="", help="write a copy of the store to FILE, and do nothing else")
     parser.add_argument(
         "--erase-user", type=int, metavar="UID", help="remove all that the store has of a user, and do nothing else"
@@ -64,6 +75,8 @@ def run(args: argparse.Namespace) -> ExitCode:
         return _write_units(args.units, dry_run=args.dry_run)
     if args.folder:
         return _from_folder(args)
+    if args.running:
+        return _running(args)
     if args.backup or args.erase_user is not None:
         return _one_task(args)
     return _dry_run(args) if args.dry_run else _round(args)
@@ -76,11 +89,9 @@ def say(text: str) -> None:
 def _round(args: argparse.Namespace) -> ExitCode:
     from fairlead.controller.collection import Collection
     from fairlead.controller.job_store import JobStore
-    from fairlead.provision.record_ssh import SshRecords
 
     site = _site(args)
-    ansible = site.ansible if site is not None else AnsibleOptions(user="")
-    source = SshRecords(ansible, program=args.ssh, seconds=args.timeout)
+    source = _source(args, site)
     with JobStore(args.store, write=True) as store:
         collection = Collection(
             store, _accounting(args), source, say=say, nodes=_nodes(site), days=args.days, write=not args.no_comment
@@ -93,6 +104,40 @@ def _round(args: argparse.Namespace) -> ExitCode:
             f"{done.found} jobs have ended; {done.asked} asked for, {done.complete} complete; {done.records} records,"
             f" {done.set_aside} set aside; AdminComment: {done.written} written, {done.foreign} of others left"
         )
+    return ExitCode.OK
+
+
+def _source(args: argparse.Namespace, site: Site | None) -> NodeRecords:
+    from fairlead.provision.record_ssh import SshRecords
+
+    ansible = site.ansible if site is not None else AnsibleOptions(user="")
+    return SshRecords(ansible, program=args.ssh, seconds=args.timeout)
+
+
+def _running(args: argparse.Namespace) -> ExitCode:
+    from fairlead.controller.running_jobs import running_jobs
+    from fairlead.controller.running_pull import pull_running
+    from fairlead.model.nodelist import fold
+    from fairlead.slurm.scontrol import Scontrol
+
+    site = _site(args)
+    jobs = running_jobs(Scontrol(conf=args.slurm_conf, bin_dir=args.bin_dir, deadline_seconds=30.0))
+    if args.dry_run:
+        nodes = {node for job in jobs for node in job.nodes} & (_nodes(site) or {node for job in jobs for node in job.nodes})
+        print(f"{len(jobs)} running jobs with GPUs; would ask {fold(nodes) or 'no node'}; nothing was asked or written")
+        return ExitCode.OK
+    done = pull_running(args.running, jobs, _source(args, site), _nodes(site))
+    if args.json:
+        print_json(msgspec.to_builtins(done))
+        return ExitCode.OK
+    print(
+        f"{done.jobs} running jobs with GPUs on {done.nodes} nodes; {done.records} records; {done.removed} of ended jobs removed"
+    )
+    of_why: dict[str, list[str]] = {}
+    for node, why in done.without.items():
+        of_why.setdefault(why, []).append(node)
+    for why, names in list(of_why.items())[:20]:
+        say(f"{fold(names)}: {why}")
     return ExitCode.OK
 
 
@@ -150,7 +195,8 @@ def _write_units(folder: str, *, dry_run: bool) -> ExitCode:
     from fairlead import assets
     from fairlead.host.atomic_file import write_file
 
-    for source in sorted((assets.directory("slurm") / "controller").iterdir()):
+    slurm = assets.directory("slurm")
+    for source in (*sorted((slurm / "controller").iterdir()), *sorted((slurm / "idle").glob("fairlead-*"))):
         path = os.path.join(folder, source.name)
         try:
             if not dry_run:
@@ -193,7 +239,5 @@ def _site(args: argparse.Namespace) -> Site | None:
 
 
 def _nodes(site: Site | None) -> frozenset[str] | None:
-    """Return the nodes that have an agent: those of the site's classes. None if there is no site."""
-    from fairlead.model.nodelist import expand
-
-    return frozenset(node for each in site.classes for node in expand(each.nodes)) if site is not None else None
+    """Return the nodes that have an agent, or None if that is not declared."""
+    return site.nodes_with_agent() if site is not None else None

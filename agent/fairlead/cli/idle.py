@@ -4,8 +4,9 @@ fairlead idle observe   judge all running jobs with GPUs, list them, tell nobody
 fairlead idle run       the same, then the next step of each idle job, as far as idle.mode in site.toml goes
 fairlead idle list      what the journal has of the last days: who would have been told, who was told, what became of it
 
-A timer on the controller runs it every 10 minutes. A job is idle only by several signals over a whole window, never by power, and
-never by a value that is missing. The files /etc/fairlead/disabled and /etc/fairlead/idle-disabled stop every message and act.
+A timer on the controller runs it every 10 minutes, after `fairlead collect --running` has pulled the newest usage records. A job
+is idle only by several signals over a whole window, never by power, and never by a value that is missing. The files
+/etc/fairlead/disabled and /etc/fairlead/idle-disabled stop every message and act.
 Exit codes: 0, 3 if a doubt kept the program from doing anything, 75 if slurmctld does not answer.
 """
 
@@ -16,6 +17,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
+from fairlead.cli.controller_paths import RUNNING, SITE
 from fairlead.cli.output import columns, print_json
 from fairlead.cli.slurm_options import add_bin_dir
 from fairlead.errors import ExitCode, InputMissing, SlurmUnavailable, UsageError
@@ -25,15 +27,14 @@ if TYPE_CHECKING:
     from fairlead.jobs.idle_rule import IdleOptions
     from fairlead.jobs.idle_stages import IdleEvent
 
-SITE = "/etc/fairlead/site.toml"
 STATE = "/var/lib/fairlead/idle"
 
 
 def register(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("action", choices=("observe", "run", "list"), help="what to do")
-    records = "the folder with the newest usage records of running jobs (*.json)"
-    add("--from", dest="folder", metavar="DIR", default="", help=f"{records}; its jobs.psv, if there is one, lists the jobs")
+    records = f"the folder with the newest usage records of running jobs ({RUNNING}, which `fairlead collect --running` fills)"
+    add("--from", dest="folder", metavar="DIR", default=RUNNING, help=f"{records}; its jobs.psv, if there is one, lists the jobs")
     add("--state", metavar="DIR", default=STATE, help=f"the folder of the journal and of the last readings ({STATE})")
     add("--site", metavar="FILE", default="", help=f"the site with [idle] ({SITE})")
     add("--days", type=int, default=1, metavar="N", help="list: the last N days (1)")
@@ -47,10 +48,8 @@ def run(args: argparse.Namespace) -> ExitCode:
     options = site_options(args.site)
     if args.action == "list":
         return _list(args)
-    if not args.folder:
-        raise UsageError("--from DIR is needed: the folder with the usage records of running jobs")
     if not os.path.isdir(args.folder):
-        raise InputMissing(f"{args.folder}: no such folder")
+        raise InputMissing(f"{args.folder}: no such folder", hint="`fairlead collect --running` fills it, on the controller")
     if args.action == "observe":
         import msgspec
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from fairlead.cli.controller_paths import SITE, STORE
 from fairlead.cli.output import columns, print_json
 from fairlead.cli.slurm_options import add_bin_dir
 from fairlead.controller.job_service import PORT, REPORTS_MAX, JobAnswer, JobQuestion
@@ -32,8 +33,6 @@ from fairlead.model.plain_text import one_line
 if TYPE_CHECKING:
     from fairlead.slurm.scontrol import Scontrol
 
-STORE = "/var/lib/fairlead-collect"
-SITE = "/etc/fairlead/site.toml"
 PROGRAM = "/opt/fairlead/current/bin/fairlead"
 USER = "fairlead"  # runs the service on the controller
 ENVIRONMENT = "FAIRLEAD_CONTROLLER"

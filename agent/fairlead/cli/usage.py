@@ -1,13 +1,14 @@
 """Show how GPUs were used in a period: allocated, busy and SM-active, with coverage, idle time, energy, cost and carbon.
 
-fairlead usage week --from DIR                      the last whole week, over all jobs
-fairlead usage 2026-10 --by account --from DIR      a month, with a row for each account
-fairlead usage 2026-10 --from DIR --html FILE       the same as one page with plots, which loads nothing
-fairlead usage --compare 2026-08 2026-10 --from DIR   what a claim "before and after" has to show
+fairlead usage week                            the last whole week, over all jobs
+fairlead usage 2026-10 --by account            a month, with a row for each account
+fairlead usage 2026-10 --html FILE             the same as one page with plots, which loads nothing
+fairlead usage --compare 2026-08 2026-10       what a claim "before and after" has to show
 
-DIR has usage records (*.json), jobs.psv (sacct), and may have nodes.psv (sinfo) and events.psv (sacctmgr). The figures are those
-of the definition busy/1. What is not known is left out with the reason, and is never 0. A comparison that lacks a condition is
-refused with exit code 65, and each condition is named.
+The jobs are those of the store of `fairlead collect`, on the controller. Capacity, time out of service and running jobs come from
+sinfo, sacctmgr and squeue. With --from, all of this comes from DIR: usage records (*.json), jobs.psv (sacct), nodes.psv (sinfo)
+and events.psv (sacctmgr). The figures are those of the definition busy/1. What is not known is left out with the reason, and is
+never 0. A comparison that lacks a condition is refused with exit code 65, and each condition is named.
 """
 
 from __future__ import annotations
@@ -16,18 +17,21 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import date
 from typing import TYPE_CHECKING
 
+from fairlead.cli.controller_paths import RUNNING, SITE, STORE
+from fairlead.cli.slurm_options import add_bin_dir
 from fairlead.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from fairlead.cli.usage_report import UsageReport
+    from fairlead.config import Site
+    from fairlead.controller.records_folder import Recorded
     from fairlead.jobs.allocations import Allocation
-    from fairlead.jobs.cost_and_energy import UsageOptions
+    from fairlead.jobs.busy_definition import Period
 
-SITE = "/etc/fairlead/site.toml"
 KEYS = ("user", "account", "partition")
 
 
@@ -35,12 +39,18 @@ def register(parser: argparse.ArgumentParser) -> None:
     from fairlead.cli.usage_period import FORMS
 
     parser.add_argument("period", nargs="?", default="week", metavar="PERIOD", help=f"{FORMS} (default: week)")
-    parser.add_argument("--from", dest="folder", required=True, metavar="DIR", help="the folder with the records and jobs.psv")
+    parser.add_argument("--store", metavar="DIR", default=STORE, help="the store of `fairlead collect` (%(default)s)")
+    parser.add_argument("--running", metavar="DIR", default=RUNNING, help="the newest records of running jobs (%(default)s)")
+    parser.add_argument("--from", dest="folder", default="", metavar="DIR", help="read the records and jobs.psv in DIR instead")
     parser.add_argument("--by", choices=KEYS, help="add a row for each user, account or partition")
     parser.add_argument("--nodelist", default="", metavar="NODELIST", help="count only these nodes: gpu[001-064]")
     parser.add_argument("-p", "--partition", default="", metavar="NAME", help="count only jobs and nodes of this partition")
     parser.add_argument("--compare", nargs=2, metavar="PERIOD", help="compare two periods, or say what is missing")
     parser.add_argument("--site", metavar="FILE", default="", help=f"the site with prices and factors, [usage] ({SITE})")
+    parser.add_argument(
+        "--slurm-conf", default="", metavar="FILE", help="the slurm.conf to use, where Slurm's commands do not find it"
+    )
+    add_bin_dir(parser)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print one JSON document")
     form.add_argument("--csv", action="store_true", help="print the rows of --by as CSV, the sum in the last row")
@@ -51,7 +61,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     from fairlead.cli import usage_report, usage_text
     from fairlead.cli.output import print_json
     from fairlead.cli.usage_period import period
-    from fairlead.controller.records_folder import read_folder
+    from fairlead.jobs.cost_and_energy import UsageOptions
 
     if args.compare and (args.by or args.csv or args.html):
         raise UsageError("--compare has no --by, --csv and --html")
@@ -62,9 +72,11 @@ def run(args: argparse.Namespace) -> ExitCode:
 
         refuse_existing(args.html)
     nodes = _nodes(args.nodelist)
-    options = site_options(args.site)
-    folder = read_folder(args.folder)
-    input_ = usage_report.chosen(folder, nodes, args.partition, now)
+    site = _site(args.site)
+    options = site.usage if site is not None else UsageOptions()
+    if not args.folder and site is not None and (with_agent := site.nodes_with_agent()) is not None:
+        nodes = with_agent if nodes is None else nodes & with_agent  # the store has no other node
+    input_ = usage_report.chosen(_recorded(args, periods), nodes, args.partition, now)
     usage_text.warn(input_.mistakes, sys.stderr)
     if args.compare:
         found = usage_report.comparison(input_, periods[0], periods[1], now)
@@ -107,9 +119,22 @@ def _nodes(nodelist: str) -> frozenset[str] | None:
         raise UsageError(f"--nodelist: {e}") from None
 
 
-def site_options(file: str) -> UsageOptions:
-    """Return [usage] of the site's file, or no price and no factor where there is no such file. Raises ConfigError."""
-    from fairlead import config
-    from fairlead.jobs.cost_and_energy import UsageOptions
+def _recorded(args: argparse.Namespace, periods: Sequence[Period]) -> Recorded:
+    """Return what the folder, or the store and Slurm, have of these periods."""
+    if args.folder:
+        from fairlead.controller.records_folder import read_folder
 
-    return config.load_site(file or SITE).usage if file or os.path.exists(SITE) else UsageOptions()
+        return read_folder(args.folder)
+    from fairlead.controller.store_usage import read_store
+    from fairlead.slurm.scontrol import Scontrol
+
+    client = Scontrol(conf=args.slurm_conf, bin_dir=args.bin_dir, deadline_seconds=60.0)
+    begin, end = min(each.begin_unix for each in periods), max(each.end_unix for each in periods)
+    return read_store(args.store, client, begin, end, running=args.running)
+
+
+def _site(file: str) -> Site | None:
+    """Return the site, or None where there is no such file. Raises ConfigError."""
+    from fairlead import config
+
+    return config.load_site(file or SITE) if file or os.path.exists(SITE) else None

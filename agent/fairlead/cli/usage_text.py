@@ -58,8 +58,8 @@ def row_cells(name: str, sums: Ladder) -> tuple[str, ...]:
 
 def figure_rows(sums: Ladder) -> list[tuple[str, ...]]:
     """Return the ladder as rows: figure, GPU-hours, part of what."""
-    no_nodes = "not known: nodes.psv is missing"
-    no_events = "not known: events.psv is missing" if sums.capacity is not None else no_nodes
+    no_nodes = "not known: neither sinfo nor nodes.psv says it"
+    no_events = "not known: neither sacctmgr nor events.psv says it" if sums.capacity is not None else no_nodes
     rows = [
         ("capacity", hours(sums.capacity) if sums.capacity is not None else no_nodes, ""),
         ("available", hours(sums.available) if sums.available is not None else no_events, ""),

@@ -43,6 +43,7 @@ from fairlead.errors import ConfigError, InputMissing
 from fairlead.jobs.advice import AdviceOptions
 from fairlead.jobs.cost_and_energy import UsageOptions
 from fairlead.jobs.idle_rule import IdleOptions
+from fairlead.model.nodelist import expand
 from fairlead.model.profile_files import Profile
 
 Options = TypeVar("Options", bound=Struct)
@@ -116,6 +117,10 @@ class Site(Struct, frozen=True, kw_only=True):
     usage: UsageOptions = UsageOptions()
     advice: AdviceOptions = AdviceOptions()
     idle: IdleOptions = IdleOptions()
+
+    def nodes_with_agent(self) -> frozenset[str] | None:
+        """Return the nodes of all classes. None if no class is declared: then any node may have an agent."""
+        return frozenset(node for each in self.classes for node in expand(each.nodes)) if self.classes else None
 
 
 def profile_names() -> tuple[str, ...]:

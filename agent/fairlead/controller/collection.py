@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from fairlead.controller.accounting import Accounting, WritesNothing
 from fairlead.controller.job_store import DAY_SECONDS, FOREIGN, JobStore, StoredRun
-from fairlead.controller.record_pull import NodeRecords, nodes_to_ask, of_nodes
+from fairlead.controller.record_pull import NodeRecords, nodes_to_ask, of_nodes, records_of_node
 from fairlead.controller.record_reader import RecordReader
 from fairlead.errors import SlurmError, SlurmUnavailable
 from fairlead.jobs.job_run import JobRun
@@ -124,7 +124,9 @@ class Collection:
         got: dict[int, list[UsageRecord]] = {}
         for nodes, jobs in nodes_to_ask(wanted):
             for node, (answer, trouble) in self._source.fetch(nodes, jobs).items():
-                for record in self._read(reader, node, answer, trouble, wanted[node]):
+                found, why = records_of_node(reader, node, answer, trouble, wanted[node])
+                self._say_once(f"node {node}", f"{node}: {why}" if why else "")
+                for record in found:
                     got.setdefault(record.job, []).append(record)
         waiting: set[str] = set()
         with self._store.changes():  # one wait for the disk, and not some thousand
@@ -138,17 +140,6 @@ class Collection:
         """Return the nodes of a run that have an agent, and no record that has ended."""
         ended = {record.node for record in records if record.end_unix is not None}
         return [node for node in run.nodes if node not in ended and (self._nodes is None or node in self._nodes)]
-
-    def _read(self, reader: RecordReader, node: str, answer: bytes, trouble: str, jobs: set[int]) -> list[UsageRecord]:
-        """Return the records of a node about these jobs. A record about another job or of another node is not used."""
-        if trouble:
-            self._say_once(f"node {node}", f"{node}: no records: {trouble}")
-            return []
-        found = reader.read(answer)
-        strange = [r for r in found.records if r.node != node or r.job not in jobs]
-        words = [*found.troubles, *(["it sent records that it was not asked for"] if strange else [])]
-        self._say_once(f"node {node}", f"{node}: {'; '.join(words)}"[:500] if words else "")
-        return [record for record in found.records if record not in strange]
 
     def _merge(self, run: JobRun, records: Sequence[UsageRecord], done: Round) -> JobReport:
         """Store the records of a run. A record of another run of the same job is left to that run."""

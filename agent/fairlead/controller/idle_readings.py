@@ -9,13 +9,11 @@ from contextlib import suppress
 
 from fairlead.errors import HostError, next_step
 from fairlead.host.atomic_file import write_atomic
-from fairlead.jobs.idle_rule import IdleOptions, RunningJob
+from fairlead.jobs.idle_rule import START_SECONDS, IdleOptions, RunningJob
 from fairlead.jobs.usage_record import BadRecord, UsageRecord, decoded, encoded
 
 _NAME = re.compile(r"poll-([0-9]{1,12})\.jsonl")
 FILE_MAX_BYTES = 1 << 30
-#: A record and Slurm's Start of the same run differ by the prolog and by the clocks of node and controller.
-START_SECONDS = 600.0
 
 
 class IdleReadings:

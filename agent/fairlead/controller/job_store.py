@@ -92,8 +92,8 @@ class JobStore:
             self._lock = None
 
     def _opened(self, write: bool) -> sqlite3.Connection:
-        if not write and not os.path.exists(self.path):
-            raise InputMissing(f"{self.path}: there is no store", hint="`fairlead collect` makes it, on the controller")
+        if not write:
+            _check_there(self.path)
         try:
             if write:
                 os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
@@ -319,6 +319,18 @@ class JobStore:
                 raise
         except (OSError, sqlite3.Error) as e:
             raise _failed(path, e) from None
+
+
+def _check_there(path: str) -> None:
+    """Raise InputMissing if there is no store, and HostError if this user may not read it."""
+    try:
+        with open(path, "rb"):
+            pass
+    except FileNotFoundError:
+        raise InputMissing(f"{path}: there is no store", hint="`fairlead collect` makes it, on the controller") from None
+    except OSError as e:
+        hint = "only root and the account that collects may read it" if isinstance(e, PermissionError) else next_step(e)
+        raise HostError(f"{path}: {e.strerror}", hint=hint) from None
 
 
 def _quoted(path: str) -> str:

@@ -1,11 +1,13 @@
-"""Chooses which nodes are asked for the records of which jobs."""
+"""Chooses which nodes are asked for the records of which jobs, and takes from an answer only what was asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
+from fairlead.controller.record_reader import RecordReader
 from fairlead.jobs.job_run import JobRun
+from fairlead.jobs.usage_record import UsageRecord
 
 JOBS_AT_ONCE = 500  # in one command line
 
@@ -35,3 +37,16 @@ def of_nodes(runs: Sequence[JobRun], missing: Mapping[int, Sequence[str]]) -> di
         for node in missing[at]:
             wanted.setdefault(node, set()).add(run.job)
     return wanted
+
+
+def records_of_node(
+    reader: RecordReader, node: str, answer: bytes, trouble: str, jobs: Collection[int]
+) -> tuple[list[UsageRecord], str]:
+    """Return the records of a node about these jobs, and in one line what was wrong, or "". A record about another job or of
+    another node is not used."""
+    if trouble:
+        return [], f"no records: {trouble}"
+    found = reader.read(answer)
+    strange = [record for record in found.records if record.node != node or record.job not in jobs]
+    words = [*found.troubles, *(["it sent records that it was not asked for"] if strange else [])]
+    return [record for record in found.records if record not in strange], "; ".join(words)[:500]

@@ -89,8 +89,8 @@ def records_of(run: JobRun, *, srun: str, program: str, conf: str, seconds: floa
     lines = done.stdout.decode("utf-8", "replace").splitlines()
     answers = from_lines(lines)
     if done.returncode and not answers:
-        said = " ".join(done.stderr.decode("utf-8", "replace").split())[-300:]
-        raise SlurmError(f"srun: {said or f'ended with {done.returncode}'}")
+        why = " ".join(done.stderr.decode("utf-8", "replace").split())[-300:]
+        raise SlurmError(f"srun: {why or f'ended with {done.returncode}'}")
     said = {found[1] for line in lines if (found := _DENIED.fullmatch(line))}
     return RunningRecords(
         records=tuple(r for node, answer in answers.items() for r in records_in(answer).records if r.node == node),

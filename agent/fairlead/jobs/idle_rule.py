@@ -18,6 +18,8 @@ from msgspec import Meta, Struct
 from fairlead.jobs.cost_and_energy import Day
 from fairlead.jobs.usage_record import GpuUsage, UsageRecord
 
+#: A record and Slurm's Start of the same run differ by the prolog and by the clocks of node and controller.
+START_SECONDS = 600.0
 MODES = ("observe", "notify", "ask", "act")
 Word = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.@:+-]{1,64}\Z")]
 Words = Annotated[tuple[Word, ...], Meta(max_length=1000)]

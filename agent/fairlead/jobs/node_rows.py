@@ -10,11 +10,16 @@ from msgspec import Struct
 from fairlead.jobs.table_rows import NO_TIME, BadRow, nodes_of, seconds_of, table_rows
 from fairlead.model.nodelist import is_name
 
-#: The words after ``sinfo`` and ``sacctmgr`` that print these tables.
+#: The words after ``sinfo`` that print the table of nodes.
 SINFO = ("-a", "-N", "-o", "%N|%P|%G")
-SACCTMGR = ("-P", "show", "event", "format=NodeName,TimeStart,TimeEnd")
 _PARTITION = re.compile(r"[A-Za-z0-9_.@:+-]{0,64}")
 _GRES = re.compile(r"gpu(?::[^:,(]+)?:([0-9]{1,5})")
+
+
+def sacctmgr_words(begin: str, end: str) -> list[str]:
+    """Return the words after ``sacctmgr`` that print the table of events. Without a start, sacctmgr prints only those since
+    yesterday (sacctmgr(1))."""
+    return ["-P", "show", "event", f"start={begin}", f"end={end}", "format=NodeName,TimeStart,TimeEnd"]
 
 
 class NodeGpus(Struct, frozen=True, kw_only=True):
@@ -51,7 +56,7 @@ def node_gpus_of(lines: Iterable[str], mistakes: list[str]) -> list[NodeGpus]:
 
 
 def node_events_of(lines: Iterable[str], mistakes: list[str]) -> list[NodeEvent]:
-    """Return the events from the lines of ``sacctmgr`` with the words of ``SACCTMGR``. Events of the whole cluster, which name no
+    """Return the events from the lines of ``sacctmgr`` with ``sacctmgr_words``. Events of the whole cluster, which name no
     node, are left out."""
     found = []
     for number, row in table_rows(lines, ("NodeName", "TimeStart", "TimeEnd"), mistakes, "sacctmgr"):

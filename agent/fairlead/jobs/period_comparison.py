@@ -79,7 +79,7 @@ def _of_side(side: Side, runs: Sequence[JobRun]) -> Iterable[str]:
         lost = f"{sums.nodes_without_record} times a node gave no record" if sums.nodes_without_record else "there are gaps"
         yield f"{name} has a coverage of {sums.coverage:.1%}, and a comparison needs {COVERAGE_MIN:.0%} ({lost})"
     if sums.capacity is None:
-        yield f"the capacity in {name} is not known: put the output of sinfo into nodes.psv"
+        yield f"the capacity in {name} is not known: sinfo has to answer, or its output has to be in nodes.psv"
     first, last = side.period.begin_unix + EDGE_SECONDS, side.period.end_unix - EDGE_SECONDS
     for words, edge in (("first", Period(side.period.begin_unix, first)), ("last", Period(last, side.period.end_unix))):
         if not any(edge.part(run.begin_unix, run.end_unix) for run in runs):

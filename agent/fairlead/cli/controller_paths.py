@@ -1,0 +1,7 @@
+"""Names the files on the controller: the site, the collector's store, and the newest records of running jobs."""
+
+from __future__ import annotations
+
+SITE = "/etc/fairlead/site.toml"
+STORE = "/var/lib/fairlead-collect"
+RUNNING = "/var/lib/fairlead-running"
