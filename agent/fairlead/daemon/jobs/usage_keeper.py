@@ -86,6 +86,7 @@ class UsageKeeper:
         self._maps = JobMapFiles(document.agent.run_dir)
         self._readings = GpuReadings()
         self._pci_by_index: dict[int, str] = {}
+        self._mapped: tuple[object, ...] = ()  # what the files for other exporters were made of
         self._loaded = False
         self._earlier: dict[Key, tuple[str, UsageRecord]] = {}  # open records of an earlier agent in this boot
         self._kept: dict[Key, Kept] = {}
@@ -286,10 +287,14 @@ class UsageKeeper:
     # -- files ---------------------------------------------------------------------------------------------------------------
 
     def _publish_map(self) -> None:
-        """Write the files for other exporters."""
+        """Write the files for other exporters if anything has changed that they are made of."""
         options = self._options
         wanted = options.gpustat_dir or options.dcgm_job_dir
         running = [kept.job for kept in self._kept.values() if kept.runs] if wanted else []
+        made_of = (options.gpustat_dir, options.dcgm_job_dir, running, self._pci_by_index)
+        if self._mapped[:-1] == made_of and self._mapped[-1] is self._readings.all and not self._maps.trouble:
+            return
+        self._mapped = (*made_of, self._readings.all)
         on_gpus = [OnGpu(job.id, job.uid, gpu) for job in running for gpu in self._gpus_of(job)]
         index = self._readings.index
         self._maps.publish(wanted_files(on_gpus, index, gpustat=options.gpustat_dir, dcgm=options.dcgm_job_dir))
