@@ -190,9 +190,7 @@ class Cluster(SlurmClients):
         (etc / "slurm.conf").write_text(conf)
         (etc / "gres.conf").write_text(slurmconf.gres_conf(self.slurm_nodes))
         v1 = bool(cpus.v1_controllers())
-        (etc / "cgroup.conf").write_text(
-            slurmconf.cgroup_conf(SUITES[self.suite], cgroup=self.cgroup, v1=v1) + self.cgroup_conf
-        )
+        (etc / "cgroup.conf").write_text(slurmconf.cgroup_conf(SUITES[self.suite], cgroup=self.cgroup, v1=v1) + self.cgroup_conf)
         if self.topology:
             (etc / "topology.conf").write_text(self.topology)
         for inside, text in self.files.items():

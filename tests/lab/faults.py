@@ -57,7 +57,7 @@ class Faults:
         """Add to a counter."""
         self._write("step", f"gpu.{_whole(gpu)}.{_word(key)}", str(int(by)))
 
-    def work(
+    def work(  # noqa: PLR0917
         self,
         gpu: int,
         load: str | Load = "busy",

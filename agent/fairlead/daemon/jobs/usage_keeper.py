@@ -7,7 +7,6 @@ record of this boot if the job record is gone. The disk may not answer: then the
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
@@ -17,7 +16,7 @@ from fairlead.daemon.jobs.blame import published
 from fairlead.daemon.jobs.job_map import OnGpu, wanted_files
 from fairlead.daemon.jobs.usage_readings import GpuReadings
 from fairlead.host import job_cgroup, log
-from fairlead.host.boot_clock import boottime
+from fairlead.host.boot_clock import both_clocks
 from fairlead.host.bounded_disk import Storage
 from fairlead.host.job_map_files import JobMapFiles
 from fairlead.host.job_records import Job, Jobs
@@ -78,7 +77,7 @@ class UsageKeeper:
     def __init__(
         self, document: Document, root: Root, boot_id: str, disk: Storage, now: Callable[[], tuple[float, float]] | None = None
     ) -> None:
-        self._now = now or (lambda: (boottime(), time.time()))
+        self._now = now or both_clocks
         self._agent_boot = self._now()[0]
         self._root = root
         self._boot_id = boot_id
