@@ -20,11 +20,8 @@ from tests.lab.wheels import admin_wheels, wheelhouse
 ROOT = Path(__file__).resolve().parents[2]
 HOME = "/var/lib/fairlead-collect"
 PROGRAM = "/opt/fairlead/current/bin/fairlead"
-#: The package as it is here, with the wheels of the host's own Python beside it.
-START = """#!/bin/sh
-exec env PYTHONPATH=/opt/fairlead/current/agent:/opt/fairlead/current/wheels PYTHONDONTWRITEBYTECODE=1 \\
-  /usr/bin/python3 -m fairlead "$@"
-"""
+PYTHON = "/opt/fairlead/current/bin/python"
+START = f"#!{PYTHON} -I\nimport sys\nfrom fairlead.cli import main\nsys.exit(main())\n"
 SITE = """schema = 1
 generation = 1
 
@@ -45,19 +42,19 @@ cat {home}/.ssh/id_ed25519.pub
 
 
 def install(host: Host, suite: str) -> None:
-    """Put fairlead under /opt/fairlead/current of a running host."""
-    folder = host.path("/opt/fairlead/current")
-    (folder / "bin").mkdir(parents=True)
-    ignored = shutil.ignore_patterns("__pycache__")
-    for name in ("agent", "slurm", "templates", "playbooks"):
-        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+    """Make /opt/fairlead/current of a running host: an environment of its own Python, with the package as it is here."""
+    host.run(["/usr/bin/python3", "-m", "venv", "--without-pip", "/opt/fairlead/current"])
+    (packages,) = host.path("/opt/fairlead/current/lib").glob("python3*/site-packages")
+    shutil.copytree(ROOT / "agent/fairlead", packages / "fairlead", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("slurm", "templates", "playbooks"):
+        shutil.copytree(ROOT / name, packages / "fairlead/_data" / name)
     cluster_shell = admin_wheels().glob("clustershell-*.whl")  # of fairlead[provision], for collect; it is Python only
     for wheel in (*wheelhouse(suite).glob("*.whl"), *cluster_shell):
         with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(folder / "wheels")
-    (folder / "bin/fairlead").write_text(START)
-    (folder / "bin/fairlead").chmod(0o755)
-    host.run(["/usr/bin/python3", "-m", "compileall", "-q", "/opt/fairlead/current/agent", "/opt/fairlead/current/wheels"])
+            archive.extractall(packages)
+    (program := host.path(PROGRAM)).write_text(START)
+    program.chmod(0o755)
+    host.run([PYTHON, "-m", "compileall", "-q", "/opt/fairlead/current/lib"])
 
 
 def set_up(rack: Rack) -> None:

@@ -46,8 +46,10 @@ def rows(say: Callable[[str], None] = lambda text: print(f"bench:   {text}", fil
             for count in NODES:
                 job = slurm.submit("#!/bin/sh\nsleep 1000\n", f"-N{count}", "--gres=gpu:8", "--time=60")
                 slurm.wait_job(job, "RUNNING")
+                begin = time.time()
                 for name in slurm.node_names:
-                    record = record_of(name, 60.0, 8, job=job, end_unix=None, end_boot=None, ended_by="")
+                    times = {"begin_unix": begin, "written_unix": begin + 60, "end_unix": None, "end_boot": None}
+                    record = record_of(name, 60.0, 8, job=job, uid=None, ended_by="", **times)
                     (lines / name).write_text("\n".join(in_lines(name, encoded(record))) + "\n")
                 say(f"asking for a job on {count} nodes")
                 asked = [_ask(slurm, bin_dir, job, count) for _ in range(ASKED)]
@@ -83,7 +85,7 @@ def _ask(slurm: Cluster, bin_dir: Path, job: int, count: int) -> tuple[float, fl
     words += ["--slurm-conf=/etc/slurm/slurm.conf", "--json", "--timeout=120"]
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     env = {**os.environ, "PYTHONPATH": str(ROOT / "agent")}
-    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=180, check=True)
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=180, check=False)
     took, after = time.monotonic() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert done.stdout.count('"schema"') >= 0 and done.stdout.count('"boot_id"') == count, done.stderr
+    assert done.stdout.count("\"boot_id\"") == count, done.stdout[-3000:] + done.stderr
     return took, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

@@ -24,7 +24,7 @@ from tests.jobs.played_node import GB, MIB, Clock, Part, PlayedJob, PlayedNode
 from tests.lab.faults import Load
 
 POLL_SECONDS = 600.0
-LASTS_SECONDS = 8400.0  # long enough for the first notice of a job that ended its work after 20 minutes
+LASTS_SECONDS = 6000.0  # long enough for the first notice of a job that ended its work after 20 minutes
 TRAINING = Load(92, 60, 30, 40, 550, 10**8, 10**10)
 SPINS = Load(100, 2, 0, 0, 250, 0, 0)
 ONE_SM = Load(100, 1, 0, 0, 120, 0, 0)

@@ -37,6 +37,13 @@ def test_a_row_of_squeue() -> None:
     assert (run.job, run.label, run.end_unix, run.limit_seconds, run.gpus) == (23, "17_3", 1790003600, 172800, 16)
 
 
+def test_a_job_of_a_cluster_without_accounting_has_no_account() -> None:
+    row = "23|23|N/A|1001|alice|(null)|gpu|RUNNING|1790000000|N/A|2:00:00|128|cpu=128,gres/gpu:h100=16|gpu[001-002]"
+    (run,) = squeue_runs([row.split("|")], mistakes := [])
+    assert not mistakes
+    assert (run.account, run.nodes, run.gpus) == ("", ("gpu001", "gpu002"), 16)
+
+
 @pytest.mark.parametrize(
     ("column", "value"), [("Start", "Unknown"), ("Start", "None"), ("NodeList", "None assigned"), ("NodeList", "")]
 )
