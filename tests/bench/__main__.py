@@ -1,6 +1,7 @@
 """Measure everything and print one table: what, measured now, budget, what it is compared to. Needs root and the lab's roots.
 
-python -m tests.bench [hooks|plan|locality|task_prolog|window|faults|rack|crowd|fleet|maintain|provision ...] [--json FILE]
+python -m tests.bench [hooks|plan|locality|task_prolog|window|faults|rack|crowd|fleet|maintain|provision|agent|collect|
+running_job ...] [--json FILE]
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from pathlib import Path
 
 from tests.bench.rows import Row, table
 
-PARTS = ("hooks", "plan", "locality", "task_prolog", "window", "faults", "rack", "crowd", "fleet", "maintain", "provision")
+PARTS = ("hooks", "plan", "locality", "task_prolog", "window", "faults", "rack", "crowd", "fleet", "maintain", "provision",
+         "agent", "collect", "running_job")  # fmt: skip
 
 
 def main() -> int:

@@ -49,6 +49,7 @@ class Cluster(SlurmClients):
     real        adds node r1: 2 sockets x 1 core of this machine's own CPUs, 2 GPUs, high weight
     simulated   2 x 56 CPUs that tasks can really be bound to (fakeaff.c), on n1..nN; else CPUs are only declared
     cgroup      steps are constrained by real v1 cpusets (hybrid machines only); use with nodes=0, real=True
+    cgroup_conf lines for cgroup.conf, such as ConstrainRAMSpace=yes
     files       path inside -> content; executable where it starts with '#!'
     binds       path on the machine -> path inside, read-only
     shared      folders of the machine that are there inside under the same path, to be written too
@@ -73,6 +74,7 @@ class Cluster(SlurmClients):
     real: bool = False
     simulated: bool = False
     cgroup: bool = False
+    cgroup_conf: str = ""
     gpus: int = 8
     cores: int = 56
     threads: int = 1
@@ -188,7 +190,7 @@ class Cluster(SlurmClients):
         (etc / "slurm.conf").write_text(conf)
         (etc / "gres.conf").write_text(slurmconf.gres_conf(self.slurm_nodes))
         v1 = bool(cpus.v1_controllers())
-        (etc / "cgroup.conf").write_text(slurmconf.cgroup_conf(SUITES[self.suite], cgroup=self.cgroup, v1=v1))
+        (etc / "cgroup.conf").write_text(slurmconf.cgroup_conf(SUITES[self.suite], cgroup=self.cgroup, v1=v1) + self.cgroup_conf)
         if self.topology:
             (etc / "topology.conf").write_text(self.topology)
         for inside, text in self.files.items():

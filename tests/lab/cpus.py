@@ -87,7 +87,8 @@ def own_cpusets(name: str) -> dict[str, Path]:
     controllers = v1_controllers()
     if not {"cpuset", "freezer"} <= controllers.keys():
         raise LabError("this machine has no cgroup v1 cpuset and freezer: cgroup=True needs a hybrid hierarchy")
-    return {kind: controllers[kind] / f"fairlead-lab-{name}" for kind in ("cpuset", "freezer", "memory") if kind in controllers}
+    kinds = ("cpuset", "freezer", "memory", "cpuacct")
+    return {kind: controllers[kind] / f"fairlead-lab-{name}" for kind in kinds if kind in controllers}
 
 
 def make(groups: dict[str, Path]) -> None:

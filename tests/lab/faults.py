@@ -57,14 +57,24 @@ class Faults:
         """Add to a counter."""
         self._write("step", f"gpu.{_whole(gpu)}.{_word(key)}", str(int(by)))
 
-    def work(
-        self, gpu: int, load: str = "busy", on_milliseconds: int = 0, period_milliseconds: int = 0, gi: int | None = None
+    def work(  # noqa: PLR0917
+        self,
+        gpu: int,
+        load: str | Load = "busy",
+        on_milliseconds: int = 0,
+        period_milliseconds: int = 0,
+        gi: int | None = None,
+        since_microseconds: int = 0,
     ) -> None:
-        """The GPU, or its GPU instance `gi`, does this of LOADS from now on: all the time, or a part of each period."""
-        does = LOADS[load]._replace(watts=LOADS[load].watts * 1000)
+        """The GPU, or its GPU instance `gi`, does this (of LOADS) from now on: all the time, or a part of each period.
+
+        since_microseconds: from another time on, of Unix time by the node's own clock. It may lie ahead.
+        """
+        does = LOADS[load] if isinstance(load, str) else load
         whose = "-" if gi is None else _whole(gi)
         times = (on_milliseconds * 1000, period_milliseconds * 1000)
-        self._write("work", _whole(gpu), whose, *map(_whole, (_now_microseconds(), *does, *times)))
+        since = since_microseconds or _now_microseconds()
+        self._write("work", _whole(gpu), whose, *map(_whole, (since, *does._replace(watts=does.watts * 1000), *times)))
 
     def reload(self, gpu: int | None = None) -> None:
         """The driver is loaded again now: its counters of energy and bytes begin at 0, and its buffer of samples is empty."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from typing import Any
 
 import pytest
@@ -98,6 +99,42 @@ def test_a_process_on_a_gpu_belongs_to_the_job_that_runs_there(stages: Stages, n
         use_gpu(node, "")
         node.guest.ssh(f"scancel {job}")
     wait(lambda: node.slurm()["state"] == "idle", 60)
+
+
+WORK = """head -c 200M /dev/zero > /dev/shm/taken
+timeout 6 sh -c 'while :; do :; done'
+until [ -e /tmp/usage-go ]; do sleep 0.2; done
+rm /dev/shm/taken"""
+
+
+def test_a_usage_record_has_the_values_of_the_job_s_control_group(stages: Stages, node: Node, suite: str) -> None:
+    """cgroup v2 of a stock kernel: CPU time, the most memory, the limit and the CPUs. From 26.05 on the folder is the SLUID."""
+    node.guest.ssh("rm -f /tmp/usage-go; cat > /tmp/usage-work; chmod 755 /tmp/usage-work", stdin=f"#!/bin/sh\n{WORK}\n")
+    submit = "cd /tmp; runuser -u alice -- sbatch --parsable -o /dev/null -n1 -c1 --mem=700M --gres=gpu:1 /tmp/usage-work"
+    job = node.guest.ssh(submit).strip()
+    folder = "$(cut -d: -f3 /proc/$(pgrep -u alice -f /tmp/usage-work | head -n1)/cgroup | cut -d/ -f1-4)"
+    try:
+        wait(lambda: node.guest.run("pgrep -u alice -f /tmp/usage-work", check=False).stdout != "", 60)
+        used = f"sed -n 's/^usage_usec //p' /sys/fs/cgroup{folder}/cpu.stat"
+        wait(lambda: int(node.guest.ssh(used).strip() or 0) > 1_000_000, 120)
+        time.sleep(12)  # the agent reads a job's group each five seconds
+        name = node.guest.ssh(f"basename {folder}").strip()
+        seconds = int(node.guest.ssh(used).strip()) / 1e6
+    finally:
+        node.guest.ssh("touch /tmp/usage-go")
+    found: list[dict[str, Any]] = []
+
+    def ended() -> bool:
+        said = node.guest.ssh(f"cat /var/lib/fairlead/usage/{job}-*.json 2>/dev/null || :")
+        found[:] = [record for line in said.splitlines() if (record := json.loads(line)).get("ended_by")]
+        return found != []
+
+    wait(ended, 120)
+    record, host = found[0], found[0]["host"]
+    assert name == (f"job_{job}" if suite == "trixie" else record["sluid"]), name
+    assert host["cpu_seconds"] == pytest.approx(seconds, rel=0.25, abs=0.5)
+    assert host["cpus"] == 1 and host["memory_limit_bytes"] == 700 << 20
+    assert 200 << 20 <= host["memory_max_bytes"] <= 700 << 20
 
 
 def use_gpu(node: Node, pid: str) -> None:

@@ -11,6 +11,8 @@ site.toml, and its answer has the options too: with them `fairlead job` computes
 from __future__ import annotations
 
 import pwd
+import random
+import signal
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +33,8 @@ from fairlead.slurm.scontrol import Scontrol
 
 PORT = 6830
 SECONDS = 10.0
+REQUEST_SECONDS = 3  # the whole request comes in this time, or the service ends: a silent peer holds a connection no longer
+RETRY_SECONDS = 12.0  # so long the client tries again if the service closes the connection, which it does with too many of them
 QUESTION_MAX_BYTES = 16 * 1024
 ANSWER_MAX_BYTES = 700_000  # munge's own limit is 1 MiB for the encoded credential
 REPORTS_MAX = 1000
@@ -79,8 +83,11 @@ Options = Callable[[], "ReportOptions | str"]
 def serve(
     source: BinaryIO, sink: BinaryIO, store: str, *, is_operator: Callable[[int, str], bool], options: Options, client: Scontrol
 ) -> None:
-    """Answer one request. Raises HostError for bytes that are no request."""
-    asker = munge.opened(source.readline(QUESTION_MAX_BYTES))
+    """Answer one request. Raises HostError for bytes that are no request. The process ends if the request is late."""
+    signal.alarm(REQUEST_SECONDS)
+    credential = source.readline(QUESTION_MAX_BYTES)
+    signal.alarm(0)
+    asker = munge.opened(credential)
     try:
         question = msgspec.json.decode(asker.data, type=JobQuestion)
         with JobStore(store, write=False) as opened:
@@ -149,21 +156,17 @@ def _encoded(answer: JobAnswer) -> bytes:
 
 
 def asked(question: JobQuestion, host: str, port: int, trusted: Sequence[int]) -> JobAnswer:
-    """Ask the service, and return its answer. trusted: the users who may run the service. Raises HostError."""
-    credential = munge.made(msgspec.json.encode(question))
-    try:
-        with socket.create_connection((host, port), timeout=SECONDS) as link, link.makefile("rb") as source:
-            link.sendall(credential)
-            said = source.read(munge.CREDENTIAL_MAX_BYTES)
-    except OSError as e:
-        why = e.strerror or "no answer in time"
-        raise HostError(
-            f"{host}:{port}: {why}", hint="does fairlead-job.socket run on the controller? --controller HOST"
-        ) from None
-    if not said:
-        raise HostError(
-            f"{host}:{port}: the service gave no answer", hint="see `journalctl -u 'fairlead-job@*'` on the controller"
-        )
+    """Ask the service, and return its answer. trusted: the users who may run the service. Raises HostError.
+
+    The service takes only some connections at once from one host. It closes the others without an answer. Then this asks again.
+    """
+    until = time.monotonic() + RETRY_SECONDS
+    while not (said := _said(question, host, port)):
+        if time.monotonic() > until:
+            raise HostError(
+                f"{host}:{port}: the service gave no answer", hint="see `journalctl -u 'fairlead-job@*'` on the controller"
+            )
+        time.sleep(random.uniform(0.1, 0.5))
     answer = munge.opened(said)
     if answer.uid not in trusted:
         raise HostError(f"{host}:{port}: the answer is not of fairlead's service, but of the user {answer.uid}")
@@ -171,3 +174,19 @@ def asked(question: JobQuestion, host: str, port: int, trusted: Sequence[int]) -
         return msgspec.json.decode(answer.data, type=JobAnswer)
     except (msgspec.MsgspecError, RecursionError):
         raise HostError(f"{host}:{port}: its answer makes no sense", hint="is its fairlead of another version?") from None
+
+
+def _said(question: JobQuestion, host: str, port: int) -> bytes:
+    """Ask the service once, and return the credential that it sends, or nothing if it closes the connection. Raises HostError."""
+    credential = munge.made(msgspec.json.encode(question))  # good for one try: munged refuses one that it has seen
+    try:
+        with socket.create_connection((host, port), timeout=SECONDS) as link, link.makefile("rb") as source:
+            link.sendall(credential)
+            return source.read(munge.CREDENTIAL_MAX_BYTES)
+    except (ConnectionResetError, BrokenPipeError):
+        return b""
+    except OSError as e:
+        why = e.strerror or "no answer in time"
+        raise HostError(
+            f"{host}:{port}: {why}", hint="does fairlead-job.socket run on the controller? --controller HOST"
+        ) from None

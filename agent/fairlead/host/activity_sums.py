@@ -35,6 +35,7 @@ class ActivitySums:
 
     def __init__(self) -> None:
         self._gpus: dict[str, _Sums] = {}
+        self._last: dict[str, tuple[Gpu, Any, Gpu]] = {}  # by PCI address: a GPU, its part ``activity``, and the GPU with sums
         self._instances: dict[str, _Sums] = {}
 
     def add(self, gpus: tuple[Gpu, ...], nvml: Any, now: float) -> tuple[Gpu, ...]:
@@ -55,19 +56,30 @@ class ActivitySums:
     def _of(self, gpu: Gpu, entry: Mapping[str, Any], now: float) -> Gpu:
         if not gpu.pci or PART not in entry:
             return gpu
+        last = self._last.get(gpu.pci)
+        if last is not None and last[0] is gpu and last[1] is entry[PART] and _is_read_once(last[1]):
+            return last[2]
         sums = self._gpus.setdefault(gpu.pci, _Sums())
         activity = sums.add(entry, int(now * _NANO), whole=True)
         devices = gpu.mig_devices
         if not isinstance(devices, Missing) and devices:
             raw = entry.get("mig_devices")
             devices = tuple(self._with(d, r, now) for d, r in zip(devices, raw if isinstance(raw, list) else [], strict=False))
-        return replace(gpu, activity=activity, mig_devices=devices)
+            return replace(gpu, activity=activity, mig_devices=devices)
+        found = replace(gpu, activity=activity)
+        self._last[gpu.pci] = gpu, entry[PART], found
+        return found
 
     def _with(self, device: MigDevice, entry: Any, now: float) -> MigDevice:
         if not isinstance(entry, dict) or PART not in entry:
             return device
         sums = self._instances.setdefault(device.uuid, _Sums())
         return replace(device, activity=sums.add(entry, int(now * _NANO), whole=False))
+
+
+def _is_read_once(part: Any) -> bool:
+    """Return whether the same part in a later sweep means that nothing was read. An error goes on, and its time is a gap."""
+    return not (isinstance(part, dict) and "error" in part)
 
 
 class _Sums:
@@ -86,7 +98,7 @@ class _Sums:
     def add(self, entry: Mapping[str, Any], now: int, *, whole: bool) -> GpuActivity:
         """Return the sums after this reading. ``entry``: the device's part of nvml.json. ``whole``: True for a GPU."""
         part = entry[PART]
-        if part is self._part and not (isinstance(part, dict) and "error" in part):
+        if part is self._part and _is_read_once(part):
             return self._activity  # nothing was read in this sweep
         self._part = part
         read = GpuReader(entry)

@@ -7,10 +7,26 @@ import time
 from fairlead.host.root import Root
 from fairlead.model.facts import Missing
 
+_MOMENT_SECONDS = 0.01
+_TRIES = 10
+
 
 def boottime() -> float:
     """Return the seconds since boot, suspend included (clock_gettime(2), CLOCK_BOOTTIME)."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def both_clocks() -> tuple[float, float]:
+    """Return CLOCK_BOOTTIME and the system clock of one moment, both in seconds. If the process is interrupted between the two
+    readings, it reads them again, so that nobody takes the interruption for a step of the system clock."""
+    readings = []
+    for _ in range(_TRIES):
+        before, unix, after = boottime(), time.time(), boottime()
+        readings.append((after - before, after, unix))
+        if after - before < _MOMENT_SECONDS:
+            break
+    _, boot, unix = min(readings)
+    return boot, unix
 
 
 def asleep() -> float:

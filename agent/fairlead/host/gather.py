@@ -149,7 +149,7 @@ class Gatherer:
         if thorough or len(gpus) != len(said) or not all(map(is_, gpus, said)):
             whole = self._owners.attribute(aer.on_gpus(name_the_lost(gpus, self._devices), self._aer), again=thorough)
             self._gpus_said = gpus, whole
-        return self._activity_sums.add(self._load_sums.add(whole, now), nvml, now)
+        return self._load_sums.add(self._activity_sums.add(whole, nvml, now), now)
 
     def _read_cpus(self, now: float) -> None:
         """Read the CPUs and NUMA nodes when CPUs or memory went online or offline, and every CPU_SECONDS. These are some

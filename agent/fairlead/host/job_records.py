@@ -13,12 +13,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import NamedTuple
 
 FOLDER = "/run/fairlead/jobs"
 RECORD_MAX_BYTES = 4096
 GPUS_MAX = 1024
 SLUID_MAX = 32
+RECORDS_CACHED = 256  # the agent reads the same records every second
 _NAME = re.compile(r"[A-Za-z0-9/-]{1,80}", re.ASCII)
 
 
@@ -58,11 +60,12 @@ def scan(folder: str) -> Jobs:
         return Jobs()
     for name in names:
         if name.isascii() and name.isdigit():
-            fields = _fields(os.path.join(folder, name))
-            if fields and fields[1] in found:
-                found[fields[1]].add(int(name))
-                if fields[1] != "refused":
-                    known.append(_job(int(name), fields))
+            read = _read(int(name), _line(os.path.join(folder, name)))
+            if read is not None and read[0] in found:
+                state, job = read
+                found[state].add(job.id)
+                if state != "refused":
+                    known.append(job)
     known.sort(key=lambda job: job.id)
     return Jobs(frozenset(found["running"]), frozenset(found["ended"]), frozenset(found["refused"]), tuple(known))
 
@@ -72,17 +75,29 @@ def by_sluid(folder: str) -> dict[str, int]:
     return {job.sluid: job.id for job in scan(folder).known if job.sluid}
 
 
-def _fields(path: str) -> list[str]:
+def _line(path: str) -> bytes:
+    """Return what is in a job record, or nothing if it cannot be read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
-        return []
+        return b""
     try:
-        fields = os.read(fd, RECORD_MAX_BYTES).decode("ascii", "replace").removesuffix("\n").split("\t")
+        return os.read(fd, RECORD_MAX_BYTES)
     except OSError:
-        return []
+        return b""
     finally:
         os.close(fd)
+
+
+@lru_cache(maxsize=RECORDS_CACHED)
+def _read(number: int, line: bytes) -> tuple[str, Job] | None:
+    """Return the state and the content of the job record of a job, or None if the record is not complete."""
+    fields = _fields(line)
+    return (fields[1], _job(number, fields)) if fields else None
+
+
+def _fields(line: bytes) -> list[str]:
+    fields = line.decode("ascii", "replace").removesuffix("\n").split("\t")
     return fields if len(fields) >= 8 and fields[0] == "1" and fields[7] == "." else []
 
 

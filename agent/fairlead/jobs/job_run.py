@@ -116,7 +116,7 @@ def squeue_runs(rows: Iterable[Sequence[str]], mistakes: list[str]) -> list[JobR
     """Return the runs in the rows of ``squeue -r -O`` with ``SQUEUE_COLUMNS``. slurmctld forgets an ended job after MinJobAge."""
     found = []
     for number, cells in enumerate(rows, 1):
-        row = dict(zip(_LIKE_SACCT, (cell.strip() for cell in cells), strict=True))
+        row = dict(zip(_LIKE_SACCT, (cell.strip().replace("(null)", "") for cell in cells), strict=True))
         if _NUMBER.fullmatch(row["task"]):
             row["JobID"] = f"{row['array']}_{row['task']}"
         if row["State"] not in ENDED:

@@ -7,7 +7,6 @@ record of this boot if the job record is gone. The disk may not answer: then the
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 
@@ -17,7 +16,7 @@ from fairlead.daemon.jobs.blame import published
 from fairlead.daemon.jobs.job_map import OnGpu, wanted_files
 from fairlead.daemon.jobs.usage_readings import GpuReadings
 from fairlead.host import job_cgroup, log
-from fairlead.host.boot_clock import boottime
+from fairlead.host.boot_clock import both_clocks
 from fairlead.host.bounded_disk import Storage
 from fairlead.host.job_map_files import JobMapFiles
 from fairlead.host.job_records import Job, Jobs
@@ -78,7 +77,7 @@ class UsageKeeper:
     def __init__(
         self, document: Document, root: Root, boot_id: str, disk: Storage, now: Callable[[], tuple[float, float]] | None = None
     ) -> None:
-        self._now = now or (lambda: (boottime(), time.time()))
+        self._now = now or both_clocks
         self._agent_boot = self._now()[0]
         self._root = root
         self._boot_id = boot_id
@@ -86,6 +85,7 @@ class UsageKeeper:
         self._maps = JobMapFiles(document.agent.run_dir)
         self._readings = GpuReadings()
         self._pci_by_index: dict[int, str] = {}
+        self._mapped: tuple[object, ...] = ()  # what the files for other exporters were made of
         self._loaded = False
         self._earlier: dict[Key, tuple[str, UsageRecord]] = {}  # open records of an earlier agent in this boot
         self._kept: dict[Key, Kept] = {}
@@ -291,10 +291,14 @@ class UsageKeeper:
     # -- files ---------------------------------------------------------------------------------------------------------------
 
     def _publish_map(self) -> None:
-        """Write the files for other exporters."""
+        """Write the files for other exporters if anything has changed that they are made of."""
         options = self._options
         wanted = options.gpustat_dir or options.dcgm_job_dir
         running = [kept.job for kept in self._kept.values() if kept.runs] if wanted else []
+        made_of = (options.gpustat_dir, options.dcgm_job_dir, running, self._pci_by_index)
+        if self._mapped[:-1] == made_of and self._mapped[-1] is self._readings.all and not self._maps.trouble:
+            return
+        self._mapped = (*made_of, self._readings.all)
         on_gpus = [OnGpu(job.id, job.uid, gpu) for job in running for gpu in self._gpus_of(job)]
         index = self._readings.index
         self._maps.publish(wanted_files(on_gpus, index, gpustat=options.gpustat_dir, dcgm=options.dcgm_job_dir))

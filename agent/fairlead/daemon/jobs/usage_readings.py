@@ -31,12 +31,19 @@ class GpuReadings:
         self.all: dict[str, GpuReading] = {}
         self.fresh: frozenset[str] = frozenset()
         self.index: dict[str, int] = {}
+        self._gpus: tuple[Gpu, ...] = ()
         self._ages: dict[str, float] = {}
 
     def take(self, node: Node, boot: float) -> bool:
-        """Take the readings of a sweep, and return whether any is fresh. ``boot``: the present CLOCK_BOOTTIME in seconds."""
+        """Take the readings of a sweep, and return whether any is fresh. ``boot``: the present CLOCK_BOOTTIME in seconds.
+
+        In most sweeps nothing was read. Then the last readings stay, ``all`` as the same object.
+        """
+        self.fresh = frozenset()
         if isinstance(node.gpus, Missing):
-            self.fresh = frozenset()
+            return False
+        before, self._gpus = self._gpus, node.gpus
+        if len(before) == len(self._gpus) > 0 and all(map(_is_unread, before, self._gpus)):
             return False
         self.index = {gpu.pci: gpu.index for gpu in node.gpus}
         self.all = {reading.uuid: reading for gpu in node.gpus for reading in _readings(gpu, boot)}
@@ -59,6 +66,16 @@ class GpuReadings:
         return found
 
 
+def _is_unread(before: Gpu, now: Gpu) -> bool:
+    """Return whether this is the same GPU as in the last sweep, whole, and its sums were not read since then."""
+    same = before.activity is now.activity and before.pci == now.pci and before.uuid == now.uuid and before.index == now.index
+    return same and not _devices(before) and not _devices(now)
+
+
+def _devices(gpu: Gpu) -> tuple[MigDevice, ...]:
+    return () if isinstance(gpu.mig_devices, Missing) else gpu.mig_devices
+
+
 def _readings(gpu: Gpu, boot: float) -> Iterator[GpuReading]:
     minor = None if isinstance(gpu.minor, Missing) else gpu.minor
     name = "" if isinstance(gpu.name, Missing) else _text(gpu.name)
@@ -74,7 +91,7 @@ def _readings(gpu: Gpu, boot: float) -> Iterator[GpuReading]:
             memory_total_bytes=_number(gpu.memory_total_bytes),
             throttled_seconds=_throttled(gpu),
         )
-    for device in () if isinstance(gpu.mig_devices, Missing) else gpu.mig_devices:
+    for device in _devices(gpu):
         profile = "" if isinstance(device.profile, Missing) else device.profile
         yield GpuReading(
             uuid=_text(device.uuid),

@@ -1,0 +1,136 @@
+"""fairlead's units on a controller with real systemd: the timer collects, the socket answers, and hostile clients stop neither.
+
+bookworm has a systemd (252) that counts each connection as a start of the service, and trixie one (257) that also limits polls.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.accounting.controller_host import ask, ended_job, set_up, start_units, until
+from tests.lab.accounting import OPERATOR, STRANGER
+from tests.lab.enter import enter_command
+from tests.lab.ledger import own_name
+from tests.lab.rack import Rack
+from tests.lab.roots import USER
+
+pytestmark = [pytest.mark.root, pytest.mark.slurm, pytest.mark.slow, pytest.mark.rack, pytest.mark.timeout(900)]
+#: Opens many connections and holds them: a third says nothing, a third half a request, a third one byte a second. It opens those
+#: again that were closed, and so often says how many it has opened.
+HOSTILE = """
+import selectors, socket, sys, time
+address, wanted, seconds = ("ctl", 6830), int(sys.argv[1]), float(sys.argv[2])
+held, opened, end = {}, 0, time.monotonic() + seconds
+while time.monotonic() < end:
+    for _ in range(wanted - len(held)):
+        try:
+            link = socket.create_connection(address, timeout=5)
+        except OSError:
+            continue
+        link.setblocking(False)
+        opened += 1
+        held[link] = opened % 3
+        if opened % 3 == 1:
+            try:
+                link.send(b"MUNGE:AwQFAAA")
+            except OSError:
+                pass
+    if opened >= wanted:
+        print(opened, flush=True)
+    time.sleep(1)
+    for link, kind in list(held.items()):
+        try:
+            if kind == 2:
+                link.send(b"A")
+            if link.recv(1) == b"":
+                raise OSError
+        except BlockingIOError:
+            pass
+        except OSError:
+            link.close()
+            del held[link]
+"""
+
+
+@pytest.fixture(scope="module", params=["bookworm", "trixie"])
+def rack(request: pytest.FixtureRequest) -> Iterator[Rack]:
+    if os.geteuid():
+        pytest.skip("needs root: real Slurm runs in namespaces")
+    with Rack(2, suite=request.param, name=own_name("units"), accounting=True) as made:
+        set_up(made)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def job(rack: Rack) -> int:
+    """A job of alice that the timer has collected."""
+    ended = ended_job(rack)
+    start_units(rack)
+    login = rack.nodes[0]
+    until(lambda: len(nodes_of(ask(login, USER, str(ended), "--json"))) == 2, "report of the ended job with both nodes", 240)
+    return ended
+
+
+def nodes_of(said: subprocess.CompletedProcess[str]) -> set[str]:
+    """The nodes whose records are in a report, or none if there is no report yet."""
+    reports = json.loads(said.stdout)["jobs"] if said.returncode == 0 else []
+    return {record["node"] for report in reports for record in report["records"]}
+
+
+def test_the_timer_collects_and_the_socket_answers(rack: Rack, job: int) -> None:
+    assert "fairlead-collect" in rack.ctl("systemctl list-timers --no-legend fairlead-collect.timer")
+    owner = rack.ctl("stat -c '%U %a' /var/lib/fairlead-collect/jobs.sqlite").split()
+    assert owner[0] == "fairlead" and int(owner[1], 8) & 0o007 == 0
+    assert nodes_of(ask(rack.nodes[0], USER, str(job), "--json")) == {"gpu1", "gpu2"}
+
+
+def test_users_see_their_own_jobs_and_operators_see_all(rack: Rack, job: int) -> None:
+    login = rack.nodes[0]
+    theirs, none = ask(login, STRANGER, str(job)), ask(login, STRANGER, "99999")
+    assert (theirs.returncode, theirs.stdout) == (none.returncode, none.stdout) == (66, "")
+    assert theirs.stderr == none.stderr.replace("99999", str(job))
+    assert ask(login, OPERATOR, str(job)).stdout == ask(login, USER, str(job)).stdout != ""
+
+
+def test_a_bad_request_leaves_no_failed_unit(rack: Rack, job: int) -> None:
+    rack.nodes[0].run("printf 'nonsense\\n' | timeout 5 sh -c 'exec 3<>/dev/tcp/ctl/6830; cat >&3' || true", check=False)
+    words = ["/usr/bin/python3", "-c", "import socket; s = socket.create_connection(('ctl', 6830)); s.send(b'x\\n'); s.recv(9)"]
+    rack.nodes[0].run(words, check=False, timeout=30)
+    assert "fairlead-job" not in "".join(rack.controller.units_failed())
+
+
+def test_many_slow_clients_do_not_stop_the_service(rack: Rack, job: int) -> None:
+    """200 connections of one user, opened again when they are closed: a user on another host is answered, and all is as before
+    when they have gone. What a user on the same host gets is printed: only the first 8 connections of a host are taken."""
+    hostile, same, other = rack.nodes[0], rack.nodes[0], rack.nodes[1]
+    quiet = seconds_of(rack, other, job)
+    words = [*enter_command(hostile.pid), "/usr/bin/setpriv", "--reuid=2003", "--regid=2003", "--clear-groups"]
+    program = [*words, "/usr/bin/python3", "-c", HOSTILE, "200", "25"]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as attack:
+        assert attack.stdout is not None
+        assert int(attack.stdout.readline()) >= 200
+        elsewhere = [seconds_of(rack, other, job) for _ in range(5)]
+        here = ask(same, USER, str(job), timeout=120)
+        attack.kill()
+        opened = attack.stdout.read().split()[-1:]
+    state = rack.ctl("systemctl show -P ActiveState -P Result fairlead-job.socket").split()
+    assert state == ["active", "success"]
+    began = time.monotonic()
+    assert ask(same, USER, str(job)).returncode == 0
+    print(f"{rack.suite}: quiet {quiet:.2f} s; 200 slow connections ({opened} opened): another host"
+          f" {', '.join(f'{s:.2f}' for s in elsewhere)} s, the same host exit code {here.returncode};"
+          f" afterwards {time.monotonic() - began:.2f} s; load {os.getloadavg()[0]:.1f}")  # fmt: skip
+
+
+def seconds_of(rack: Rack, host: object, job: int) -> float:
+    """How long alice waits for her report on a host."""
+    began = time.monotonic()
+    said = ask(host, USER, str(job), timeout=120)  # type: ignore[arg-type]
+    assert said.returncode == 0, said.stderr
+    return time.monotonic() - began
