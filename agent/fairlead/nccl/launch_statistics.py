@@ -81,8 +81,8 @@ def rank_test(blocks: Blocks) -> float:
         seen += sum(rank[v] for v in b)
         mean += len(b) * sum(ranks) / len(ranks)
     far = abs(seen - mean) - 1e-9
-    ways = sum(sums.values())
-    return sum(count for total, count in sums.items() if abs(total - mean) >= far) / ways
+    beyond = sum(count for total, count in sums.items() if abs(total - mean) >= far)
+    return beyond / sum(sums.values())
 
 
 def _ranks(values: Sequence[float]) -> dict[float, int]:
@@ -115,7 +115,7 @@ def _added(one: Mapping[int, int], other: Mapping[int, int]) -> dict[int, int]:
 
 def least_p(blocks: int, launches: int = 2) -> float:
     """Return the smallest p-value that this many blocks can give, with ``launches`` of A and of B in each block."""
-    return 2 / math.comb(2 * launches, launches) ** blocks
+    return 2.0 / float(math.comb(2 * launches, launches)) ** blocks
 
 
 def interval(blocks: Blocks, seed: int, *, resamples: int = RESAMPLES) -> tuple[float, float]:
