@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 from fairlead.errors import DataError
 from fairlead.nccl import launch_figures
 from fairlead.nccl.launch_figures import blocks_by_group
-from fairlead.nccl.launch_statistics import Difference, Effect, differences, holm, interval, least_p, noise_floors, rank_test
+from fairlead.nccl.launch_statistics import (
+    Effect,
+    LaunchDifference,
+    differences,
+    holm,
+    interval,
+    least_p,
+    noise_floors,
+    rank_test,
+)
 from tests.nccl.played_launches import SIZES, PlayedCluster
 
 BLOCKS = 6  # what `fairlead nccl measure` does by itself
@@ -22,7 +31,7 @@ QUIET, DRIFT, TAILS = {"noise": 0.01}, {"noise": 0.01, "drift": 0.15}, {"noise":
 NOISY = {"noise": 0.03, "drift": 0.10, "tails": 0.10}
 
 
-def judged(cluster: PlayedCluster, other: str = "B", blocks: int = BLOCKS) -> tuple[Difference, ...]:
+def judged(cluster: PlayedCluster, other: str = "B", blocks: int = BLOCKS) -> tuple[LaunchDifference, ...]:
     """One whole run: A/A first, then A/B against its noise floors."""
     floors = noise_floors(differences(blocks_by_group(cluster.blocks(blocks, "A")), 1, resamples=RESAMPLES))
     return differences(blocks_by_group(cluster.blocks(blocks, other)), 2, floors=floors, resamples=RESAMPLES)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from fairlead.errors import DataError
 from fairlead.nccl.debug_lines import NcclSaid, read
-from fairlead.nccl.launch_statistics import Difference, Effect
-from fairlead.nccl.measured_result import Candidate, Judgement, MeasuredResult, SumCheck, decode, judge_candidate, unfit
+from fairlead.nccl.launch_statistics import Effect, LaunchDifference
+from fairlead.nccl.measured_result import MeasuredResult, NcclCandidate, ResultJudgement, SumCheck, decode, judge_candidate, unfit
 from fairlead.nccl.result_key import NO_LEAF, PARTS, NodeParts, changes, key_of
 
 INFO = """\
@@ -73,8 +73,8 @@ def test_a_part_that_one_node_does_not_know_is_unknown() -> None:
     assert mixed["driver"] == "570.1, 580.95.05"
 
 
-def difference(effect: Effect = Effect.NONE, gain: float = 0.0, name: str = "up to 1 MiB") -> Difference:
-    return Difference(
+def difference(effect: Effect = Effect.NONE, gain: float = 0.0, name: str = "up to 1 MiB") -> LaunchDifference:
+    return LaunchDifference(
         name=name,
         gain=gain,
         low=gain - 0.01,
@@ -94,29 +94,31 @@ RIGHT = SumCheck(ranks=16, worst=1e-7, bound=9e-7)
 @pytest.mark.parametrize(
     ("same", "alone", "beside", "sums", "judgement", "said", "fits"),
     [
-        (SAME, SAME, None, None, Judgement.NO_GAIN, "a gain under 2.4% cannot be seen here", False),
-        (SAME, GAIN, SAME, RIGHT, Judgement.GAIN, "faster: up to 1 MiB by 15.0%", True),
-        (SAME, GAIN, None, RIGHT, Judgement.GAIN, "not for use yet", False),
-        (SAME, GAIN, SAME, None, Judgement.GAIN, "sums were not checked", False),
-        (SAME, GAIN, LOSS, RIGHT, Judgement.LOSS, "slower beside a GEMM loop", False),
-        (SAME, (*GAIN, *LOSS), SAME, RIGHT, Judgement.LOSS, "slower: up to 1 MiB by 10.0%", False),
-        (SAME, GAIN, SAME, SumCheck(ranks=2, worst=1.0, bound=1e-6), Judgement.FAILED, "float32 sums are wrong", False),
-        (GAIN, GAIN, SAME, RIGHT, Judgement.NO_DECISION, "A differed from itself", False),
+        (SAME, SAME, None, None, ResultJudgement.NO_GAIN, "a gain under 2.4% cannot be seen here", False),
+        (SAME, GAIN, SAME, RIGHT, ResultJudgement.GAIN, "faster: up to 1 MiB by 15.0%", True),
+        (SAME, GAIN, None, RIGHT, ResultJudgement.GAIN, "not for use yet", False),
+        (SAME, GAIN, SAME, None, ResultJudgement.GAIN, "sums were not checked", False),
+        (SAME, GAIN, LOSS, RIGHT, ResultJudgement.LOSS, "slower beside a GEMM loop", False),
+        (SAME, (*GAIN, *LOSS), SAME, RIGHT, ResultJudgement.LOSS, "slower: up to 1 MiB by 10.0%", False),
+        (SAME, GAIN, SAME, SumCheck(ranks=2, worst=1.0, bound=1e-6), ResultJudgement.FAILED, "float32 sums are wrong", False),
+        (GAIN, GAIN, SAME, RIGHT, ResultJudgement.NO_DECISION, "A differed from itself", False),
     ],
 )
 def test_judgement(  # noqa: PLR0917
-    same: tuple[Difference, ...],
-    alone: tuple[Difference, ...],
-    beside: tuple[Difference, ...] | None,
+    same: tuple[LaunchDifference, ...],
+    alone: tuple[LaunchDifference, ...],
+    beside: tuple[LaunchDifference, ...] | None,
     sums: SumCheck | None,
-    judgement: Judgement,
+    judgement: ResultJudgement,
     said: str,
     fits: bool,
 ) -> None:
     found, why = judge_candidate(same, alone, beside, sums)
     assert found is judgement and said in why, why
     variables = {"NCCL_ALGO": "Tree"}
-    candidate = Candidate(name="x", judgement=found, why=why, variables=variables, alone=alone, beside=beside or (), sums=sums)
+    candidate = NcclCandidate(
+        name="x", judgement=found, why=why, variables=variables, alone=alone, beside=beside or (), sums=sums
+    )
     assert (unfit(candidate) == "") is fits
     assert unfit(msgspec.structs.replace(candidate, variables={}))
 

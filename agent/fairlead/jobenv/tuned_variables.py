@@ -13,41 +13,13 @@ from collections.abc import Mapping
 from fairlead.errors import DataError
 from fairlead.jobenv.lint_names import NUMBERS
 
-TUNED = frozenset(
-    "NCCL_" + name
-    for name in [
-        "ALGO",
-        "BUFFSIZE",
-        "CGA_CLUSTER_SIZE",
-        "COLLNET_ENABLE",
-        "CROSS_NIC",
-        "CTA_POLICY",
-        "IB_AR_THRESHOLD",
-        "IB_QPS_PER_CONNECTION",
-        "IB_SPLIT_DATA_ON_QPS",
-        "MAX_CTAS",
-        "MAX_NCHANNELS",
-        "MAX_P2P_NCHANNELS",
-        "MIN_CTAS",
-        "MIN_NCHANNELS",
-        "MIN_P2P_NCHANNELS",
-        "NCHANNELS_PER_NET_PEER",
-        "NETDEVS_POLICY",
-        "NET_GDR_LEVEL",
-        "NET_GDR_READ",
-        "NSOCKS_PERTHREAD",
-        "NTHREADS",
-        "NVLS_ENABLE",
-        "NVLS_NCHANNELS",
-        "P2P_NET_CHUNKSIZE",
-        "P2P_NVL_CHUNKSIZE",
-        "P2P_PCI_CHUNKSIZE",
-        "P2P_PXN_LEVEL",
-        "PAT_ENABLE",
-        "PXN_DISABLE",
-        "SOCKET_NTHREADS",
-    ]
-)
+_NAMES = """
+    ALGO BUFFSIZE CGA_CLUSTER_SIZE COLLNET_ENABLE CROSS_NIC CTA_POLICY IB_AR_THRESHOLD IB_QPS_PER_CONNECTION IB_SPLIT_DATA_ON_QPS
+    MAX_CTAS MAX_NCHANNELS MAX_P2P_NCHANNELS MIN_CTAS MIN_NCHANNELS MIN_P2P_NCHANNELS NCHANNELS_PER_NET_PEER NETDEVS_POLICY
+    NET_GDR_LEVEL NET_GDR_READ NSOCKS_PERTHREAD NTHREADS NVLS_ENABLE NVLS_NCHANNELS P2P_NET_CHUNKSIZE P2P_NVL_CHUNKSIZE
+    P2P_PCI_CHUNKSIZE P2P_PXN_LEVEL PAT_ENABLE PXN_DISABLE SOCKET_NTHREADS
+"""
+TUNED = frozenset("NCCL_" + name for name in _NAMES.split())
 REFUSED = {
     "NCCL_PROTO": "a forced LL128 has corrupted data (nccl#2001)",
     "NCCL_TUNER_PLUGIN": "tuner plug-ins are not supported (decision 51)",

@@ -31,7 +31,7 @@ class Effect(StrEnum):
     NONE = "no difference seen"
 
 
-class Difference(Struct, frozen=True, kw_only=True):
+class LaunchDifference(Struct, frozen=True, kw_only=True):
     """Holds one comparison of B with A. gain: by what fraction B is faster (negative: slower). low, high: its interval.
 
     p: the probability of such a difference if A and B are alike. adjusted: p after Holm's correction over all comparisons of the
@@ -154,7 +154,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 def differences(
     times: Mapping[str, Blocks], seed: int, *, floors: Mapping[str, float] | None = None, resamples: int = RESAMPLES
-) -> tuple[Difference, ...]:
+) -> tuple[LaunchDifference, ...]:
     """Return a comparison for each name. ``times``: the times of A and B, by block. ``floors``: the noise floor of each name.
 
     B shows a gain or a loss if the corrected p-value is at most LEVEL, the interval does not have 0 in it, and the difference
@@ -171,7 +171,7 @@ def differences(
         if adjusted[at] <= LEVEL and abs(math.expm1(log_ratio)) >= floor:
             effect = Effect.GAIN if low > 0 else Effect.LOSS if high < 0 else Effect.NONE
         found.append(
-            Difference(
+            LaunchDifference(
                 name=name,
                 gain=math.expm1(log_ratio),
                 low=math.expm1(low),
@@ -186,6 +186,6 @@ def differences(
     return tuple(found)
 
 
-def noise_floors(same: Sequence[Difference]) -> dict[str, float]:
+def noise_floors(same: Sequence[LaunchDifference]) -> dict[str, float]:
     """Return the noise floor of each name, from a comparison of A with itself: the end of its interval that is further from 0."""
     return {each.name: max(abs(each.low), abs(each.high)) for each in same}

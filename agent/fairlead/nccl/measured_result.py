@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 from fairlead.errors import DataError
 from fairlead.model.json_text import NOT_JSON
 from fairlead.model.plain_text import one_line
-from fairlead.nccl.launch_statistics import Difference, Effect
+from fairlead.nccl.launch_statistics import Effect, LaunchDifference
 from fairlead.nccl.result_key import PARTS
 
 SCHEMA: Literal["nccl-result/1"] = "nccl-result/1"
@@ -26,7 +26,7 @@ Text = Annotated[str, Meta(max_length=4000)]
 Word = Annotated[str, Meta(max_length=300)]
 
 
-class Judgement(StrEnum):
+class ResultJudgement(StrEnum):
     """Names the outcome of a run for one candidate. NO_DECISION: A differed from itself, so nothing can be said."""
 
     GAIN = "gain"
@@ -49,17 +49,17 @@ class SumCheck(Struct, frozen=True, kw_only=True):
         return self.worst <= self.bound
 
 
-class Candidate(Struct, frozen=True, kw_only=True):
+class NcclCandidate(Struct, frozen=True, kw_only=True):
     """Holds what was found about B, or about one set of variables. alone: one comparison for each group of sizes. beside: the
     comparisons beside a GEMM loop. sums: the known sums, or None if they were not checked."""
 
     name: Word
-    judgement: Judgement
+    judgement: ResultJudgement
     why: Text
     variables: Annotated[dict[Word, Word], Meta(max_length=20)] = {}
     command: Text = ""
-    alone: Annotated[tuple[Difference, ...], Meta(max_length=10)] = ()
-    beside: Annotated[tuple[Difference, ...], Meta(max_length=10)] = ()
+    alone: Annotated[tuple[LaunchDifference, ...], Meta(max_length=10)] = ()
+    beside: Annotated[tuple[LaunchDifference, ...], Meta(max_length=10)] = ()
     by_size: Annotated[dict[int, float], Meta(max_length=200)] = {}
     sums: SumCheck | None = None
 
@@ -78,8 +78,8 @@ class MeasuredResult(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     environment: Annotated[dict[Word, Word], Meta(max_length=50)]
     key: Annotated[dict[Word, Text], Meta(max_length=20)]
     launches: int
-    same: Annotated[tuple[Difference, ...], Meta(max_length=10)]
-    candidates: Annotated[tuple[Candidate, ...], Meta(max_length=20)]
+    same: Annotated[tuple[LaunchDifference, ...], Meta(max_length=10)]
+    candidates: Annotated[tuple[NcclCandidate, ...], Meta(max_length=20)]
 
     @property
     def floor(self) -> float:
@@ -108,41 +108,48 @@ def age_days(result: MeasuredResult, now: float) -> float:
 
 
 def judge_candidate(
-    same: tuple[Difference, ...],
-    alone: tuple[Difference, ...],
-    beside: tuple[Difference, ...] | None,
+    same: tuple[LaunchDifference, ...],
+    alone: tuple[LaunchDifference, ...],
+    beside: tuple[LaunchDifference, ...] | None,
     sums: SumCheck | None,
-) -> tuple[Judgement, str]:
+    unchecked: str = "",
+) -> tuple[ResultJudgement, str]:
     """Return the judgement of a candidate that ran without a failure, and why. beside: None if it was not run beside a GEMM loop.
+    unchecked: why its sums were not checked.
 
     A gain needs a gain in one group of sizes, no loss in another one, no loss beside a GEMM loop, and right sums.
     """
     unlike = [each.name for each in same if each.effect is not Effect.NONE]
     if unlike:
-        return Judgement.NO_DECISION, f"A differed from itself ({', '.join(unlike)}): something else changed during the run"
+        return ResultJudgement.NO_DECISION, f"A differed from itself ({', '.join(unlike)}): something else changed during the run"
     lost, won = ([d for d in alone if d.effect is effect] for effect in (Effect.LOSS, Effect.GAIN))
     if lost:
-        return Judgement.LOSS, f"slower: {_said(lost)}" + (f"; faster: {_said(won)}" if won else "")
+        return ResultJudgement.LOSS, f"slower: {_said(lost)}" + (f"; faster: {_said(won)}" if won else "")
     if not won:
         worst = max((each.floor for each in alone), default=0.0)
-        return Judgement.NO_GAIN, f"a gain under {worst:.1%} cannot be seen here"
+        return ResultJudgement.NO_GAIN, f"a gain under {worst:.1%} cannot be seen here"
     if sums is not None and not sums.right:
-        return Judgement.FAILED, f"its float32 sums are wrong: error {sums.worst:.2g}, and rounding explains {sums.bound:.2g}"
+        return (
+            ResultJudgement.FAILED,
+            f"its float32 sums are wrong: error {sums.worst:.2g}, and rounding explains {sums.bound:.2g}",
+        )
     together = [d for d in beside or () if d.effect is Effect.LOSS]
     if together:
-        return Judgement.LOSS, f"faster alone ({_said(won)}), and slower beside a GEMM loop: {_said(together)}"
+        return ResultJudgement.LOSS, f"faster alone ({_said(won)}), and slower beside a GEMM loop: {_said(together)}"
     missing = [] if beside is not None else ["it was not run beside a GEMM loop (--beside)"]
-    missing += [] if sums is not None else ["its float32 sums were not checked (see $TEST)"]
-    return Judgement.GAIN, f"faster: {_said(won)}" + (f"; not for use yet, because {' and '.join(missing)}" if missing else "")
+    missing += [] if sums is not None else [f"its float32 sums were not checked{f': {unchecked}' if unchecked else ''}"]
+    return ResultJudgement.GAIN, f"faster: {_said(won)}" + (
+        f"; not for use yet, because {' and '.join(missing)}" if missing else ""
+    )
 
 
-def _said(differences: list[Difference]) -> str:
+def _said(differences: list[LaunchDifference]) -> str:
     return ", ".join(f"{d.name} by {abs(d.gain):.1%} ({abs(d.low):.1%} to {abs(d.high):.1%})" for d in differences)
 
 
-def unfit(candidate: Candidate) -> str:
+def unfit(candidate: NcclCandidate) -> str:
     """Return why a candidate must not be applied to a job, or "" if it may be."""
-    if candidate.judgement is not Judgement.GAIN:
+    if candidate.judgement is not ResultJudgement.GAIN:
         return f"it is no gain: {candidate.judgement.value}, {candidate.why}"
     if not candidate.variables:
         return "it compares versions and has no variables: choose the module or the container of B yourself"

@@ -52,7 +52,7 @@ def key_of(cluster: str, nodes: Sequence[NodeParts], said: NcclSaid) -> dict[str
         values = {getattr(node, name) for node in nodes}
         parts[name] = "" if "" in values else ", ".join(sorted(values))
     leaves = {node.leaf for node in nodes}
-    parts["leaves"] = "" if "" in leaves else NO_LEAF if leaves == {NO_LEAF} else str(len(leaves))
+    parts["leaves"] = "" if "" in leaves or not leaves else NO_LEAF if leaves == {NO_LEAF} else str(len(leaves))
     parts["nodes"] = said.nodes if said.nodes == str(len(nodes)) else ""
     return parts
 
