@@ -9,8 +9,9 @@
 
 #define API __attribute__((visibility("default"))) int
 typedef struct { char internal[128]; } unique_id;
-typedef struct { char folder[128]; int ranks, rank; } communicator;
+typedef struct { char folder[128]; int ranks, rank, calls; } communicator;
 
+API ncclGetVersion(int *version) { *version = 22903; return 0; }
 API cuInit(unsigned flags) { return flags != 0; }
 API cuDeviceGetCount(int *count) { *count = 8; return 0; }
 API cuDeviceGet(int *device, int ordinal) { *device = ordinal; return ordinal < 0 || ordinal >= 8; }
@@ -34,11 +35,12 @@ API ncclCommInitRank(communicator **comm, int ranks, unique_id id, int rank) {
     memcpy(made->folder, id.internal, sizeof made->folder);
     made->ranks = ranks;
     made->rank = rank;
+    made->calls = 0;
     *comm = made;
     return rank < 0 || rank >= ranks || access(made->folder, W_OK);
 }
 static void path_of(char *path, communicator *comm, int rank, const char *end) {
-    snprintf(path, 256, "%s/%d%s", comm->folder, rank, end);
+    snprintf(path, 256, "%s/%d.%d%s", comm->folder, comm->calls, rank, end);
 }
 API ncclAllReduce(const float *from, float *to, size_t count, int type, int operation, communicator *comm, void *stream) {
     const char *fault = getenv("FAIRLEAD_SIM_NCCL_FAULT");
@@ -62,6 +64,7 @@ API ncclAllReduce(const float *from, float *to, size_t count, int type, int oper
     }
     if (fault && comm->rank == comm->ranks - 1) sum[count - 1] = strcmp(fault, "nan") ? sum[count - 1] + 0.001f : NAN;
     memcpy(to, sum, count * sizeof *sum);
+    comm->calls++;
     free(sum);
     free(other);
     return 0;

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from fairlead.nccl.result_key import PARTS
 from tests.lab.cluster import Cluster
 from tests.lab.ledger import own_name
 from tests.lab.trees import MACHINES
+from tests.measure.conftest import build_simulated_nccl
 from tests.slurm.conftest import running
 
 pytestmark = [pytest.mark.root, pytest.mark.slurm, pytest.mark.one_release]
@@ -59,14 +59,10 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
         pytest.skip("needs root: real Slurm runs in namespaces")
     folder = tmp_path_factory.mktemp("nccl")
     (folder / "bin").mkdir()
-    (folder / "lib").mkdir()
     shutil.copy(ROOT / "tests/measure/nccl_standin.py", folder)
     for name in ("all_reduce_perf", "gemm_loop"):
         (folder / "bin" / name).symlink_to("../nccl_standin.py")
-    library = folder / "lib/libnccl.so.2"
-    command = ["gcc", "-std=gnu11", "-O1", "-shared", "-fPIC", "-o", library, ROOT / "tests/measure/simulated_nccl.c"]
-    subprocess.run(command, check=True)
-    (folder / "lib/libcuda.so.1").symlink_to("libnccl.so.2")
+    build_simulated_nccl(folder / "lib")
     truth = {"noise": 0.003, "seed": 1, "gains": {SETTING: {"131072": 0.15}}, "gemm": {SETTING: 0.0}}
     (folder / "truth.json").write_text(json.dumps(truth))
     binds: dict[str | Path, str] = {ROOT / "agent": "/run/lab-agent", PACKAGES: "/run/lab-packages"}

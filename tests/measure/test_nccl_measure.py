@@ -69,29 +69,6 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     return Bench(tmp_path)
 
 
-@pytest.fixture(scope="session")
-def simulated_nccl(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with libnccl.so.2 and libcuda.so.1 for machines without a GPU."""
-    folder = tmp_path_factory.mktemp("simulated-nccl")
-    source = ROOT / "tests/measure/simulated_nccl.c"
-    command = [
-        "gcc",
-        "-std=gnu11",
-        "-O1",
-        "-Wall",
-        "-Werror",
-        "-Wno-unused-result",
-        "-shared",
-        "-fPIC",
-        "-o",
-        folder / "libnccl.so.2",
-        source,
-    ]
-    subprocess.run(command, check=True)
-    (folder / "libcuda.so.1").symlink_to("libnccl.so.2")
-    return folder
-
-
 def test_a_gain_is_found_beside_products_and_with_right_sums(
     bench: Bench, simulated_nccl: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ from fairlead.nccl.recorded_comparison import compare
 from fairlead.nccl.results import NcclTestRun, ResultRow, parse
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared/data/nccltests"
-SIZES = tuple(8 << 10 + 2 * i for i in range(8))
+SIZES = tuple((8 << 10) * 4**i for i in range(8))
 HEAD = "# nccl-tests version 2.17.9 nccl-headers=22903 nccl-library=22903\n# Collective test starting: all_reduce_perf\n"
 FOOT = "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 9.84\n"
 
@@ -98,16 +98,14 @@ BAD = {
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"), [("cut", "its footer is missing"), ("wrong", "96 wrong values"), ("failed", "Test NCCL failure")]
+    ("kind", "said"), [("cut", "its footer is missing"), ("wrong", "48 wrong values"), ("failed", "Test NCCL failure")]
 )
 def test_outputs_that_show_nothing(kind: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "well").write_text(text())
     (tmp_path / kind).write_text(BAD[kind])
     assert main(["nccl", "compare", str(tmp_path / "well"), str(tmp_path / kind)]) == 2
     out = capsys.readouterr().out
-    assert (
-        out.startswith(f"B ({tmp_path / kind}) cannot be compared: ") and said.replace("96", "48") in out and out.count("\n") == 1
-    )
+    assert out.startswith(f"B ({tmp_path / kind}) cannot be compared: ") and said in out and out.count("\n") == 1
 
 
 @pytest.mark.parametrize(
