@@ -37,6 +37,9 @@ FREE = {
     ),
     *(
         "PROFILE=TYPE",
+        "COMMAND",
+        "NAME=VALUE",
+        "PERCENT",
         "MINUTES",
         "[BEGIN/]END",
         "VERSION",

@@ -146,3 +146,17 @@ def site(up: Site) -> Site:
         shutil.rmtree(each) if each.is_dir() else each.unlink()
     install(up.folder)
     return up
+
+
+def build_simulated_nccl(folder: Path) -> Path:
+    """Put libnccl.so.2 and libcuda.so.1 for machines without a GPU (simulated_nccl.c) into ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    command = ["gcc", "-std=gnu11", "-O1", "-Wall", "-Werror", "-Wno-unused-result", "-shared", "-fPIC"]
+    subprocess.run([*command, "-o", folder / "libnccl.so.2", ROOT / "tests/measure/simulated_nccl.c"], check=True)
+    (folder / "libcuda.so.1").symlink_to("libnccl.so.2")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def simulated_nccl(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_simulated_nccl(tmp_path_factory.mktemp("simulated-nccl"))

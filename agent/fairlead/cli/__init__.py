@@ -21,7 +21,7 @@ COMMANDS = {
     "explain": "explain a check, a setting or an Xid",
     "xid": "decode the Xid and SXid lines of a kernel log",
     "lint": "find harmful settings in job scripts and nccl.conf",
-    "nccl": "read outputs of nccl-tests, or show what nccl.conf should say",
+    "nccl": "read, compare and measure nccl-tests, apply a measured result, show nccl.conf",
     "replay": "say what a recorded kernel log would have drained, when and why",
     "topology": "show GPUs, NICs, NUMA nodes and the paths between them",
     "bind": "show which CPUs, memory and NICs each task should have",

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from fairlead.errors import DataError
 from fairlead.jobenv.never import NEVER
+from fairlead.jobenv.tuned_variables import TUNED
 from fairlead.jobenv.variable_table import ROWS, ValueLevel, VariableRow, When
 
 HEAD = "fl_rows='"
@@ -106,8 +107,9 @@ def explain(
     "overrides", "when", "rule", "what", "why", "source"}``.
 
     ``origin`` says where the value comes from: "fairlead" (fairlead set it), "user" (the user set, changed or unset it),
-    "nccl.conf" (NCCL reads it from that file), "-" (the variable is not set in this environment). ``overrides``: fairlead's
-    value, which the user's value replaces. ``conf``: the variables that /etc/nccl.conf sets.
+    "measured result" (`fairlead nccl use` set it), "nccl.conf" (NCCL reads it from that file), "-" (the variable is not set in
+    this environment). ``overrides``: fairlead's value, which the user's value replaces. ``conf``: the variables that
+    /etc/nccl.conf sets.
     """
     ours = dict(part.split(":", 1) for part in environment.get("FAIRLEAD_SET", "").split("|") if ":" in part)
     skipped = set(environment.get("FAIRLEAD_SKIP", "").split(","))
@@ -132,6 +134,7 @@ def explain(
                 "source": row.source,
             }
         )
+    lines += _of_result(environment)
     for name, value in (conf or {}).items():
         own = environment.get(name)
         lines.append(
@@ -147,6 +150,30 @@ def explain(
                 "source": "/etc/nccl.conf",
             }
         )
+    return lines
+
+
+def _of_result(environment: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return a dictionary for each variable that `fairlead nccl use` has set. Such a variable has FAIRLEAD_NCCL_APPLIED."""
+    head, *pairs = environment.get("FAIRLEAD_NCCL_APPLIED", "").split("|")
+    lines = []
+    for name, sign, value in (pair.partition("=") for pair in pairs):
+        now = environment.get(name)
+        if name in TUNED and sign:
+            ours = now == value
+            lines.append(
+                {
+                    "name": name,
+                    "now": now or "",
+                    "origin": "measured result" if ours else "user",
+                    "overrides": "" if ours else value,
+                    "when": When.ALWAYS.value,
+                    "rule": value,
+                    "what": f"from a result of fairlead nccl measure whose SHA-256 begins with {head}",
+                    "why": "the job script has asked for it, and the result holds on all nodes of the job",
+                    "source": "fairlead nccl show RESULT",
+                }
+            )
     return lines
 
 

@@ -9,4 +9,9 @@ slurm_jobs                 calls sbatch, squeue and scancel
 results_store              stores results in SQLite
 acceptance_run             measures several nodes in one run
 run_judgement              judges each figure in the results of a run
+
+nccl_plan nccl_run         order and make the launches of `fairlead nccl measure`, and keep them in a folder
+nccl_launch                launches one command with a time limit, alone or beside a GEMM loop
+float_sums                 makes one all-reduce with known sums; runs as a program of its own for each rank
+node_parts                 asks all nodes of a job what they are, for the key of a result
 """
