@@ -108,4 +108,4 @@ def _panel(panel: Panel):  # type: ignore[no-untyped-def]  # the builders of the
 def _columns(panel: Panel) -> models.DataTransformerConfig:
     """Hide the columns of a table that say nothing to a reader: the time, the metric's name and what the panel names itself."""
     hidden = ("Time", "__name__", "job", "fairlead", *panel.hidden)
-    return models.DataTransformerConfig(id_val="organize", options={"excludeByName": {name: True for name in hidden}})
+    return models.DataTransformerConfig(id_val="organize", options={"excludeByName": dict.fromkeys(hidden, True)})

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import pytest
 from promql_parser import parse
-
 from release.dashboards.__main__ import BOARDS, FOLDER
 from release.dashboards.panel import Panel, as_json
+
 from tests.dashboards import hour, prometheus
 
 PANELS = [(board, panel) for board in BOARDS for row in board.rows for panel in row.panels]
