@@ -21,6 +21,7 @@ from fairlead.provision.terminal_frame import beneath
 
 if TYPE_CHECKING:
     from fairlead.cli.fleet_poll import FleetPoll
+    from fairlead.config import Site
 
 SITE = "/etc/fairlead/site.toml"
 
@@ -46,6 +47,12 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--watch", nargs="?", type=float, const=5.0, metavar="SECONDS", help="show it again and again (every 5 s)"
     )
+    parser.add_argument(
+        "--prometheus-targets",
+        metavar="FILE",
+        default="",
+        help="write the site's nodes for Prometheus' file_sd_configs (NAME.json; - prints it), and ask nobody",
+    )
     parser.add_argument("--each", action="store_true", help="show a row for each node: fold none")
     parser.add_argument("--json", action="store_true", help="print each node as an object; with --watch, one line for each poll")
 
@@ -58,6 +65,8 @@ def run(args: argparse.Namespace) -> ExitCode:
     if args.timeout is not None and not 0.5 <= args.timeout <= 600:
         raise UsageError("--timeout: must be from half a second to ten minutes")
     site = config.load_site(args.site or SITE) if args.site or os.path.exists(SITE) else None
+    if args.prometheus_targets:
+        return _prometheus_targets(args, site)
     poller = FleetPoller(
         site,
         nodelist=args.nodelist,
@@ -84,6 +93,24 @@ def run(args: argparse.Namespace) -> ExitCode:
         print_json(poll.data())
     else:
         print(text(poll, each=args.each))
+    return ExitCode.OK
+
+
+def _prometheus_targets(args: argparse.Namespace, site: Site | None) -> ExitCode:
+    from fairlead.cli import prometheus_targets
+    from fairlead.provision.inventory import targets
+
+    if site is None:
+        raise InputMissing(f"{SITE}: no such file", hint="name the site: --site FILE")
+    found = targets(site, args.nodelist)
+    made = prometheus_targets.targets_text(found)
+    if args.prometheus_targets == "-":
+        print(made, end="")
+        return ExitCode.OK
+    if not args.prometheus_targets.endswith(".json"):
+        raise UsageError(f"--prometheus-targets {args.prometheus_targets}: the name has to end in .json")
+    done = "written" if prometheus_targets.write(args.prometheus_targets, made) else "unchanged"
+    print(f"{args.prometheus_targets}: {done}: {len(found)} nodes")
     return ExitCode.OK
 
 
