@@ -40,9 +40,7 @@ def test_every_node_is_a_target_with_the_label_of_the_alert(site: str, tmp_path:
         "gpu4:9100": {"fairlead": "expected", "profile": "a100-pcie"},
         "[fd00::5]:9100": {"fairlead": "expected", "profile": "a100-pcie"},
     }
-    (tmp_path / "prometheus.yml").write_text(
-        f"scrape_configs:\n- job_name: gpu-nodes\n  file_sd_configs:\n  - files: [{file}]\n"
-    )
+    (tmp_path / "prometheus.yml").write_text(f"scrape_configs:\n- job_name: gpu-nodes\n  file_sd_configs:\n  - files: [{file}]\n")
     subprocess.run(["promtool", "check", "config", str(tmp_path / "prometheus.yml")], check=True, capture_output=True)
 
 
@@ -57,7 +55,7 @@ def test_a_file_that_is_right_is_left_alone(site: str, tmp_path: Path, capsys: p
     ("file", "code", "said"),
     [("nodes.txt", ExitCode.USAGE, "has to end in .json"), ("none/nodes.json", ExitCode.NO_INPUT, "no such folder")],
 )
-def test_bad_names_are_one_line(
+def test_bad_names_are_one_line(  # noqa: PLR0917 (fixtures)
     site: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, code: ExitCode, said: str
 ) -> None:
     assert main(["fleet", "--site", site, "--prometheus-targets", str(tmp_path / file)]) == code

@@ -20,7 +20,7 @@ from fairlead.errors import ExitCode, InputMissing, UsageError
 from fairlead.provision.terminal_frame import beneath
 
 if TYPE_CHECKING:
-    from fairlead.cli.fleet_poll import FleetPoll
+    from fairlead.cli.fleet_poll import FleetPoll, FleetPoller
     from fairlead.config import Site
 
 SITE = "/etc/fairlead/site.toml"
@@ -48,6 +48,12 @@ def register(parser: argparse.ArgumentParser) -> None:
         "--watch", nargs="?", type=float, const=5.0, metavar="SECONDS", help="show it again and again (every 5 s)"
     )
     parser.add_argument(
+        "--html", metavar="DIR", default="", help="write static pages into this folder; with --watch, again and again"
+    )
+    parser.add_argument(
+        "--group", choices=("class", "partition", "none"), default="class", help="how --html groups the nodes (%(default)s)"
+    )
+    parser.add_argument(
         "--prometheus-targets",
         metavar="FILE",
         default="",
@@ -60,6 +66,8 @@ def register(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> ExitCode:
     from fairlead.cli.fleet_poll import FleetPoller
 
+    if args.html and args.json:
+        raise UsageError("--html and --json exclude each other")
     if args.watch is not None and args.watch < 1:
         raise UsageError("--watch: the shortest time is a second")
     if args.timeout is not None and not 0.5 <= args.timeout <= 600:
@@ -77,7 +85,10 @@ def run(args: argparse.Namespace) -> ExitCode:
         conf=args.slurm_conf,
         bin_dir=args.bin_dir,
         on_answer=answered if sys.stderr.isatty() and args.watch is None else None,
+        detailed=bool(args.html),
     )
+    if args.html:
+        return _html(args, poller)
     if args.watch is not None:
         from fairlead.cli.fleet_watch import watch
 
@@ -93,6 +104,28 @@ def run(args: argparse.Namespace) -> ExitCode:
         print_json(poll.data())
     else:
         print(text(poll, each=args.each))
+    return ExitCode.OK
+
+
+def _html(args: argparse.Namespace, poller: FleetPoller) -> ExitCode:
+    from fairlead.cli.fleet_page import PageFolder
+
+    folder = PageFolder(args.html)
+    name = os.path.basename(args.site or SITE).removesuffix(".toml")
+
+    def write(poll: FleetPoll) -> None:
+        refresh = max(5, round(args.watch)) if args.watch is not None else 0
+        folder.write(poll, poller.details, site=name, group=args.group, refresh=refresh)
+
+    if args.watch is not None:
+        from fairlead.cli.fleet_watch import repeat
+
+        return repeat(poller, args.watch, write)
+    poll = poller.poll()
+    if not poll.rows:
+        raise InputMissing(f"Slurm has no node {args.nodelist}")
+    write(poll)
+    print(f"{args.html}/index.html: written: {len(poll.rows)} nodes")
     return ExitCode.OK
 
 

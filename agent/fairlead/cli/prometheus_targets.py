@@ -1,4 +1,4 @@
-"""Makes the file from which Prometheus learns the agents' targets (``file_sd_configs``), from the nodes that the site declares."""
+"""Makes the file from which Prometheus learns its targets (``file_sd_configs``), from the nodes that the site declares."""
 
 from __future__ import annotations
 
