@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> ExitCode:
 
 
 def _html(args: argparse.Namespace, poller: FleetPoller) -> ExitCode:
-    from fairlead.cli.fleet_page import PageFolder
+    from fairlead.cli.node_pages import PageFolder
 
     folder = PageFolder(args.html)
     name = os.path.basename(args.site or SITE).removesuffix(".toml")

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("ClusterShell")
 
-from fairlead.cli.fleet_page import PageFolder
+from fairlead.cli.node_pages import PageFolder
 from tests.cli.fleet_of_many import details, fleet
 
 pytestmark = [
