@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # tests/conftest.py says which tests stay together; one process: make test PARALLEL=
 PARALLEL ?= -n auto --max-worker-restart=1
 
-.PHONY: setup apt demo test test-all vm lint unit bench scorecard gpu gpu-wheels lab-down docs lock release packages clean
+.PHONY: setup apt demo test test-all vm lint unit bench scorecard gpu gpu-wheels lab-down docs dashboards lock release packages clean
 
 setup: $(VENV)/.done ## .venv with fairlead and every developer tool; the machine trees in .cache/machines
 	@$(BIN)/python -m tests.lab.trees >/dev/null
@@ -70,6 +70,9 @@ gpu-wheels: ## what `make gpu` needs where there is no network and no `make setu
 
 docs: setup ## generated tables: README, docs/reference
 	@$(BIN)/python -m tests.docs_write
+
+dashboards: setup ## the Grafana dashboards in agent/fairlead/dashboards, from the code in release/dashboards
+	@$(BIN)/python -m release.dashboards
 
 lock: setup ## exact versions and hashes of the Python packages that fairlead brings along (asks pip's index; PYTHON: 3.11)
 	@$(BIN)/python release/lock.py

@@ -24,3 +24,8 @@ def directory(name: str) -> Path:
 def profile_directory() -> Path:
     """Return the folder of hardware profiles (TOML)."""
     return _PACKAGE / "profiles"
+
+
+def dashboard_directory() -> Path:
+    """Return the folder of Grafana dashboards (JSON, written by ``make dashboards``)."""
+    return _PACKAGE / "dashboards"

@@ -127,3 +127,62 @@ def test_the_alert_leaves_out_the_xids_of_jobs_and_no_other() -> None:
     (expr,) = [rule["expr"] for rule in rules if rule.get("alert") == "FairleadXid"]
     (said,) = re.findall(r'new15m\{xid!~"([0-9|]+)"\}', expr)
     assert {int(code) for code in said.split("|")} == {c for c, entry in ENTRIES.items() if entry.blames == "application"}
+
+
+NOW = "0+60x60"  # a time stamp that goes on with the clock
+BROKEN = {
+    "FairleadVerdictExpired": {"fairlead_verdict_expires_timestamp_seconds": "300x60", "fairlead_sweep_timestamp_seconds": NOW},
+    "FairleadSweepSlow": {"fairlead_sweep_duration_seconds": "75x60"},
+    "FairleadNvmlStuck": {"fairlead_nvml_worker_stuck": "1x60"},
+    "FairleadNvmlWorkerCrashes": {"fairlead_nvml_worker_crashes_total": "0+1x60"},
+    "FairleadSlurmctldSilent": {"fairlead_slurm_up": "0x60"},
+}
+WELL = {
+    "FairleadVerdictExpired": {"fairlead_verdict_expires_timestamp_seconds": "300+60x60", "fairlead_sweep_timestamp_seconds": NOW},
+    "FairleadSweepSlow": {"fairlead_sweep_duration_seconds": "75x3 1x56"},
+    "FairleadNvmlStuck": {"fairlead_nvml_worker_stuck": "1x5 0x54"},
+    "FairleadNvmlWorkerCrashes": {"fairlead_nvml_worker_crashes_total": "5x10 6x49"},
+    "FairleadSlurmctldSilent": {"fairlead_slurm_up": "0x5 1x54"},
+}
+
+
+@promtool
+@pytest.mark.parametrize("rule", BROKEN)
+def test_a_broken_promise_of_the_agent_is_told_and_its_twin_is_not(tmp_path: Path, rule: str) -> None:
+    fires(tmp_path, rule, {f'{name}{{instance="n1"}}': values for name, values in BROKEN[rule].items()}, ['instance="n1"'])
+    fires(tmp_path, rule, {f'{name}{{instance="n1"}}': values for name, values in WELL[rule].items()}, [])
+
+
+@promtool
+def test_alerts_that_wait_for_an_hour_or_a_day(tmp_path: Path) -> None:
+    series = {
+        'fairlead_nvml_released{instance="n1"}': "1x1500",
+        'fairlead_findings{instance="n1",check="ecc",level="unknown",device="0000:1b:00.0"}': "1x1500",
+        'fairlead_findings{instance="n2",check="setting.sysctl",level="warn",device=""}': "1x1500",
+        'fairlead_findings{instance="n3",check="setting.sysctl",level="warn",device=""}': "1x1000 _x500",
+        'fairlead_document_generation{instance="n1",profile="h100"}': "6x1500",
+        'fairlead_document_generation{instance="n2",profile="h100"}': "7x1500",
+        'fairlead_document_generation{instance="n3",profile="a100"}': "2x1500",
+    }
+    wanted = {"FairleadNvmlReleased": ["n1"], "FairleadUnreadable": ["n1"], "FairleadDrift": ["n2"], "FairleadDocumentBehind": ["n1"]}
+    test = {"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": [{
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [{
+            "expr": f"sum by (instance) (ALERTS{{alertname='{rule}',alertstate='firing'}})", "eval_time": "1460m",
+            "exp_samples": [{"labels": f'{{instance="{name}"}}', "value": 1} for name in names],
+        } for rule, names in wanted.items()],
+    }]}  # fmt: skip
+    (tmp_path / "test.yml").write_text(json.dumps(test))
+    done = subprocess.run(["promtool", "test", "rules", "test.yml"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_each_alert_has_a_runbook_and_each_runbook_an_alert() -> None:
+    folder = RULES.parents[4] / "docs/how-to/alerts"
+    rules = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"] if "alert" in rule]
+    assert {rule["annotations"]["runbook"] for rule in rules} == {f"docs/how-to/alerts/{rule['alert']}.md" for rule in rules}
+    assert {path.stem for path in folder.glob("Fairlead*.md")} == {rule["alert"] for rule in rules}
+    for rule in rules:
+        text = (folder / f"{rule['alert']}.md").read_text()
+        assert all(f"## {part}\n" in text for part in ("What to look at", "What to do", "Silence it")), rule["alert"]

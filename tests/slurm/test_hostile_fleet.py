@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,16 @@ def test_a_hostile_node_is_one_row_and_the_others_are_as_they_were(cluster: Clus
     table = fleet(cluster, desk, "--timeout", "90")
     assert table.returncode == 0 and strange(table.stdout + table.stderr) == []
     assert [line.split()[0] for line in table.stdout.splitlines()[1:-1]].count(honest) == 1
+
+    (pages := tmp_path / "pages").mkdir()
+    written = fleet(cluster, desk, "--timeout", "90", "--html", str(pages))
+    assert written.returncode == 0 and "Traceback" not in written.stderr, written.stderr
+    assert {path.stem for path in (pages / "node").iterdir()} == set(NODES)
+    for path in pages.rglob("*.html"):
+        page = path.read_text()
+        assert strange(page) == [] and len(re.findall("<script", page)) == (path.name == "index.html"), path
+    tiles = re.findall(r'<li data-word="(\w+)".*?href="node/(\w+)\.html"', (pages / "index.html").read_text())
+    assert {name: word for word, name in tiles} == {name: row["word"] for name, row in found.items()}
 
 
 @pytest.mark.one_release

@@ -37,6 +37,7 @@ COMMANDS = {
     "maintain": "maintain nodes in batches, with a journal: drain, wait, apply, reboot, verify, resume",
     "lock": "resolve the declared drivers into fairlead.lock: exact packages, with hashes",
     "bundle": "make one folder with everything that a site without internet access needs",
+    "dashboards": "write the Grafana dashboards and the rules for Prometheus",
     "fleet": "show all nodes in one table: Slurm's state, the agents' verdicts, who drained what",
     "collect": "collect what jobs used from the nodes, keep it, and write jobstats' AdminComment",
     "job": "show what a job used: GPUs, energy, memory, time at 0 %",

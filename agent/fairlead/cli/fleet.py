@@ -20,7 +20,8 @@ from fairlead.errors import ExitCode, InputMissing, UsageError
 from fairlead.provision.terminal_frame import beneath
 
 if TYPE_CHECKING:
-    from fairlead.cli.fleet_poll import FleetPoll
+    from fairlead.cli.fleet_poll import FleetPoll, FleetPoller
+    from fairlead.config import Site
 
 SITE = "/etc/fairlead/site.toml"
 
@@ -46,6 +47,18 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--watch", nargs="?", type=float, const=5.0, metavar="SECONDS", help="show it again and again (every 5 s)"
     )
+    parser.add_argument(
+        "--html", metavar="DIR", default="", help="write static pages into this folder; with --watch, again and again"
+    )
+    parser.add_argument(
+        "--group", choices=("class", "partition", "none"), default="class", help="how --html groups the nodes (%(default)s)"
+    )
+    parser.add_argument(
+        "--prometheus-targets",
+        metavar="FILE",
+        default="",
+        help="write the site's nodes for Prometheus' file_sd_configs (NAME.json; - prints it), and ask nobody",
+    )
     parser.add_argument("--each", action="store_true", help="show a row for each node: fold none")
     parser.add_argument("--json", action="store_true", help="print each node as an object; with --watch, one line for each poll")
 
@@ -53,11 +66,15 @@ def register(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> ExitCode:
     from fairlead.cli.fleet_poll import FleetPoller
 
+    if args.html and args.json:
+        raise UsageError("--html and --json exclude each other")
     if args.watch is not None and args.watch < 1:
         raise UsageError("--watch: the shortest time is a second")
     if args.timeout is not None and not 0.5 <= args.timeout <= 600:
         raise UsageError("--timeout: must be from half a second to ten minutes")
     site = config.load_site(args.site or SITE) if args.site or os.path.exists(SITE) else None
+    if args.prometheus_targets:
+        return _prometheus_targets(args, site)
     poller = FleetPoller(
         site,
         nodelist=args.nodelist,
@@ -68,7 +85,10 @@ def run(args: argparse.Namespace) -> ExitCode:
         conf=args.slurm_conf,
         bin_dir=args.bin_dir,
         on_answer=answered if sys.stderr.isatty() and args.watch is None else None,
+        detailed=bool(args.html),
     )
+    if args.html:
+        return _html(args, poller)
     if args.watch is not None:
         from fairlead.cli.fleet_watch import watch
 
@@ -84,6 +104,46 @@ def run(args: argparse.Namespace) -> ExitCode:
         print_json(poll.data())
     else:
         print(text(poll, each=args.each))
+    return ExitCode.OK
+
+
+def _html(args: argparse.Namespace, poller: FleetPoller) -> ExitCode:
+    from fairlead.cli.node_pages import PageFolder
+
+    folder = PageFolder(args.html)
+    name = os.path.basename(args.site or SITE).removesuffix(".toml")
+
+    def write(poll: FleetPoll) -> None:
+        refresh = max(5, round(args.watch)) if args.watch is not None else 0
+        folder.write(poll, poller.details, site=name, group=args.group, refresh=refresh)
+
+    if args.watch is not None:
+        from fairlead.cli.fleet_watch import repeat
+
+        return repeat(poller, args.watch, write)
+    poll = poller.poll()
+    if not poll.rows:
+        raise InputMissing(f"Slurm has no node {args.nodelist}")
+    write(poll)
+    print(f"{args.html}/index.html: written: {len(poll.rows)} nodes")
+    return ExitCode.OK
+
+
+def _prometheus_targets(args: argparse.Namespace, site: Site | None) -> ExitCode:
+    from fairlead.cli import prometheus_targets
+    from fairlead.provision.inventory import targets
+
+    if site is None:
+        raise InputMissing(f"{SITE}: no such file", hint="name the site: --site FILE")
+    found = targets(site, args.nodelist)
+    made = prometheus_targets.targets_text(found)
+    if args.prometheus_targets == "-":
+        print(made, end="")
+        return ExitCode.OK
+    if not args.prometheus_targets.endswith(".json"):
+        raise UsageError(f"--prometheus-targets {args.prometheus_targets}: the name has to end in .json")
+    done = "written" if prometheus_targets.write(args.prometheus_targets, made) else "unchanged"
+    print(f"{args.prometheus_targets}: {done}: {len(found)} nodes")
     return ExitCode.OK
 
 

@@ -13,6 +13,7 @@ from fairlead.config import Site
 from fairlead.config.site import AnsibleOptions
 from fairlead.errors import UsageError
 from fairlead.provision.agent_accounts import AccountSource, AgentAccount, SshAccounts
+from fairlead.provision.node_details import DETAILED, NodeDetails, details_of
 from fairlead.provision.roster import RosterFold, RosterRow, as_data, fold, rows
 from fairlead.provision.ssh import ssh_options
 from fairlead.provision.ssh_fetch import deadline_seconds
@@ -43,7 +44,7 @@ class FleetPoller:
 
     ``agents``: ask the agents too, with ``program`` as ssh. ``seconds``: the deadline for the agents' answers, or None for a
     deadline by the number of nodes. ``on_answer``: a function that is called with the number of nodes that have answered and the
-    number of all nodes (see SshAccounts).
+    number of all nodes (see SshAccounts). ``detailed``: ask the nodes for their findings, audit trail and GPUs too.
     """
 
     def __init__(
@@ -59,7 +60,10 @@ class FleetPoller:
         bin_dir: str = "/usr/bin",
         source: AccountSource | None = None,
         on_answer: Callable[[int, int], None] | None = None,
+        detailed: bool = False,
     ) -> None:
+        self._detailed = detailed
+        self.details: dict[str, NodeDetails] = {}
         try:
             self._wanted = {str(n) for n in NodeSet(nodelist)} if nodelist else set()
         except NodeSetException as e:
@@ -84,6 +88,7 @@ class FleetPoller:
         nodes = [n for n in listed(self._client) if self._chosen(n)]
         names = {n.state.name for n in nodes}
         if self._agents and (began - self._accounts_at >= AGENTS_SECONDS or not names <= self._asked):
+            self.details = {}
             self._accounts = self._fetch({name: self._hosts.get(name, name) for name in sorted(names)})
             self._asked, self._accounts_at = names, time.monotonic()
         made = rows(nodes, self._accounts if self._agents else None)
@@ -104,4 +109,10 @@ class FleetPoller:
         provision` keeps."""
         ansible = self._site.ansible if self._site is not None else AnsibleOptions(user="")
         options = ssh_options(ansible.ssh_args, ansible.private_key, address, self._program)
-        return SshAccounts(program=self._program, options=options, user=ansible.user, seconds=seconds, on_answer=self._on_answer)
+        more: dict[str, Any] = {"command": DETAILED, "on_whole": self._keep} if self._detailed else {}
+        return SshAccounts(
+            program=self._program, options=options, user=ansible.user, seconds=seconds, on_answer=self._on_answer, **more
+        )
+
+    def _keep(self, node: str, answer: bytes) -> None:
+        self.details[node] = details_of(answer)

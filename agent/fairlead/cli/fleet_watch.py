@@ -38,6 +38,15 @@ def watch(poller: FleetPoller, every: float, *, each: bool, as_json: bool) -> Ex
     return ExitCode.OK
 
 
+def repeat(poller: FleetPoller, every: float, show: Callable[[FleetPoll], None]) -> ExitCode:
+    """Poll until Ctrl-C, and show each poll by ``show``."""
+    try:
+        _again(poller, every, show, _print_error)
+    except KeyboardInterrupt:
+        pass
+    return ExitCode.OK
+
+
 def _again(
     poller: FleetPoller,
     every: float,

@@ -7,7 +7,7 @@ length of an answer, and only ``agent_status`` reads the status in it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -22,8 +22,8 @@ from fairlead.provision.node_answer import TEXT_MAX
 from fairlead.provision.ssh_fetch import NodeAnswer, SshFetch, parts_of, reading
 
 TEXT = 200  # the longest name or version that is kept, in characters
-_PARTS = ("/run/fairlead/verdict", "/proc/uptime", "/run/fairlead/status.json")
-COMMAND = reading(_PARTS)
+FILES = ("/run/fairlead/verdict", "/proc/uptime", "/run/fairlead/status.json")
+COMMAND = reading(FILES)
 
 
 class AgentAccount(Struct, frozen=True, kw_only=True):
@@ -64,16 +64,16 @@ def parse_account(answer: bytes) -> AgentAccount:
     if parts is None:
         return AgentAccount(reached=False, trouble="its answer is cut short")
     try:
-        status = status_of(parts.get(_PARTS[2], b""))
+        status = status_of(parts.get(FILES[2], b""))
     except DataError as e:
         return AgentAccount(reached=False, trouble=str(e))
-    if not parts.get(_PARTS[0], b"").strip():
+    if not parts.get(FILES[0], b"").strip():
         return AgentAccount(
             reached=True, trouble="no verdict: is fairlead-agent.service running?", **_status_fields(status, None)
         )
     try:
-        verdict = parse_line(parts[_PARTS[0]].decode("utf-8", "replace").rstrip("\n") + "\n")
-        now = _uptime(parts.get(_PARTS[1], b""))
+        verdict = parse_line(parts[FILES[0]].decode("utf-8", "replace").rstrip("\n") + "\n")
+        now = _uptime(parts.get(FILES[1], b""))
     except DataError as e:
         return AgentAccount(
             reached=True, trouble=f"its verdict cannot be read: {one_line(str(e), 200)}", **_status_fields(status, None)
@@ -116,13 +116,15 @@ def _status_fields(status: Status, now: float | None) -> dict[str, Any]:
 
 
 class SshAccounts:
-    """Fetches accounts over ssh. The arguments are those of ``SshFetch``."""
+    """Fetches accounts over ssh. ``command``: COMMAND, or a ``reading`` command for more files too. ``on_whole``: called with the
+    node and the whole answer of each node whose account could be read. The other arguments are those of ``SshFetch``."""
 
-    def __init__(self, **ssh: Any) -> None:
+    def __init__(self, *, command: str = COMMAND, on_whole: Callable[[str, bytes], None] | None = None, **ssh: Any) -> None:
         self._ssh = SshFetch(**ssh)
+        self._command, self._on_whole = command, on_whole or (lambda node, answer: None)
 
     def fetch(self, addresses: Mapping[str, str]) -> dict[str, AgentAccount]:
-        answers = self._ssh.fetch(addresses, COMMAND)
+        answers = self._ssh.fetch(addresses, self._command)
 
         def account(node: str) -> AgentAccount:
             return isolated(
@@ -136,5 +138,7 @@ class SshAccounts:
             return AgentAccount(reached=False, trouble=answer.trouble)
         found = parse_account(answer.out)
         if found.node in ("", node):
+            if found.reached:
+                self._on_whole(node, answer.out)
             return found
         return AgentAccount(reached=False, trouble=f"ssh {address} leads to {found.node}")

@@ -33,13 +33,14 @@ _AGO = re.compile(r"[0-9]+ s ago")
 class OutOfService(Struct, frozen=True, kw_only=True):
     """Says who took the node out of service. by: agent, hand (`fairlead drain`), maintain, slurm or person. check: the check
     name in fairlead's reason, or "" for another reason. user: the user that slurmctld stores with the reason. since_unix: the
-    time of the reason, in whole Unix seconds. why: the reason without fairlead's token."""
+    time of the reason, in whole Unix seconds. why: the reason without fairlead's token. reason: the whole reason."""
 
     by: str
     check: str = ""
     user: str = ""
     since_unix: int = 0
     why: str = ""
+    reason: str = ""
 
     @property
     def name(self) -> str:
@@ -125,7 +126,7 @@ def out_of_service(node: Listed) -> OutOfService | None:
     if not state.states & UNAVAILABLE or not state.reason:
         return None
     words = strip_suffixes(state.reason)
-    common: dict[str, Any] = {"user": state.reason_user, "since_unix": state.reason_time}
+    common: dict[str, Any] = {"user": state.reason_user, "since_unix": state.reason_time, "reason": one_line(state.reason)}
     token = parse(state.reason)
     if token is not None:
         by = "maintain" if token.text.startswith(MAINTAIN) else "hand" if token.check == MANUAL else "agent"
