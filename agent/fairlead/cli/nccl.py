@@ -24,12 +24,11 @@ import argparse
 
 import msgspec
 
-from fairlead.cli.input_files import text_of
+from fairlead.cli.nccl_outputs import runs_of
 from fairlead.cli.output import columns
-from fairlead.errors import DataError, ExitCode, UsageError
-from fairlead.nccl.results import NcclTestRun, parse
+from fairlead.errors import ExitCode, UsageError
+from fairlead.nccl.results import NcclTestRun
 
-SIZE_MAX = 64 << 20  # bytes; -I with -J of many ranks makes a few MiB
 FILES = {"parse": (1, 1), "compare": (2, 2), "measure": (0, 0), "show": (1, 1), "use": (0, 1), "key": (0, 1), "conf": (0, 0)}
 
 
@@ -88,16 +87,6 @@ def run(args: argparse.Namespace) -> ExitCode:
 
         return {"show": nccl_result.show, "use": nccl_result.use, "key": nccl_result.key}[args.what](args)
     return _parse(args.files[0], as_json=args.json)
-
-
-def runs_of(file: str) -> tuple[NcclTestRun, ...]:
-    """Return the runs in an output of nccl-tests. Raise DataError, InputMissing."""
-    try:
-        return parse(text_of(file, SIZE_MAX))
-    except DataError as e:
-        if str(e).startswith(file):
-            raise
-        raise DataError(f"{'standard input' if file == '-' else file}: {e}", hint=e.hint) from None
 
 
 def _parse(file: str, *, as_json: bool) -> ExitCode:

@@ -6,7 +6,7 @@ import argparse
 
 import msgspec
 
-from fairlead.cli.nccl import runs_of
+from fairlead.cli.nccl_outputs import runs_of
 from fairlead.cli.output import columns, print_json
 from fairlead.errors import DataError, ExitCode, UsageError
 from fairlead.measure.collective import size_text
