@@ -45,19 +45,20 @@ while read -r _ minor; do mknod -m 666 /dev/nvidia-caps/nvidia-cap$minor c 241 $
 """
 
 
-def listed(node: Node) -> str:
+def listed(node: Node, cpus: int = 112) -> str:
     """The lines of fake_gpus.conf (src/interfaces/gpu.c) for the GPUs and instances, as gpu_nvml.c of 26.05 finds them."""
     assert not isinstance(node.gpus, Missing)
     lines = []
     for number, gpu in enumerate(node.gpus):
-        cores = "0-55" if number < 4 else "56-111"
+        first = 0 if number < 4 else cpus // 2
+        cores = f"{first}-{first + cpus // 2 - 1}"
         links = ",".join("-1" if other is gpu else "0" for other in node.gpus)
         devices = () if isinstance(gpu.mig_devices, Missing) else gpu.mig_devices
         rows = [
             ("(null)", str(device.profile), f",/dev/nvidia-caps/nvidia-cap{1 + device.gi}", device.uuid) for device in devices
         ]
         for own, kind, more, uuid in rows or [(links, "h100", "", str(gpu.uuid))]:
-            lines.append(f"{kind}|112|{cores}|{own}|/dev/nvidia{gpu.minor}{more}|{uuid}|nvidia_gpu_env,env_uuid\n")
+            lines.append(f"{kind}|{cpus}|{cores}|{own}|/dev/nvidia{gpu.minor}{more}|{uuid}|nvidia_gpu_env,env_uuid\n")
     return "".join(lines)
 
 

@@ -60,8 +60,11 @@ def test_a_job_is_a_label_of_one_gauge_only() -> None:
     assert isinstance(node.gpus, tuple)
     first, second = node.gpus[:2]
     job_gpus = (
-        GpuOfJob(812, second.pci), GpuOfJob(812, "0000:ff:00.0"), GpuOfJob(4294967295, second.pci), GpuOfJob(9, first.pci, "MIG-1"),
-    )  # fmt: skip
+        GpuOfJob(812, second.pci),
+        GpuOfJob(812, "0000:ff:00.0"),
+        GpuOfJob(4294967295, second.pci),
+        GpuOfJob(9, first.pci, "MIG-1"),
+    )
     found = series(MetricsInput(version="1", node=node, jobs=3, job_gpus=job_gpus))
     label = {"pci": second.pci, "index": "1", "uuid": second.uuid, "mig_uuid": ""}  # to Prometheus, "" is no label
     assert [(s.labels, s.value) for s in found["fairlead_job_gpu"]] == [

@@ -62,7 +62,8 @@ class MetricsInput(Struct, frozen=True, kw_only=True):
     that would drain the node but are suppressed. ladder: each fault (``CHECK.FAULT/CARD``) with its escalation step. strikes:
     each GPU card with the number of its strikes in the window. slurm_node: the node's name in Slurm. slurm_up: whether slurmctld
     answered the last question, or None before the first question. gpu_labels: the index and UUID of each GPU as last read, by
-    PCI address. job_gpus: the GPUs and MIG devices of the running jobs. xids: kind, PCI address, code and number of records. nvlink_links: True adds metrics of each NVLink.
+    PCI address. job_gpus: the GPUs and MIG devices of the running jobs. xids: kind, PCI address, code and number of records.
+    nvlink_links: True adds metrics of each NVLink.
     """
 
     version: str
