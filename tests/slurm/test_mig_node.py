@@ -25,7 +25,7 @@ from fairlead.jobs.jobstats_payload import decoded as payload_data
 from fairlead.jobs.jobstats_payload import payload
 from fairlead.jobs.usage_merge import merged
 from fairlead.jobs.usage_record import HostUsage, UsageRecord, decoded
-from tests.hooks.test_mig_on_slurm import listed
+from tests.hooks.test_mig_on_slurm import caps, listed
 from tests.lab import demo_steps, hardware
 from tests.lab.accounting import wait_in_database
 from tests.lab.faults import Faults
@@ -322,8 +322,7 @@ def test_instances_that_gres_conf_lists(site: MigSite, beside: bool) -> None:
     lines = "NodeName=gpu1 Name=gpu Type=h100 File=/dev/nvidia[1-7]\n"
     for row in site.host.run("grep ^mig /run/fairlead/topology").stdout.splitlines():
         _, _, _, gi, _, profile, *_ = row.split("\t")
-        files = "".join(f",/dev/nvidia-caps/nvidia-cap{2 * int(gi) + number}" for number in (1, 2))
-        lines += f"NodeName=gpu1 Name=gpu Type={site.slurm_type(profile)} MultipleFiles=/dev/nvidia0{files}\n"
+        lines += f"NodeName=gpu1 Name=gpu Type={site.slurm_type(profile)} MultipleFiles=/dev/nvidia0{caps(0, int(gi))}\n"
     site.restart(*layout, lines=lines, beside=beside)
     remarks = json.loads(site.host.ssh("fairlead doctor --json", check=False).stdout)["remarks"]
     warned = "gres.conf has MultipleFiles" in [remark["what"] for remark in remarks]
