@@ -44,13 +44,18 @@ PERSISTED = {f"setting.{name}" for name in ("kernel_modules", "memlock", "nccl",
 GPU_MEMORY = {"gb200-nvl72": {2, 10, 18, 26}, "gb300-nvl72": {2, 10, 18, 26}, "gh200": {1}, "gh200-quad": {4, 12, 20, 28}}
 
 
+def profile_of(name: str) -> str:
+    """The tree of a profile has the profile's name, and a word of its own after a point if the profile has a base tree too."""
+    return name.partition(".")[0]
+
+
 def gpus_of(name: str) -> int:
     return len(json.loads((MACHINES / name / "nvml.json").read_text())["gpus"])
 
 
 @cache
 def node_of(name: str) -> Node:
-    document = document_of(name, gpus_of(name))
+    document = document_of(profile_of(name), gpus_of(name))
     tree = MACHINES / name
     return gather(Root(str(tree)), recorded_nvml(str(tree)), reads=reads(document), unsupported=document.unsupported,
                   wanted=wanted(document))  # fmt: skip
@@ -79,7 +84,7 @@ def memory(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_public_machine_is_healthy_under_its_profile(name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert checked(MACHINES / name, document_of(name, gpus_of(name)), capsys, tmp_path) == []
+    assert checked(MACHINES / name, document_of(profile_of(name), gpus_of(name)), capsys, tmp_path) == []
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -87,7 +92,7 @@ def test_the_tree_and_the_profile_have_no_source_in_common(name: str) -> None:
     sources = read_description(SOURCES / f"described/{name}.toml").sources
     assert len(sources) > 0
     works = {source.partition(",")[0].partition(" (")[0] for source in sources}
-    of_values = [value.source for value in config.load_profile(name).values]
+    of_values = [value.source for value in config.load_profile(profile_of(name)).values]
     assert not [(work, source) for work in works for source in of_values if work in source]
 
 
@@ -96,23 +101,24 @@ def test_every_profile_has_a_tree() -> None:
 
 
 def test_init_recognises_every_machine(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    names = config.profile_names()
+    names = [*config.profile_names(), *(name for name in NAMES if name != profile_of(name))]
     ssh = program(tmp_path, {f"n{number}": name for number, name in enumerate(names)})
     capsys.readouterr()
     assert main(["init", f"n[0-{len(names) - 1}]", "--ssh", str(ssh), "-n", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
-    assert {c["nodes"]: c["profile"] for c in said["classes"]} == {f"n{number}": name for number, name in enumerate(names)}
+    profiles = {f"n{number}": profile_of(name) for number, name in enumerate(names)}
+    assert {c["nodes"]: c["profile"] for c in said["classes"]} == profiles
     assert said["without"] == {}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_other_profile_finds_the_machine_healthy(name: str) -> None:
     """A profile for the same GPU notices another number of GPUs or NVLinks. A profile for another GPU says so in one line."""
-    own = config.load_profile(name).match
+    own = config.load_profile(profile_of(name)).match
     assert own is not None
     for other in config.profile_names():
         profile = config.load_profile(other)
-        if other == name or profile.match is None:
+        if other == profile_of(name) or profile.match is None:
             continue
         found = bad(judge(document_of(other, gpus_of(name)), node_of(name), Past(available=True)))
         assert found, f"{name} is healthy under {other}"
@@ -125,7 +131,7 @@ def test_no_other_profile_finds_the_machine_healthy(name: str) -> None:
 def test_a_missing_gpu_is_found(name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, memory: Path) -> None:
     tree = Path(shutil.copytree(MACHINES / name, memory / name, symlinks=True))
     take_out(tree, 0)
-    found = checked(tree, document_of(name, gpus_of(name)), capsys, tmp_path)
+    found = checked(tree, document_of(profile_of(name), gpus_of(name)), capsys, tmp_path)
     assert [f["check"] for f in found if f["level"] == "drain"][:1] == ["gpu_count"]
 
 
@@ -134,7 +140,7 @@ def test_a_missing_adapter_is_found(name: str) -> None:
     node = node_of(name)
     gone = next(nic for nic in node.nics if nic.rdma and nic.link_layer == "InfiniBand")
     less = replace(node, nics=tuple(nic for nic in node.nics if nic is not gone))
-    document = document_of(name, gpus_of(name))
+    document = document_of(profile_of(name), gpus_of(name))
     assert {f.check for f in bad(judge(document, less, Past(available=True)))} == {"rdma_ports"}
 
 
@@ -149,7 +155,7 @@ def as_the_kernel_sets_acs(name: str) -> Node:
     [("hgx-b200", True), ("hgx-h200", True), ("gb300-nvl72", False), ("gb200-nvl72", False), ("gh200-quad", False)],
 )
 def test_acs_changes_only_where_nothing_needs_it(name: str, changes: bool) -> None:
-    document = document_of(name, gpus_of(name))
+    document = document_of(profile_of(name), gpus_of(name))
     observed = pcie_acs.observe(as_the_kernel_sets_acs(name))
     assert not isinstance(observed, Missing) and observed.bridges
     want = document.settings["pcie_acs"]

@@ -17,7 +17,7 @@ def test_help_is_within_80_columns(
     assert main(words) == 0
     said = capsys.readouterr().out
     assert not [line for line in said.splitlines() if len(line) > 80]
-    assert "SUPPRESS" not in said and "%(" not in said
+    assert "SUPPRESS" not in said and "%(" not in said and "(default )" not in said
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -60,6 +60,24 @@ def test_a_geometry_that_cannot_be_is_refused_with_those_that_can(
     assert reason in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("declared", "key", "reason", "hint"),
+    [
+        ('by_gpu = {"1b:00.0" = ["3g.40gb"]}', "by_gpu.1b:00.0", "'1b:00.0' is no PCI address", "0000:1b:00.0"),
+        ('by_gpu = {"00000000:1B:00.0" = ["3g.40gb"]}', "by_gpu.00000000:1B:00.0", "is no PCI address", "0000:1b:00.0"),
+        ('by_gpu = {"0000:1b:00.0" = "off"}', "by_gpu.0000:1b:00.0", "'off' is no list of profiles", "an empty list: MIG off"),
+        ('by_gpu = ["3g.40gb"]', "by_gpu", "is no table of PCI addresses", '{"0000:1b:00.0" = ["3g.40gb", "1g.10gb"]}'),
+        ('geometry = "3g.40gb"', "geometry", "'3g.40gb' is no list of profiles", '["3g.40gb", "1g.10gb"]'),
+        ("geometry = [3]", "geometry", "[3] is no list of profiles", '["3g.40gb", "1g.10gb"]'),
+    ],
+)
+def test_a_value_of_another_kind_says_how_it_is_written(tmp_path: Path, declared: str, key: str, reason: str, hint: str) -> None:
+    table, _, value = declared.partition(" = ")
+    (mistake,) = check_site(site(tmp_path, value, table=table)).mistakes
+    assert mistake.key == f"classes.a.settings.mig.{key}"
+    assert reason in mistake.reason and hint in mistake.hint
+
+
 def test_the_gpus_that_are_divided_otherwise_are_held_to_it_too(tmp_path: Path) -> None:
     (mistake,) = check_site(site(tmp_path, '{ "0000:1b:00.0" = ["7g.80gb", "7g.80gb"] }', table="by_gpu")).mistakes
     assert mistake.key == "classes.a.settings.mig.by_gpu.0000:1b:00.0"

@@ -156,6 +156,14 @@ def test_the_nodes_of_each_class_are_said(here: Path, capsys: pytest.CaptureFixt
     assert data["ok"] is True and data["mistakes"] == [] and (data["nodes"], data["generation"]) == (416, 3)
 
 
+def test_two_classes_that_claim_one_node_are_named_with_what_each_wants(here: Path) -> None:
+    classes = '[classes.a]\nnodes = "n[1-4]"\nprofile = "hgx-h100"\n[classes.b]\nnodes = "n[3-6]"\nprofile = "hgx-a100"\n'
+    (here / "site.toml").write_text(f"schema = 1\n{classes}")
+    (mistake,) = check_site("site.toml").mistakes
+    assert mistake.reason == "node n3 is in a (hgx-h100), b (hgx-a100) with different profiles"
+    assert mistake.hint == "keep the node in one of them, or name the same profile in each"
+
+
 def test_a_node_in_no_class_is_a_mistake(here: Path) -> None:
     (reason, hint) = mistakes(GOOD + "[nodes.gpu413.agent]\ninterval_seconds = 5\n")["nodes.gpu413"]
     assert reason == "this node is in no class" and "h100: gpu[001-412]" in hint

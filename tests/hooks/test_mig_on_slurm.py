@@ -25,7 +25,7 @@ from tests.lab.cluster import Cluster
 from tests.lab.hardware import nvml_plugin
 from tests.lab.nvml.library import build, write_conf
 from tests.lab.roots import SUITES
-from tests.lab.slurmd import divide
+from tests.lab.slurmd import IDS, divide
 from tests.lab.trees import MACHINES
 from tests.slurm.conftest import running
 
@@ -45,20 +45,25 @@ while read -r _ minor; do mknod -m 666 /dev/nvidia-caps/nvidia-cap$minor c 241 $
 """
 
 
-def listed(node: Node) -> str:
+def listed(node: Node, cpus: int = 112) -> str:
     """The lines of fake_gpus.conf (src/interfaces/gpu.c) for the GPUs and instances, as gpu_nvml.c of 26.05 finds them."""
     assert not isinstance(node.gpus, Missing)
     lines = []
     for number, gpu in enumerate(node.gpus):
-        cores = "0-55" if number < 4 else "56-111"
+        first = 0 if number < 4 else cpus // 2
+        cores = f"{first}-{first + cpus // 2 - 1}"
         links = ",".join("-1" if other is gpu else "0" for other in node.gpus)
         devices = () if isinstance(gpu.mig_devices, Missing) else gpu.mig_devices
-        rows = [
-            ("(null)", str(device.profile), f",/dev/nvidia-caps/nvidia-cap{1 + device.gi}", device.uuid) for device in devices
-        ]
+        rows = [("(null)", str(device.profile), caps(number, device.gi), device.uuid) for device in devices]
         for own, kind, more, uuid in rows or [(links, "h100", "", str(gpu.uuid))]:
-            lines.append(f"{kind}|112|{cores}|{own}|/dev/nvidia{gpu.minor}{more}|{uuid}|nvidia_gpu_env,env_uuid\n")
+            lines.append(f"{kind}|{cpus}|{cores}|{own}|/dev/nvidia{gpu.minor}{more}|{uuid}|nvidia_gpu_env,env_uuid\n")
     return "".join(lines)
+
+
+def caps(gpu: int, gi: int) -> str:
+    """The device files of an instance beside that of its GPU, as ``mig_minors`` numbers them if it lists all GPUs."""
+    first = 2 * (gpu * IDS + gi) + 1
+    return f",/dev/nvidia-caps/nvidia-cap{first},/dev/nvidia-caps/nvidia-cap{first + 1}"
 
 
 def prepare(cluster: Cluster, node: Node | None = None) -> None:

@@ -258,6 +258,24 @@ def test_each_instance_has_its_own_gpm_sums_and_no_other(agent: Agent, faults: F
     assert found.activity.gap_seconds > 0.8, "NVML gives no utilisation of a GPU that is divided"
 
 
+def test_an_instance_that_was_made_again_has_the_sums_of_its_own_instance(agent: Agent, faults: Faults) -> None:
+    """It may have the UUID of the instance before, as here, and is another GPU instance."""
+    agent.worker.set(FIRST, "mig", "3g.40gb@0,1g.10gb@4")
+    before = agent.sweep()[0].mig_devices
+    agent.worker.set(FIRST, "mig", "3g.40gb@0,2g.20gb@4")
+    after = agent.sweep()[0].mig_devices
+    assert isinstance(before, tuple) and isinstance(after, tuple)
+    assert before[1].uuid == after[1].uuid and (before[1].gi, after[1].gi) == (11, 5)
+    faults.work(0, "busy", 0, 0, 5)
+    agent.sweep()
+    time.sleep(1)
+    found = agent.sweep()[0].mig_devices
+    assert isinstance(found, tuple)
+    activity = found[1].activity
+    assert isinstance(activity, GpuActivity) and activity.gpm_seconds < 3
+    assert isinstance(activity.sm_active_seconds, float) and activity.sm_active_seconds > 0.5
+
+
 def test_a_machine_tree_has_no_activity() -> None:
     root = Root(str(MACHINES / "hgx-h100"))
     node = gather(root, read_nvml(MACHINES / "hgx-h100"))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -29,6 +32,17 @@ def test_what_was_written_is_read() -> None:
     text = encoded(RECORD)
     assert decoded(text) == RECORD
     assert msgspec.json.decode(text)["schema"] == "job-record/1"
+
+
+def test_a_record_that_was_read_is_written_with_each_key_once() -> None:
+    """The next agent continues the record of a killed one, and writes it again."""
+
+    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
+        assert len(dict(found)) == len(found), [key for key, _ in found]
+        return dict(found)
+
+    for record in (RECORD, decoded(encoded(RECORD)), decoded(encoded(decoded(encoded(RECORD))))):
+        assert next(iter(json.loads(encoded(record), object_pairs_hook=pairs))) == "schema"
 
 
 def test_what_is_not_known_is_not_in_the_file() -> None:

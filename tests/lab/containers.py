@@ -15,7 +15,7 @@ from tests.lab.host import Host
 from tests.lab.machines import read_nvml, write_nvml
 from tests.lab.pcitree import put
 
-RUNTIMES = ("bubblewrap", "charliecloud-runtime", "crun")
+RUNTIMES = ("bubblewrap", "charliecloud-runtime", "crun", "podman", "uidmap")
 PACKAGES = "/opt/lab-packages"
 ROOT = "/opt/lab-root"
 PYXIS = "/usr/lib/lab/pyxis_stand_in.so"

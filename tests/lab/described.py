@@ -1,8 +1,8 @@
 """Machine trees from short descriptions: tests/machines/described/NAME.toml has facts of a public machine, with their sources.
 
-The tree tests the profile of the same name, so its facts come from other sources than the values of the profile: a tree and a
-profile from one source would prove only each other. Facts that are not public (``invented`` names them) are those of a machine of
-the lab.
+The tree tests the profile of the same name (up to the first point), so its facts come from other sources than the values of the
+profile: a tree and a profile from one source would prove only each other. Facts that are not public (``invented`` names them) are
+those of a machine of the lab.
 """
 
 from __future__ import annotations

@@ -57,21 +57,23 @@ IDS = 15  # ids of GPU instances, see tests/lab/nvml/mig.c
 
 def divide(content: Path, gpus: Sequence[int], slots: Sequence[tuple[int, int]]) -> None:
     """Divide these GPUs of the simulated library's input, each into instances: (row of its table of profiles, first memory slice)
-    of tests/lab/nvml/mig.c. Slurm finds the device files of instances in the driver's list of minor numbers, which has all the
-    instances that can be made on these GPUs."""
+    of tests/lab/nvml/mig.c. Slurm finds the device files of instances in the driver's list of minor numbers."""
     conf, minors = content / "etc/fairlead-sim/nvml.conf", content / "mig/nvidia-caps/mig-minors"
-    lines, listed, number = [], [], 1
+    lines = []
     for gpu in gpus:
         lines.append(f"gpu.{gpu}.mig_mode.current=1\ngpu.{gpu}.mig_mode.pending=1\n")
         for slot, (row, start) in enumerate(slots):
             lines.append(f"gpu.{gpu}.mig.slot.{slot}={slot_value(row, start)}\n")
-        for gi in range(IDS):
-            for name in (f"gpu{gpu}/gi{gi}/access", f"gpu{gpu}/gi{gi}/ci0/access"):
-                listed.append(f"{name} {number}\n")
-                number += 1
     conf.write_text(conf.read_text() + "".join(lines))
     minors.parent.mkdir(parents=True)
-    minors.write_text("".join(listed))
+    minors.write_text(mig_minors(gpus))
+
+
+def mig_minors(gpus: Sequence[int]) -> str:
+    """The driver's list of the numbers N of /dev/nvidia-caps/nvidia-capN, with all instances that can be made on these GPUs."""
+    parts = [f"gpu{gpu}/gi{gi}" for gpu in gpus for gi in range(IDS)]
+    names = [f"{part}{compute}/access" for part in parts for compute in ("", "/ci0")]
+    return "".join(f"{name} {number}\n" for number, name in enumerate(names, 1))
 
 
 def put_nvml(content: Path, suite: str, library: Path) -> None:

@@ -1,7 +1,8 @@
 """Jobs in containers on a provisioned node, per release of Slurm: what the task prolog did is seen inside the container.
 
-bubblewrap, Charliecloud and crun are the real ones of Debian. pyxis and enroot are in no package: tests/lab/pyxis_stand_in.c
-stands in for them, and mounts what the setting enroot has written. On this node Slurm's order of CPUs is far from the GPUs.
+bubblewrap, Charliecloud, crun and Podman are the real ones of Debian. pyxis and enroot are in no package:
+tests/lab/pyxis_stand_in.c stands in for them, and mounts what the setting enroot has written. On this node Slurm's order of CPUs
+is far from the GPUs.
 """
 
 from __future__ import annotations
@@ -68,6 +69,13 @@ spec["mounts"] += [{{"destination": "/tmp", "source": "/tmp", "options": ["rbind
 json.dump(spec, open("config.json", "w"))
 os.execvp("crun", ["crun", "--root", "state", "--cgroup-manager=disabled", "run", f"lab-{{os.getpid()}}"])
 """
+PODMAN = f"""#!/bin/sh
+# A folder of its own for each task, as for a user without a login session on the node.
+own=/tmp/podman-$SLURM_JOB_ID-$SLURM_LOCALID
+mkdir -m 700 "$own" "$own/run" && cd "$own"
+HOME=$own XDG_RUNTIME_DIR=$own/run exec podman run --rm --env-host --network host --cgroups disabled --volume /tmp:/tmp \\
+    {" ".join(f"--volume {path}:{path}:ro" for path in MOUNTED)} --rootfs {OWN_IMAGE} "$@"
+"""
 FILES = {
     "inside": INSIDE,
     "ranks": RANKS,
@@ -76,6 +84,7 @@ FILES = {
     "other-ranks": RANKS.replace(FAIRLEAD, "python3 -I /opt/fairlead/current/lib/python3*/site-packages/fairlead"),
     "ch-run": f'#!/bin/sh\n{CH_RUN} "$@"\n',
     "crun": f"#!/usr/bin/python3\n{CRUN}",
+    "podman": PODMAN,
 }
 
 
@@ -140,15 +149,16 @@ def test_the_binding_and_the_variables_are_kept(site: Site, runtime: str) -> Non
     assert found == [{**INSIDE_THEM, "cpus": cpu, "run": cpu} for cpu in "10"]
 
 
-def test_crun(site: Site) -> None:
+@pytest.mark.parametrize(("runtime", "image"), [("crun", IMAGE), ("podman", OWN_IMAGE)])
+def test_crun_by_itself_and_under_podman(site: Site, runtime: str, image: str) -> None:
     """A new crun gives the container all CPUs; `fairlead run` inside puts it right. An old one keeps the binding."""
-    found = site.tasks("srun -n2 -c1 /tmp/crun /tmp/inside")
+    found = site.tasks(f"srun -n2 -c1 /tmp/{runtime} /tmp/inside")
     version = tuple(map(int, re.findall(r"\d+", site.host.run("crun --version").stdout.split("\n")[0])))
     cpus = ["0-1", "0-1"] if version >= (1, 28) else ["1", "0"]
-    assert found == [{**INSIDE_THEM, "cpus": seen, "run": cpu} for seen, cpu in zip(cpus, "10", strict=True)]
+    assert found == [{**INSIDE_THEM, "image": image, "cpus": seen, "run": cpu} for seen, cpu in zip(cpus, "10", strict=True)]
 
 
-@pytest.mark.parametrize("runtime", ["bwrap", "ch-run", "crun"])
+@pytest.mark.parametrize("runtime", ["bwrap", "ch-run", "crun", "podman"])
 def test_ranks_inside_one_task_in_a_container(site: Site, runtime: str) -> None:
     assert [task["cpus"] for task in site.tasks(f"srun -n1 -c2 /tmp/{runtime} /tmp/ranks")] == ["1", "0"]
 

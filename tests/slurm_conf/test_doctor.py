@@ -101,7 +101,10 @@ def test_mig_instances_by_hand_are_named(tmp_path: Path, capsys: pytest.CaptureF
     folder.mkdir(parents=True)
     (folder / "slurm.conf").write_text(GOOD)
     by_hand = "Name=gpu Type=1g.10gb multiplefiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap1,/dev/nvidia-caps/nvidia-cap2\n"
-    for text, said in ((by_hand, True), ("AutoDetect=nvml\n", False), (f"#{by_hand}", False)):
+    beside = (f"AutoDetect=nvml\n{by_hand}", f"NodeName=g1 AutoDetect=nvml {by_hand}")  # slurmd takes the UUID from NVML then
+    other = (f"NodeName=g2 AutoDetect=nvml\nNodeName=g1 {by_hand}", f"AutoDetect=nvml\nNodeName=g1 AutoDetect=off {by_hand}")
+    rows = [("AutoDetect=nvml\n", False), (f"#{by_hand}", False), *((text, False) for text in beside)]
+    for text, said in ((by_hand, True), *rows, *((text, True) for text in other)):
         (folder / "gres.conf").write_text(text)
         main(["doctor", "--root", str(tmp_path)])
         out = capsys.readouterr().out

@@ -28,8 +28,6 @@ from fairlead.host import kernel
 if TYPE_CHECKING:
     from fairlead.provision.planned_changes import NodePlan
 
-SITE = "/etc/fairlead/site.toml"
-
 
 def register(parser: argparse.ArgumentParser) -> None:
     provision.choose_nodes(parser)
@@ -86,7 +84,7 @@ def _of_nodes(args: argparse.Namespace, only: tuple[str, ...]) -> tuple[list[Nod
     from fairlead.provision.provision_run import ProvisionOptions
     from fairlead.provision.provision_run import run as provision_run
 
-    site = config.load_site(args.site or SITE)
+    site = config.load_site(args.site or provision.SITE)
     options = ProvisionOptions(
         nodelist=args.nodelist, check=True, diff=args.diff, quiet=args.quiet, wheelhouse=args.wheelhouse, only=only
     )
@@ -120,7 +118,7 @@ def _document(args: argparse.Namespace, path: str, node: str) -> tuple[Document,
         return config.load_document(own), {}
     from fairlead.provision.inventory import all_nodes, fold, targets
 
-    file = args.site or SITE
+    file = args.site or provision.SITE
     if not args.site and not os.path.exists(file):
         hint = "say what the node should be: --profile NAME, --document FILE or --site FILE"
         raise InputMissing(f"--root {path}: there is no document in the tree, and no {file}", hint=hint)

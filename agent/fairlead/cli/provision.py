@@ -27,6 +27,8 @@ from fairlead.host.change import write_file
 if TYPE_CHECKING:
     from fairlead.slurm.scontrol import Scontrol
 
+SITE = "/etc/fairlead/site.toml"
+
 
 def register(parser: argparse.ArgumentParser) -> None:
     choose_nodes(parser)
@@ -66,9 +68,7 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 def choose_nodes(parser: argparse.ArgumentParser) -> None:
     """Add the options that say which site, nodes and settings a run is about."""
-    parser.add_argument(
-        "--site", metavar="FILE", default="/etc/fairlead/site.toml", help="the site's declaration (default %(default)s)"
-    )
+    parser.add_argument("--site", metavar="FILE", default=SITE, help=f"the site's declaration (default {SITE})")
     parser.add_argument(
         "-l",
         "--nodelist",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -27,6 +28,9 @@ GPUS_OF_PROFILE: dict[str, tuple[str, ...]] = {
     "l40s-pcie": (),
 }
 
+_EXAMPLE = '["3g.40gb", "1g.10gb"]'
+_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+
 
 def geometries(layer: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield each declared geometry of a layer with its key. Values of a wrong type are left out; the schema reports them."""
@@ -44,10 +48,38 @@ def geometries(layer: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]
 
 def mig_mistakes(origin: str, layer: Mapping[str, Any]) -> Iterator[ConfigError]:
     """Yield the mistakes in a layer's geometries that are mistakes on every GPU."""
+    yield from _of_another_kind(origin, layer)
     for key, geometry in geometries(layer):
         found = refusal(geometry)
         if found:
             yield ConfigError(origin, key, found[0], hint=found[1])
+
+
+def _of_another_kind(origin: str, layer: Mapping[str, Any]) -> Iterator[ConfigError]:
+    """Yield the mistakes for which the schema would only print a pattern or a type."""
+    settings = layer.get("settings")
+    table = settings.get("mig") if isinstance(settings, Mapping) else None
+    if not isinstance(table, Mapping):
+        return
+    by_gpu = table.get("by_gpu", {})
+    found = {"settings.mig.geometry": table["geometry"]} if "geometry" in table else {}
+    if isinstance(by_gpu, Mapping):
+        found |= {f"settings.mig.by_gpu.{pci}": geometry for pci, geometry in by_gpu.items()}
+        for pci in by_gpu:
+            if not _ADDRESS.fullmatch(str(pci)):
+                hint = "write it as 0000:1b:00.0, as `lspci -D` prints it"
+                yield ConfigError(origin, f"settings.mig.by_gpu.{pci}", f"{_shown(pci)} is no PCI address", hint=hint)
+    else:
+        hint = f'write by_gpu = {{"0000:1b:00.0" = {_EXAMPLE}}}'
+        yield ConfigError(origin, "settings.mig.by_gpu", f"{_shown(by_gpu)} is no table of PCI addresses", hint=hint)
+    for key, value in found.items():
+        if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
+            hint = f"write a list such as {_EXAMPLE}, or an empty list: MIG off"
+            yield ConfigError(origin, key, f"{_shown(value)} is no list of profiles", hint=hint)
+
+
+def _shown(value: object) -> str:
+    return repr(value)[:80]
 
 
 def mig_mistakes_of_profile(origin: str, layer: Mapping[str, Any], profile: str) -> Iterator[ConfigError]:

@@ -321,8 +321,9 @@ def _one_of(site: Site, node: str, chosen: Sequence[NodeClass], kind: str) -> st
     """
     named = {getattr(c, kind) for c in chosen if getattr(c, kind)}
     if len(named) > 1:
-        names = ", ".join(c.name for c in chosen)
-        raise ConfigError(site.file, "classes", f"node {node} is in {names} with different {kind}s")
+        names = ", ".join(f"{c.name} ({getattr(c, kind)})" for c in chosen if getattr(c, kind))
+        hint = f"keep the node in one of them, or name the same {kind} in each"
+        raise ConfigError(site.file, "classes", f"node {node} is in {names} with different {kind}s", hint=hint)
     return named.pop() if named else ""
 
 

@@ -30,7 +30,7 @@ class MigDevices:
         self._pci = pci
         self._beat = beat
         self._fatal = 0
-        self._gpm: dict[str, GpmSums] = {}  # by the device's UUID, which changes when an instance is made again
+        self._gpm: dict[tuple[str, int], GpmSums] = {}  # by UUID and GPU instance: a new instance may have an old UUID
 
     def forget(self) -> None:
         """Take no pair of GPM samples over the time in which the GPU did not answer."""
@@ -60,11 +60,11 @@ class MigDevices:
             if code:
                 return self._fatal, {"error": code}
             found.append(self._device(gpu, handle))
-        self._keep([device["uuid"] for device in found])
+        self._keep([(device["uuid"], device["gi"]) for device in found])
         return self._fatal, found
 
-    def _keep(self, uuids: Collection[Any]) -> None:
-        for gone in self._gpm.keys() - {uuid for uuid in uuids if isinstance(uuid, str)}:
+    def _keep(self, devices: Collection[tuple[Any, Any]]) -> None:
+        for gone in [key for key in self._gpm if key not in devices]:
             self._gpm.pop(gone).free()
 
     def _device(self, gpu: Any, handle: Any) -> Json:
@@ -85,9 +85,9 @@ class MigDevices:
         """Return the GPM sums of the GPU instance. NVML gives no other activity of an instance."""
         if not isinstance(uuid, str) or not isinstance(gi, int):
             return next(value for value in (uuid, gi) if isinstance(value, dict))
-        sums = self._gpm.get(uuid)
+        sums = self._gpm.get((uuid, gi))
         if sums is None:
-            sums = self._gpm[uuid] = GpmSums(self._lib, self._structs, gi, self._pci, self._beat)
+            sums = self._gpm[uuid, gi] = GpmSums(self._lib, self._structs, gi, self._pci, self._beat)
         if not self._fatal:
             self._fatal = sums.read(gpu)
         return sums.values()

@@ -164,5 +164,5 @@ def _other_schema(named: str) -> str:
 
 
 def _with_schema(text: bytes) -> bytes:
-    """Put the schema in front, which ``omit_defaults`` leaves out."""
-    return b'{"schema":"' + SCHEMA.encode() + b'",' + text[1:]
+    """Put the schema in front. ``omit_defaults`` leaves it out, but not that of a record that was read from a text."""
+    return text if text.startswith(b'{"schema":') else b'{"schema":"' + SCHEMA.encode() + b'",' + text[1:]

@@ -1,8 +1,18 @@
-"""Describes the jobs on a node for settings that can change a part of the node which no job uses."""
+"""Describes which GPUs and MIG instances the jobs on a node have."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from msgspec import Struct
+
+
+class GpuOfJob(NamedTuple):
+    """Says that a running job has a GPU, or one of its MIG devices. mig_uuid: of the MIG device, or "" for a whole GPU."""
+
+    job: int
+    pci: str
+    mig_uuid: str = ""
 
 
 class JobGpus(Struct, frozen=True, kw_only=True):

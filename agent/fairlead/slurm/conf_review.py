@@ -41,16 +41,24 @@ def review(conf: SlurmConf, *, hooks: Iterable[str], plugstack: str, version: tu
 
 
 def gres_remarks(gres_conf: str) -> Iterator[Remark]:
-    """Return remarks on the text of gres.conf."""
+    """Return remarks on the text of gres.conf. With AutoDetect=nvml, slurmd takes the UUIDs from NVML also for instances that are
+    listed."""
     lines = [line.partition("#")[0].lower() for line in gres_conf.splitlines()]
-    if any("multiplefiles=" in line for line in lines):
+    detected = {_nodes(line) for line in lines if "autodetect=nvml" in line}
+    by_hand = [line for line in lines if "multiplefiles=" in line]
+    if any("autodetect=off" in line or detected.isdisjoint({"", _nodes(line)}) for line in by_hand):
         yield Remark(
             level="warn",
             what="gres.conf has MultipleFiles",
             why="Slurm then sets CUDA_VISIBLE_DEVICES to its index, which names no MIG instance for CUDA; fairlead binds no task",
-            fix="AutoDetect=nvml in gres.conf, without lines for the MIG instances",
+            fix="AutoDetect=nvml in gres.conf, with or without lines for the MIG instances",
             source="gres.conf(5) MultipleFiles, AutoDetect",
         )
+
+
+def _nodes(line: str) -> str:
+    """Return the nodelist of a line of gres.conf, or "" for a line that holds for all nodes."""
+    return next((word.partition("=")[2] for word in line.split() if word.startswith("nodename=")), "")
 
 
 def _hook_line(conf: SlurmConf, key: str, installed: tuple[str, ...], standard: str) -> Iterator[Remark]:

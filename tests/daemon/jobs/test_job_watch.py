@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fairlead.daemon.jobs.job_watch import JobNews, JobWatch
+from fairlead.model.node_jobs import GpuOfJob
 from tests.checks.nodes import ADDRESSES, gpu, node
 
 
@@ -68,7 +69,23 @@ def test_the_gpus_of_running_jobs_are_those_of_their_gres_indices(run_dir: Path)
         (run_dir / "jobs" / str(job)).write_text(f"1\t{state}\t1000\t{gpus}\t1\t{9 if state == 'ended' else '-'}\t-\t.\n")
     jobs = JobWatch(live=False)
     jobs.read(str(run_dir))
-    assert jobs.gpus(str(run_dir), node()) == tuple((11, ADDRESSES[-1 - index]) for index in (0, 2, 3))
+    assert jobs.gpus(str(run_dir), node()) == tuple(GpuOfJob(11, ADDRESSES[-1 - index]) for index in (0, 2, 3))
     assert jobs.gpus(str(run_dir), node(gpu(0, mig_current=True))) == (), "with MIG, the indices name instances"
     (run_dir / "topology").unlink()
     assert jobs.gpus(str(run_dir), node()) == ()
+
+
+def test_the_mig_instances_of_running_jobs_are_those_of_their_uuids(run_dir: Path) -> None:
+    """Two jobs on instances of one GPU. A third job has a whole GPU, and a fourth one no UUID."""
+    rows = [f"gpu\t-\t{i}\tGPU-{i}\t{pci}\t0\t0-7\t-" for i, pci in enumerate(ADDRESSES)]
+    rows += [f"mig\tMIG-{gi}\t{ADDRESSES[0]}\t{gi}\t0\t3g.40gb\t0\t0-7\t-" for gi in (1, 2)]
+    (run_dir / "topology").write_text("1\tnode\tn1\t8\t0-7\t8\n" + "\n".join(rows) + "\n")
+    for job, gpus, names in ((11, "7", "-\tMIG-2\t."), (12, "8", "-\tMIG-1\t."), (13, "0", "-\tGPU-1\t."), (14, "9", "")):
+        (run_dir / "jobs" / str(job)).write_text(f"1\trunning\t1000\t{gpus}\t1\t-\t-\t.\t{names}\n".replace("\t\n", "\n"))
+    jobs = JobWatch(live=False)
+    jobs.read(str(run_dir))
+    assert jobs.gpus(str(run_dir), node(gpu(0, mig_current=True))) == (
+        GpuOfJob(11, ADDRESSES[0], "MIG-2"),
+        GpuOfJob(12, ADDRESSES[0], "MIG-1"),
+        GpuOfJob(13, ADDRESSES[1]),
+    )

@@ -10,6 +10,7 @@ from fairlead.daemon.publishing.metrics import MetricsInput
 from fairlead.model.facts import Node, unreadable
 from fairlead.model.gpu_activity import GpuActivity
 from fairlead.model.gpu_state import MigDevice
+from fairlead.model.node_jobs import GpuOfJob
 from tests.daemon.publishing.test_metrics_text import node_of, series
 
 HOPPER = GpuActivity(
@@ -57,15 +58,19 @@ def test_an_instance_has_the_gpm_sums_with_its_uuid() -> None:
 def test_a_job_is_a_label_of_one_gauge_only() -> None:
     node = machine()
     assert isinstance(node.gpus, tuple)
-    second = node.gpus[1]
-    view = MetricsInput(
-        version="1", node=node, jobs=2, job_gpus=((812, second.pci), (812, "0000:ff:00.0"), (4294967295, second.pci))
+    first, second = node.gpus[:2]
+    job_gpus = (
+        GpuOfJob(812, second.pci),
+        GpuOfJob(812, "0000:ff:00.0"),
+        GpuOfJob(4294967295, second.pci),
+        GpuOfJob(9, first.pci, "MIG-1"),
     )
-    found = series(view)
-    label = {"pci": second.pci, "index": "1", "uuid": second.uuid}
+    found = series(MetricsInput(version="1", node=node, jobs=3, job_gpus=job_gpus))
+    label = {"pci": second.pci, "index": "1", "uuid": second.uuid, "mig_uuid": ""}  # to Prometheus, "" is no label
     assert [(s.labels, s.value) for s in found["fairlead_job_gpu"]] == [
         ({"job": "812", **label}, 1.0),
         ({"job": "4294967295", **label}, 1.0),
+        ({"job": "9", "pci": first.pci, "index": "0", "uuid": first.uuid, "mig_uuid": "MIG-1"}, 1.0),
     ]
     assert [name for name, samples in found.items() if any("job" in s.labels for s in samples)] == ["fairlead_job_gpu"]
 
@@ -73,5 +78,7 @@ def test_a_job_is_a_label_of_one_gauge_only() -> None:
 def test_without_a_list_of_gpus_there_are_no_counters() -> None:
     node = replace(machine(), gpus=unreadable("NVML does not answer"))
     assert not [
-        n for n in series(MetricsInput(version="1", node=node, job_gpus=((1, "0000:1b:00.0"),))) if "busy" in n or "job_gpu" in n
+        n
+        for n in series(MetricsInput(version="1", node=node, job_gpus=(GpuOfJob(1, "0000:1b:00.0"),)))
+        if "busy" in n or "job_gpu" in n
     ]

@@ -6,12 +6,13 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from fairlead.daemon.jobs.blame import NO_JOBS, Blame, has_mig, published
+from fairlead.daemon.jobs.blame import NO_JOBS, Blame, Part, has_mig, published
 from fairlead.daemon.jobs.local_jobs import LocalJobs
 from fairlead.host import job_records, log
 from fairlead.host.job_records import Jobs
 from fairlead.model.check_definition import KernelRecord
 from fairlead.model.facts import Node
+from fairlead.model.node_jobs import GpuOfJob
 
 
 class JobNews(Struct, frozen=True, kw_only=True):
@@ -64,8 +65,8 @@ class JobWatch:
         """Return the records with the jobs and users on their GPU."""
         return self._blame.attribute(records, run_dir, node)
 
-    def gpus(self, run_dir: str, node: Node | None) -> tuple[tuple[int, str], ...]:
-        """Return the id of each running job with the PCI address of each of its GPUs, by the job records and the topology file.
+    def gpus(self, run_dir: str, node: Node | None) -> tuple[GpuOfJob, ...]:
+        """Return the GPUs and MIG devices of each running job, by the job records and the topology file.
 
         A job whose record has the UUIDs of its GPUs or MIG devices is found by them. Otherwise nothing is
         returned with MIG, because GRES indices then name instances.
@@ -76,10 +77,12 @@ class JobWatch:
         where = published(run_dir)
         mig = where.mig or (node is not None and has_mig(node))
         addresses = {} if mig else {index: pci for pci, index in where.order.items()}
-        found: list[tuple[int, str]] = []
+        found: list[GpuOfJob] = []
         for job in with_gpus:
-            named = sorted({where.parts[name].pci for name in job.names}) if where.is_known(job) else []
-            found += [(job.id, pci) for pci in named or [addresses[i] for i in sorted(job.gpus) if i in addresses]]
+            if where.is_known(job):
+                found += sorted({_gpu_of(job.id, name, where.parts[name]) for name in job.names})
+            else:
+                found += [GpuOfJob(job.id, addresses[i]) for i in sorted(job.gpus) if i in addresses]
         return tuple(found)
 
     def _without_gone(self, found: Jobs) -> Jobs:
@@ -92,6 +95,10 @@ class JobWatch:
             log.line(log.NOTICE, "job records without a slurmstepd are ignored", jobs=_list(gone))
         self._gone = gone
         return found._replace(running=found.running - gone)
+
+
+def _gpu_of(job: int, uuid: str, part: Part) -> GpuOfJob:
+    return GpuOfJob(job, part.pci, "" if part.gi is None else uuid)
 
 
 def _folder(run_dir: str) -> str:

@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from fairlead.daemon.publishing.gpu_labels import LABELS, Labels
 from fairlead.model.facts import Gpu, Missing
+from fairlead.model.node_jobs import GpuOfJob
 
 _SHARED = (
     ("gpm_seconds", "Time that pairs of GPM samples cover, on Hopper and later. The other GPM counters are a part of it."),
@@ -53,11 +54,12 @@ def families(gpus: Sequence[tuple[Gpu, Labels]]) -> Iterator[Metric]:
         yield family
 
 
-def job_family(jobs: Sequence[tuple[int, str]], names: Sequence[Labels]) -> Metric:
-    """Return the gauge that maps GPUs to jobs. ``jobs``: the id of each running job with the PCI address of each of its GPUs."""
-    family = GaugeMetricFamily("fairlead_job_gpu", "Always 1. A running job and a GPU that it has.", labels=["job", *LABELS])
+def job_family(jobs: Sequence[GpuOfJob], names: Sequence[Labels]) -> Metric:
+    """Return the gauge that maps GPUs and MIG devices to jobs. A whole GPU has an empty ``mig_uuid``."""
+    text = "Always 1. A running job and a GPU that it has, or a MIG device of that GPU."
+    family = GaugeMetricFamily("fairlead_job_gpu", text, labels=["job", *LABELS, "mig_uuid"])
     known = {name[0]: name for name in names}
-    for job, pci in jobs:
+    for job, pci, mig_uuid in jobs:
         if name := known.get(pci):
-            family.add_metric([str(job), *name], 1)
+            family.add_metric([str(job), *name, mig_uuid], 1)
     return family

@@ -19,6 +19,7 @@ from fairlead.daemon.publishing.gpu_labels import LABELS, Labels, labels_of
 from fairlead.model.facts import Ecc, Gpu, Missing, Node, NvLink, PcieLink, RowRemap
 from fairlead.model.finding import Finding, Level
 from fairlead.model.gpu_load import REASONS
+from fairlead.model.node_jobs import GpuOfJob
 from fairlead.model.verdict import State
 from fairlead.policy.drain_limits import DrainLimit
 
@@ -61,8 +62,8 @@ class MetricsInput(Struct, frozen=True, kw_only=True):
     that would drain the node but are suppressed. ladder: each fault (``CHECK.FAULT/CARD``) with its escalation step. strikes:
     each GPU card with the number of its strikes in the window. slurm_node: the node's name in Slurm. slurm_up: whether slurmctld
     answered the last question, or None before the first question. gpu_labels: the index and UUID of each GPU as last read, by
-    PCI address. job_gpus: the id of each running job with the PCI address of each of its GPUs. xids: kind, PCI address, code and
-    number of records. nvlink_links: True adds metrics of each NVLink.
+    PCI address. job_gpus: the GPUs and MIG devices of the running jobs. xids: kind, PCI address, code and number of records.
+    nvlink_links: True adds metrics of each NVLink.
     """
 
     version: str
@@ -89,7 +90,7 @@ class MetricsInput(Struct, frozen=True, kw_only=True):
     nvml_released: bool = False
     history_ok: bool = True
     jobs: int = 0
-    job_gpus: tuple[tuple[int, str], ...] = ()
+    job_gpus: tuple[GpuOfJob, ...] = ()
     node: Node | None = None
     ladder: tuple[tuple[str, str], ...] = ()
     strikes: tuple[tuple[str, int], ...] = ()

@@ -12,6 +12,7 @@ from fairlead.daemon.publishing.metrics import MetricsInput
 from fairlead.history.memory import History
 from fairlead.host.boot_clock import boottime
 from fairlead.host.nvml import Worker
+from fairlead.model.node_jobs import GpuOfJob
 from fairlead.model.verdict import State
 
 
@@ -22,7 +23,7 @@ def metrics_input(
     worker: Worker | None,
     history: History,
     proofs: Mapping[str, int],
-    job_gpus: tuple[tuple[int, str], ...],
+    job_gpus: tuple[GpuOfJob, ...],
 ) -> MetricsInput:
     """Return the values that a scrape of this agent shows now.
 

@@ -134,7 +134,7 @@ class Publisher:
             if not gpus:
                 return
         else:
-            gpus = tuple((g.pci, g.uuid, g.minor, g.mig_current, _mig_uuids(g)) for g in node.gpus)
+            gpus = tuple((g.pci, g.uuid, g.minor, g.mig_current, _mig_devices(g)) for g in node.gpus)
         if self._tables is None:
             from fairlead.daemon.jobs.job_tables import JobTables
 
@@ -255,9 +255,10 @@ class Publisher:
             log.line(log.ERROR, "cannot publish", error=text)
 
 
-def _mig_uuids(gpu: Gpu) -> tuple[str, ...]:
-    """Return the UUIDs of the GPU's MIG devices. They change when instances are made again."""
-    return () if isinstance(gpu.mig_devices, Missing) else tuple(device.uuid for device in gpu.mig_devices)
+def _mig_devices(gpu: Gpu) -> tuple[tuple[object, ...], ...]:
+    """Return what is published of the GPU's MIG devices."""
+    devices = () if isinstance(gpu.mig_devices, Missing) else gpu.mig_devices
+    return tuple((device.uuid, device.gi, device.ci, device.profile) for device in devices)
 
 
 def _with_advice(error: OSError) -> Exception:
