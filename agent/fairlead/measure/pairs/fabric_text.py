@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from msgspec import Struct
 
@@ -103,3 +104,51 @@ def compared(before: FabricVerdict, after: FabricVerdict, old: Iterable[PairValu
 
 
 CHANGED = 0.05  # a smaller change of a node's best figure is not printed
+
+
+def as_data(verdict: FabricVerdict, leaves: Leaves, values: Sequence[PairValue]) -> dict[str, Any]:
+    """Return a judged run as data for JSON."""
+    size = size_of(values)
+    return {
+        "outcome": verdict.outcome,
+        "expected_gbps": verdict.expected_gbps,
+        "topology": leaves.source,
+        "guilty": [
+            {
+                "kind": part.kind,
+                "name": part.name,
+                "others": part.others,
+                "rails": part.rails,
+                "outcome": part.outcome,
+                "why": part.summary,
+            }
+            for part in verdict.parts
+        ],
+        "nodes": [
+            {
+                "node": name,
+                "leaf": leaves.of[name] or None,
+                "outcome": node.outcome,
+                "why": node.why,
+                "best_gbps": node.best_gbps,
+                "partners": node.partners,
+            }
+            for name, node in verdict.nodes.items()
+        ],
+        "pairs": [
+            {
+                "round": v.round,
+                "stage": v.stage,
+                "node_a": v.node_a,
+                "node_b": v.node_b,
+                "rail": v.rail or None,
+                "gbps": v.gbps,
+                "failed": v.failed,
+                "why": v.why,
+            }
+            for v in values
+        ],
+        "notes": verdict.notes,
+        "rounds": size.rounds,
+        "node_runs": size.node_runs,
+    }

@@ -47,6 +47,10 @@ def judge(
     evidence = _evidence(pairs, leaves, limits)
     bad_leaves = _bad_leaves(evidence, leaves, lost)
     nodes = {n: _node(n, evidence, limits, bad_leaves.get(leaf), lost.get(n)) for n, leaf in leaves.of.items()}
+    for v in values:  # what was planned and gave no figure says why a node has none
+        for name in v.pair:
+            if not v.measured and v.why and name in nodes and nodes[name].best_gbps is None and name not in lost:
+                nodes[name] = replace(nodes[name], why=f"it was not measured: {v.why}")
     parts = [GuiltyPart(kind=PartKind.GONE, name=n, outcome=nodes[n].outcome, summary=nodes[n].why) for n in sorted(lost)]
     for name, node in sorted(nodes.items()):
         if node.outcome in ACCUSED:
