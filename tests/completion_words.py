@@ -49,6 +49,8 @@ FREE = {
         "UID",
         "HOST[:PORT]",
         "JOBS",
+        "FRACTION",
+        "GB/S",
     ),
 }
 

@@ -1,8 +1,9 @@
 """A cluster under real Slurm whose nodes have a small fabric of their own: veth links in network namespaces, shaped by tbf.
 
-Each node has a link to its leaf's bridge, and each leaf has an uplink to the spine's bridge. Every end of a link has its own
+Each rail has bridges of its own. On it, each node has a link to its leaf's bridge, and each leaf has an uplink to the spine's
+bridge. If rails shared a bridge, the kernel would answer ARP for both addresses of a node on either link. Every end has its own
 rate, so that a node, one direction of a node, or an uplink can be made slow. All namespaces belong to the cluster's box and end
-with it. The traffic stays in them, and two cores carry all of it. Slurm itself uses the loopback of the box, as in every bare cluster.
+with it. The traffic stays in them, and two cores carry all of it. Slurm itself uses the loopback of the box.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ ROOT = Path(__file__).resolve().parents[2]
 LEAVES, PER_LEAF = 3, 4
 NODES = tuple(f"n{i}" for i in range(1, LEAVES * PER_LEAF + 1))
 RATE_KBIT = 16_000  # of each direction of a node's link
-UPLINK_KBIT = PER_LEAF * RATE_KBIT
+UPLINK_KBIT = PER_LEAF * RATE_KBIT  # of each rail
 RAILS = 2  # each node has so many links; only the test of a rail uses more than the first
 GPUS = 2  # each node says that it has so many; there is none
 HOLDER = "unshare --net sleep infinity >/dev/null 2>&1 </dev/null & echo $!"
 
 
-def port(node: str, rail: int) -> str:
-    """The leaf's end of a node's link."""
-    return f"{node}r{rail}"
+def port(name: str, rail: int) -> str:
+    """The upper end of the link of a node or a leaf."""
+    return f"{name}r{rail}"
 
 
 def leaf_of(node: str) -> str:
@@ -65,20 +66,21 @@ class FabricLab:
             f"until [ $(readlink /proc/{pid}/ns/net) != $(readlink /proc/self/ns/net) ]; do sleep 0.01; done" for pid in made
         ]
         switches = [name for name in names if name not in NODES]
-        lines += [self.within(name, "ip link set lo up; ip link add br0 type bridge; ip link set br0 up") for name in switches]
-        for number, node in enumerate(NODES, 1):
-            lines.append(self.within(node, "ip link set lo up"))
-            for rail in range(RAILS):
+        bridges = "; ".join(f"ip link add br{rail} type bridge; ip link set br{rail} up" for rail in range(RAILS))
+        lines += [self.within(name, bridges) for name in switches]
+        for rail in range(RAILS):
+            for number, node in enumerate(NODES, 1):
                 lines.append(self.link(node, f"eth{rail}", leaf_of(node), port(node, rail)))
                 up = f"ip addr add 10.99.{rail}.{number}/24 dev eth{rail}; ip link set eth{rail} up"
-                lines.append(self.within(node, up))
-        lines += [self.link(name, "uplink", "spine", name) for name in switches if name != "spine"]
-        for name in switches:
-            ports = [port(node, rail) for node in NODES for rail in range(RAILS) if leaf_of(node) == name]
-            ports += ["uplink"] if name != "spine" else [each for each in switches if each != "spine"]
-            lines += [self.within(name, f"ip link set {each} master br0; ip link set {each} up") for each in ports]
+                lines += [self.within(node, up), self.join(leaf_of(node), port(node, rail), rail)]
+            for leaf in switches[:-1]:
+                lines.append(self.link(leaf, f"uplink{rail}", "spine", port(leaf, rail)))
+                lines += [self.join(leaf, f"uplink{rail}", rail), self.join("spine", port(leaf, rail), rail)]
         self.run("\n".join(lines))
         self.heal()
+
+    def join(self, switch: str, device: str, rail: int) -> str:
+        return self.within(switch, f"ip link set {device} master br{rail}; ip link set {device} up")
 
     def within(self, name: str, script: str) -> str:
         return f"nsenter --net=/proc/{self.pids[name]}/ns/net /bin/sh -ec '{script}'"
@@ -94,17 +96,18 @@ class FabricLab:
         """Set what a node's link carries in each direction."""
         self.run(f"{self.shape(node, f'eth{rail}', sends)}\n{self.shape(leaf_of(node), port(node, rail), receives)}")
 
-    def uplink(self, leaf: str, kbit: int) -> None:
-        self.run(f"{self.shape(leaf, 'uplink', kbit)}\n{self.shape('spine', leaf, kbit)}")
+    def uplink(self, leaf: str, kbit: int, rail: int = 0) -> None:
+        """Set what a leaf's uplink carries in each direction."""
+        self.run(f"{self.shape(leaf, f'uplink{rail}', kbit)}\n{self.shape('spine', port(leaf, rail), kbit)}")
 
     def heal(self) -> None:
         """All links at their full rate."""
         lines = []
-        for node in NODES:
-            for rail in range(RAILS):
+        for rail in range(RAILS):
+            for node in NODES:
                 lines += [self.shape(node, f"eth{rail}", RATE_KBIT), self.shape(leaf_of(node), port(node, rail), RATE_KBIT)]
-        for leaf in sorted({leaf_of(n) for n in NODES}):
-            lines += [self.shape(leaf, "uplink", UPLINK_KBIT), self.shape("spine", leaf, UPLINK_KBIT)]
+            for leaf in sorted({leaf_of(n) for n in NODES}):
+                lines += [self.shape(leaf, f"uplink{rail}", UPLINK_KBIT), self.shape("spine", port(leaf, rail), UPLINK_KBIT)]
         self.run("\n".join(lines))
 
     # -- fairlead ---------------------------------------------------------------------------------

@@ -15,7 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from fairlead.config import encode_document, profile_document
 from tests.lab.ledger import own_name
 from tests.measure.fabric_lab import NODES, RATE_KBIT, UPLINK_KBIT, FabricLab, fabric_lab, passes, until
 
@@ -85,10 +87,11 @@ def test_a_node_that_dies_in_mid_run_is_named(lab: FabricLab, repeat: int) -> No
     process = lab.start(ALL, "--json")
     assert process.stderr is not None and process.stdout is not None
     try:
-        for line in process.stderr:
-            if "round 2" in line:
-                lab.slurm.power_off("n7")
-        data = json.loads(process.stdout.read())
+        with process.stderr, process.stdout:
+            for line in process.stderr:
+                if "round 2" in line:
+                    lab.slurm.power_off("n7")
+            data = json.loads(process.stdout.read())
         process.wait(timeout=60)
     finally:
         lab.slurm.start_slurmd("n7", "-b")
@@ -254,7 +257,7 @@ os.execv("/bin/sh", ["/bin/sh", "-c", words.replace("/opt/fairlead/current/bin/f
 """
 
 
-def test_only_a_failed_node_is_drained_and_only_on_request(quick: FabricLab) -> None:
+def test_only_a_failed_node_is_drained_and_only_on_request(quick: FabricLab, monkeypatch: pytest.MonkeyPatch) -> None:
     """The drain is that of the node's own fairlead, with its ledger and its budget; only ssh is replaced, by a shell here."""
     (quick.folder / "figures/n5").write_text("30\n")
     (quick.folder / "figures/n10").write_text("42\n")  # warns
@@ -264,18 +267,16 @@ def test_only_a_failed_node_is_drained_and_only_on_request(quick: FabricLab) -> 
     for node in NODES:
         state = quick.folder / f"state-{node}"
         state.mkdir()
-        document = {
-            "schema": 1,
-            "slurm": {"node_name": node, "conf": "/etc/slurm/slurm.conf", "bin_dir": str(quick.slurm.bin)},
-            "agent": {"state_dir": str(state), "run_dir": str(state)},
-        }
-        (quick.folder / f"{node}.json").write_text(json.dumps(document))
+        made = profile_document(node)
+        slurm = replace(made.slurm, node_name=node, conf="/etc/slurm/slurm.conf", bin_dir=str(quick.slurm.bin))
+        agent = replace(made.agent, state_dir=str(state), run_dir=str(state))
+        (quick.folder / f"{node}.json").write_bytes(encode_document(replace(made, slurm=slurm, agent=agent)))
     code, out, err = quick.accept(ALL, "-q")
     assert code == 2 and "n5: fail" in out and "n10: warn" in out, out + err
     assert quick.slurm.node_state("n5").reason == "", "nobody asked for a drain"
     code, out, err = quick.accept("--show", "--drain", "--dry-run", f"--ssh={ssh}")
     assert "n5: would be drained with: slow over the fabric" in out and not (quick.folder / "ssh.log").exists()
-    os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[2] / "agent")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2] / "agent"))
     code, out, err = quick.accept("--show", "--drain", f"--ssh={ssh}")
     try:
         assert "n5: drained" in out, out + err

@@ -34,8 +34,14 @@ def register(parser: argparse.ArgumentParser) -> None:
         " nvidia-smi -q, or a folder with NODE.json of lldpctl (default: slurmctld's topology)",
     )
     add("--rails", type=int, default=0, metavar="N", help="a node has N rails (default: as many as GPUs); 1: measure none alone")
-    add("--warn-below", type=float, default=0.93, metavar="F", help="warn below F of the expected bandwidth (0.93)")
-    add("--fail-below", type=float, default=0.85, metavar="F", help="fail below F of the expected bandwidth (0.85)")
+    add(
+        "--warn-below",
+        type=float,
+        default=0.93,
+        metavar="FRACTION",
+        help="warn below this fraction of the expected bandwidth (0.93)",
+    )
+    add("--fail-below", type=float, default=0.85, metavar="FRACTION", help="fail below this fraction of it (0.85)")
     add("--expect", type=float, default=0.0, metavar="GB/S", help="expect this bandwidth of a pair (default: the nodes' median)")
     add("--expect-rail", type=float, default=0.0, metavar="GB/S", help="expect this bandwidth of one rail")
     add("--compare", nargs=2, default=[], metavar="RUN", help="show what differs between two runs over the fabric")

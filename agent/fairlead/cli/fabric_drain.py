@@ -14,6 +14,7 @@ from msgspec import Struct
 from fairlead import config
 from fairlead.config.site import AnsibleOptions
 from fairlead.measure.pairs.fabric_verdict import FabricVerdict, PartKind
+from fairlead.measure.pairs.pair_table import NO_TOPOLOGY, LeafSource, Leaves
 from fairlead.measure.tool import MeasuredOutcome
 from fairlead.model.json_text import NOT_JSON
 from fairlead.model.plain_text import one_line
@@ -39,9 +40,14 @@ def failed_nodes(verdict: FabricVerdict) -> dict[str, str]:
     }
 
 
-def drain_failed(verdict: FabricVerdict, site: config.Site | None, *, run: str, program: str, dry_run: bool) -> dict[str, str]:
-    """Drain the nodes that failed, one after the other, and return by node what became of it."""
+def drain_failed(
+    verdict: FabricVerdict, leaves: Leaves, site: config.Site | None, *, run: str, program: str, dry_run: bool
+) -> dict[str, str]:
+    """Drain the nodes that failed, one after the other, and return by node what became of it. If the topology is unknown, no node
+    is drained, because a slow uplink makes good nodes fail."""
     failed = failed_nodes(verdict)
+    if leaves.source is LeafSource.UNKNOWN:
+        return dict.fromkeys(failed, f"not drained: {NO_TOPOLOGY}")
     ansible = site.ansible if site is not None else AnsibleOptions(user="")
     hosts = site.ansible.hosts if site is not None else {}
     found = {}

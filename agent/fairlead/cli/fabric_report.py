@@ -119,7 +119,7 @@ def _print(args: argparse.Namespace, site: config.Site | None, table: JudgedTabl
         _write(args.html, heat_map.page(values, leaves, verdict, table.limits, title))
     if args.csv:
         _write(args.csv, pair_csv.render(values))
-    drained = drain_failed(verdict, site, run=table.run, program=args.ssh, dry_run=args.dry_run) if args.drain else {}
+    drained = drain_failed(verdict, leaves, site, run=table.run, program=args.ssh, dry_run=args.dry_run) if args.drain else {}
     if args.json:
         data = fabric_text.as_data(verdict, leaves, values)
         print_json(data | _record_data(table.record) | ({"drained": drained} if args.drain else {}))

@@ -9,4 +9,8 @@ slurm_jobs                 calls sbatch, squeue and scancel
 results_store              stores results in SQLite
 acceptance_run             measures several nodes in one run
 run_judgement              judges each figure in the results of a run
+pairs/                     plans rounds of pairs of nodes, and judges the table of their figures (pure)
+fabric_plan                decides which nodes are measured in pairs, and with which command
+fabric_jobs step_output    keeps the nodes with one job, starts steps in it, and reads what they write
+fabric_store fabric_run    stores runs over the fabric, and runs one round after the other
 """

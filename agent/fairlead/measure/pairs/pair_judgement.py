@@ -2,8 +2,8 @@
 
 A node is accused only if it was too slow with at least two partners that are known to be good, and fast with nobody. So one slow
 pair never accuses both of its nodes, and a node that met only slow partners gets no verdict. A node is known to be good if it was
-fast with somebody. Only pairs inside a leaf accuse. A pair across two leaves can show that a node is good, and never accuses it,
-because its figure may be that of an uplink.
+fast with somebody. Only pairs inside a leaf accuse. A pair across two leaves can show that a node is good, if it is clearly fast,
+and never accuses it, because its figure may be that of an uplink.
 """
 
 from __future__ import annotations
@@ -83,7 +83,12 @@ def _evidence(pairs: Sequence[PairValue], leaves: Leaves, limits: PairLimits) ->
         for node in v.pair:
             within[node] = max(within.get(node, 0.0), v.speed)
     expected = limits.reference_gbps or median([speed for speed in (within or best).values() if speed])
-    good = {node for node, speed in best.items() if expected and speed >= limits.warn * expected}
+    clear = (1 + limits.warn) / 2  # a node that is slow inside its leaf gets more chances across leaves, and noise helps it
+    good = {
+        node
+        for node, speed in best.items()
+        if expected and (within.get(node, speed) >= limits.warn * expected or speed >= clear * expected)
+    }
     slow_with: dict[str, set[str]] = {}
     for v in inside:
         for node in set(v.pair) - good:
