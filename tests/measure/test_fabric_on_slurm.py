@@ -211,6 +211,31 @@ def test_what_hangs_is_cut_off_or_is_missing_has_its_own_words(quick: FabricLab)
     assert all(nodes[n]["outcome"] in ("pass", "unknown") for n in NODES if n != "n7")
 
 
+def test_a_command_that_is_nowhere_ends_the_run_in_one_line(quick: FabricLab) -> None:
+    quick.write(tool=f"{quick.folder}/bin/no-such-file")
+    code, out, err = quick.accept(ALL)
+    assert code == 69 and "no pair could be measured: not installed" in err and "pair_command" in err, out + err
+    assert quick.jobs() == []
+    quick.write(tool="all_reduce_perf -b 8G -e 8G")
+    code, _, err = quick.accept(ALL)
+    assert code == 64 and "no test of a fabric" in err
+
+
+def test_a_job_that_somebody_cancels_accuses_nobody_and_the_run_goes_on(quick: FabricLab) -> None:
+    process = quick.start(ALL)
+    assert process.stderr is not None and process.stdout is not None
+    with process.stderr, process.stdout:
+        for line in process.stderr:
+            if "round 2 " in line:
+                quick.slurm.run(["/usr/bin/scancel", "--user=root"])
+                break
+        err = process.stderr.read()
+    assert process.wait(timeout=60) == 69 and "somebody cancelled it" in err, err
+    run = err.split("--resume ")[1].split()[0]
+    code, out, err = quick.accept("--resume", run)
+    assert code == 0 and "12 pass" in out, out + err
+
+
 def test_only_nodes_with_a_fresh_pass_take_part(quick: FabricLab) -> None:
     quick.store.unlink()
     passes(quick.store, NODES[:8])

@@ -122,6 +122,9 @@ def test_leaves_come_from_a_dump_of_a_rail_optimised_fabric() -> None:
     made = rails(units=2, nodes=3)
     found = leaf_file.read(made.dump(), "ib.txt", NODES)
     assert found.of == {f"n{k}": "su-leaf1-1" if k < 4 else "su-leaf2-1" for k in range(1, 7)}
+    ports = leaf_file.switch_ports(made.dump(), "ib.txt", NODES)
+    assert ports["n5"]["mlx5_3"] == "leaf2-4 port 2" and len(ports["n5"]) == 4
+    assert leaf_file.switch_ports("leaf1: n[1-6]\n", "t", NODES) == {}
     with pytest.raises(DataError, match="cut off"):
         leaf_file.read(made.dump()[:-300], "ib.txt", NODES)
 
@@ -187,8 +190,10 @@ def test_the_script_reads_the_ports_and_their_counters(tmp_path: Path) -> None:
     after = port_report.parse(MARK, report(machine(tmp_path, errors=1204), "n1"))
     assert port_report.rises(before["n1"], after["n1"]) == {"mlx5_1/1": {"symbol_error": 1204}}
     rises = {"n1": port_report.rises(before["n1"], after["n1"]), "n2": {"mlx5_0/1": {"symbol_error": 3}}}
-    said = port_report.evidence("n1", rises, {"mlx5_1/1": "MT2301VS01234"})
-    assert said == "mlx5_1/1 symbol_error +1204 in the run (median of the other ports +3, cable MT2301VS01234)"
+    said = port_report.evidence("n1", rises, {"mlx5_1/1": "MT2301VS01234"}, {"mlx5_1": "leaf1-2 port 4"})
+    ends = "mlx5_1/1 (at leaf1-2 port 4, cable MT2301VS01234)"
+    assert said == f"{ends} symbol_error +1204 in the run, median of the other ports +3"
+    assert port_report.evidence("n2", rises, {}, {}) == "", "others rose more"
     assert port_report.rises(after["n1"], before["n1"]) == {}, "somebody has cleared the counters"
     assert port_report.parse(MARK, report(tmp_path / "no-such-folder", "n2")) == {"n2": NodePorts(counters={})}
 

@@ -128,6 +128,7 @@ def _measure(args: argparse.Namespace, site: config.Site | None, store: FabricSt
         time_minutes=args.time,
         max_wait_seconds=args.max_wait,
         left_out=left_out,
+        switch_ports=fabric_report.switch_ports_at(args.topology or options.topology, chosen),
     )
     if args.dry_run:
         return _dry(plan, jobs, as_json=args.json)

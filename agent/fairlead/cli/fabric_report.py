@@ -81,6 +81,11 @@ def _text(path: str) -> str:
     return text
 
 
+def switch_ports_at(path: str, nodes: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Return by node and device the switch and its port, from the file about the topology if it has them."""
+    return leaf_file.switch_ports(_text(path), path, nodes) if path and not os.path.isdir(path) else {}
+
+
 def judge_table(args: argparse.Namespace, site: config.Site | None) -> ExitCode:
     """Judge a recorded table. Raises DataError, InputMissing, UsageError."""
     values = pair_csv.parse(text_of(args.judge, FILE_BYTES), args.judge)
@@ -146,6 +151,7 @@ def _record_data(record: FabricRecord | None) -> dict[str, object]:
         "left_out": record.plan.left_out,
         "ports": _rises(record),
         "cables": {node: ports.cables for node, ports in record.ports[0].items()},
+        "switch_ports": record.plan.switch_ports,
     }
 
 
@@ -160,7 +166,7 @@ def _counters(node: str, record: FabricRecord | None) -> str:
     if record is None or node not in record.ports[0]:
         return ""
     cables: Mapping[str, str] = record.ports[0][node].cables
-    return evidence(node, _rises(record), cables)
+    return evidence(node, _rises(record), cables, record.plan.switch_ports.get(node, {}))
 
 
 def _write(path: str, text: str) -> None:

@@ -28,7 +28,8 @@ _PROGRAM = re.compile(r"\b([a-z]+(?:_[a-z]+)*)_perf\b")
 
 class FabricPlan(Struct, frozen=True, kw_only=True):
     """Describes a run. gpus: how many GPUs a node has, or 0 if nobody knows. left_out: the nodes that are not measured, and why.
-    mark: the text that begins the lines of the port report. collective: the collective that the command runs."""
+    mark: the text that begins the lines of the port report. collective: the collective that the command runs. switch_ports: by
+    node and device the switch and its port."""
 
     run: str
     mark: str
@@ -46,6 +47,7 @@ class FabricPlan(Struct, frozen=True, kw_only=True):
     time_minutes: int = 0
     max_wait_seconds: float = 3600.0
     left_out: Mapping[str, str] = {}
+    switch_ports: Mapping[str, Mapping[str, str]] = {}
 
     @property
     def job_name(self) -> str:
@@ -96,6 +98,7 @@ def make(
     time_minutes: int,
     max_wait_seconds: float,
     left_out: Mapping[str, str],
+    switch_ports: Mapping[str, Mapping[str, str]],
 ) -> FabricPlan:
     """Return the plan of a run. rails: the number from the command line, or 0. Raises UsageError."""
     command, rail_command = options.pair_command or COMMAND, options.rail_command or RAIL_COMMAND
@@ -124,6 +127,7 @@ def make(
         time_minutes=time_minutes,
         max_wait_seconds=max_wait_seconds,
         left_out=left_out,
+        switch_ports=switch_ports,
     )
 
 

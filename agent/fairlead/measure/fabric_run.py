@@ -143,6 +143,10 @@ class FabricRun:
                 self._tell(_announced(planned, plan))
                 todo = list(self._store.load(plan.run).open_round)
             self._round(todo, set(record.gone))
+            values = self._store.load(plan.run).values
+            if values and not any(v.measured for v in values) and not self._stop.is_set():
+                hint = "look at accept.pair_command and accept.pair_srun in site.toml"
+                raise HostError(f"no pair could be measured: {values[0].why}", hint=hint)
 
     def _round(self, todo: Sequence[PairValue], gone: set[str]) -> None:
         """Measure the pairs of a round at once. A pair without a figure is measured again if both of its nodes answer."""
@@ -218,9 +222,11 @@ class FabricRun:
         }
         outputs = run_all(commands, seconds=PROBE_SECONDS, environment=self._jobs.environment(), stopped=self._stop.is_set)
         lost = {node for node in nodes if outputs[node].status != 0} if not self._stop.is_set() else set()
-        if lost and len(lost) == len(nodes) and len(nodes) > 2 and self._holding_ended():
-            raise HostError(f"job {self._job} has ended: somebody cancelled it, or it met its time limit",
-                            hint=f"fairlead accept --fabric --resume {self.plan.run} goes on")  # fmt: skip
+        if lost and self._holding_ended():
+            raise HostError(
+                f"job {self._job} has ended: somebody cancelled it, or it met its time limit",
+                hint=f"fairlead accept --fabric --resume {self.plan.run} goes on with another job",
+            )
         states = {state.name: state for state in self._jobs.nodes(sorted(lost))} if lost else {}
         for node in sorted(lost):
             words = "+".join(sorted(states[node].states)) if node in states else "not known to slurmctld"

@@ -14,13 +14,14 @@ from fairlead.errors import DataError
 from fairlead.measure.pairs.pair_table import LeafSource, Leaves
 from fairlead.model.nodelist import expand, fold
 from fairlead.topology.fabric import ibnetdiscover, lldp, nvlink_domains, scalable_units
-from fairlead.topology.fabric.switch_fabric import AdapterRule, SwitchFabric, attach
+from fairlead.topology.fabric.switch_fabric import AdapterRule, SwitchFabric, attach, node_of, switch_names
 
 _CONF = re.compile(r"^\s*(?:SwitchName|BlockName)\s*=\s*(\S+)\s+.*?\bNodes\s*=\s*(\"[^\"]*\"|\S+)", re.IGNORECASE)
 _CONF_LINE = re.compile(r"^\s*(?:SwitchName|BlockName|BlockSizes)\s*=", re.IGNORECASE)
 _YAML_NAME = re.compile(r"[-\s]*(?:switch|block)\s*:\s*[\"']?([^\s\"']+)")
 _YAML_NODES = re.compile(r"[-{,\s]*nodes\s*:\s*[\"']?([^\s\"'}]+)")
 _LINE = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9_.-]{0,63})\s*[:\s]\s*(\S+)\s*")
+_DUMP = re.compile(r'^(?:vendid=|Switch\s+\d+\s+"|Ca\s+\d+\s+"|(?:SW|CA)\s+\d+\s+\d+\s+0x)', re.MULTILINE)
 _HINT = "such as a line `leaf1: gpu[01-16]`, topology.conf, topology.yaml, or the output of ibnetdiscover"
 
 
@@ -28,6 +29,23 @@ def read(text: str, source: str, nodes: Collection[str]) -> Leaves:
     """Return the leaf of each of ``nodes``. Raises DataError, also if the file does not name all of them."""
     groups = _groups(text, source, frozenset(nodes))
     return leaves_of(groups, nodes, LeafSource.DECLARED, source)
+
+
+def switch_ports(text: str, source: str, nodes: Collection[str]) -> dict[str, dict[str, str]]:
+    """Return by node and device (mlx5_3) the switch and port to which the device is connected, if the file is a dump of
+    ibnetdiscover. Other files do not have the ports."""
+    if not _DUMP.search(text):
+        return {}
+    fabric = ibnetdiscover.parse(text, source)
+    names, rule = switch_names(fabric), AdapterRule(known=frozenset(nodes))
+    found: dict[str, dict[str, str]] = {}
+    for link in fabric.links:
+        for (adapter, _), (switch, port) in (link, link[::-1]):
+            description = fabric.adapters.get(adapter, "")
+            node = node_of(adapter, description, rule) if switch in fabric.switches and description else ""
+            if node in rule.known and len(description.split()) == 2:
+                found.setdefault(node, {})[description.split()[1]] = f"{names[switch]} port {port}"
+    return found
 
 
 def leaves_of(groups: Mapping[str, Collection[str]], nodes: Collection[str], source: LeafSource, detail: str) -> Leaves:
@@ -56,7 +74,7 @@ def _groups(text: str, source: str, nodes: frozenset[str]) -> Mapping[str, Colle
     if "CliqueId" in text:
         cliques = nvlink_domains.parse_nvsmi(text, source)
         return nvlink_domains.groups({n: found for n, found in cliques.items() if n in nodes})[0]
-    if re.search(r'^(?:vendid=|Switch\s+\d+\s+"|Ca\s+\d+\s+"|(?:SW|CA)\s+\d+\s+\d+\s+0x)', text, re.MULTILINE):
+    if _DUMP.search(text):
         fabric = ibnetdiscover.parse(text, source)
         ibnetdiscover.refuse_cut(fabric, source)
         return _units(fabric, nodes)

@@ -7,7 +7,7 @@ one line for each value.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from msgspec import Struct
 
@@ -20,7 +20,6 @@ TEXT_MAX = 80
 COUNTERS_SHOWN = 4
 #: Counters that grow with the traffic. Their differences say nothing about a fault.
 TRAFFIC = re.compile(r"(?:port_)?(?:unicast_|multicast_)?(?:xmit|rcv|rx|tx|unicast|multicast).*(?:data|packets|bytes)$|lifespan$")
-#: Errors of the link, and the counters of a slow or congested path (ibdiagnet manual; linux-rdma, hw_counters).
 _DEVICE = re.compile(r"[A-Za-z0-9_]{1,32}/[0-9]{1,3}")
 _NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
 
@@ -102,8 +101,14 @@ def rises(before: NodePorts, after: NodePorts) -> dict[str, dict[str, int]]:
     return found
 
 
-def evidence(node: str, all_rises: Mapping[str, Mapping[str, Mapping[str, int]]], cables: Mapping[str, str]) -> str:
-    """Return in words which counters of a node rose more than those of the other ports in the run, or ""."""
+def evidence(
+    node: str,
+    all_rises: Mapping[str, Mapping[str, Mapping[str, int]]],
+    cables: Mapping[str, str],
+    switch_ports: Mapping[str, str],
+) -> str:
+    """Return in words which counters of a node rose more than those of the other ports in the run, or "". cables: the serial
+    numbers by port. switch_ports: the switch and its port by device."""
     by_counter: dict[str, list[int]] = {}
     for ports in all_rises.values():
         for counters in ports.values():
@@ -112,17 +117,13 @@ def evidence(node: str, all_rises: Mapping[str, Mapping[str, Mapping[str, int]]]
     total = sum(max(1, len(ports)) for ports in all_rises.values())
     words = []
     for port, counters in sorted(all_rises.get(node, {}).items()):
-        cable = f", cable {cables[port]}" if port in cables else ""
+        ends = [f"at {switch_ports[device]}"] if (device := port.partition("/")[0]) in switch_ports else []
+        ends += [f"cable {cables[port]}"] if port in cables else []
+        where = f"{port} ({', '.join(ends)})" if ends else port
         for name, rise in sorted(counters.items(), key=lambda item: -item[1]):
             others = [*by_counter[name], *[0] * (total - len(by_counter[name]))]
             others.remove(rise)
-            if rise > 2 * median([float(o) for o in others]):
-                words.append(
-                    f"{port} {name} +{rise} in the run (median of the other ports +{median([float(o) for o in others]):g}{cable})"
-                )
+            usual = median([float(other) for other in others])
+            if rise > 2 * usual:
+                words.append(f"{where} {name} +{rise} in the run, median of the other ports +{usual:g}")
     return "; ".join(words[:COUNTERS_SHOWN])
-
-
-def active(reports: Iterable[NodePorts]) -> int:
-    """Return how many ports were read."""
-    return sum(len(report.counters) for report in reports)
