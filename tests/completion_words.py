@@ -52,6 +52,8 @@ FREE = {
         "UID",
         "HOST[:PORT]",
         "JOBS",
+        "FRACTION",
+        "GB/S",
     ),
 }
 

@@ -48,6 +48,7 @@ SECONDS = {
     "tests/driver/test_dnf_modules.py": 75,
     "tests/settings/test_on_a_node.py": 60,
     "tests/measure/test_on_slurm.py": 60,
+    "tests/measure/test_fabric_on_slurm.py": 200,
     "tests/apply/test_boot.py": 45,
     "tests/lint/test_lint.py": 45,
     "hooks": 40,

@@ -25,6 +25,8 @@ PURE = (
     "policy",
     "jobenv",
     "jobs",
+    "measure/pairs",
+    "measure/tool.py",
     "provision/maintain/maintenance_steps.py",
     "provision/maintain/node_verification.py",
     "provision/maintain/begin_limits.py",

@@ -5,6 +5,8 @@ fairlead accept --show [RUN]  show the last run, or RUN; with --raw TOOL and one
 fairlead accept --history [NODELIST]  list the stored runs
 fairlead accept --resume RUN  go on with a run that was killed
 fairlead accept --cancel RUN  cancel the jobs of a run that was killed
+fairlead accept --fabric 'gpu[01-64]'  measure pairs of nodes, and name the slow node, rail, leaf or uplink
+fairlead accept --judge PAIRS.csv --topology FILE  judge a recorded table of pairs again
 
 Exit codes: 0 all nodes pass, 1 warnings, 2 a node failed, 3 a node's result is unknown (it was not measured, its results are
 incomplete, or there is nothing to compare with). 75: jobs of a run that was killed are still on these nodes. Ctrl-C cancels
@@ -20,6 +22,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from fairlead import config
+from fairlead.cli import accept_fabric
 from fairlead.cli.slurm_options import add_bin_dir
 from fairlead.errors import ExitCode, FairleadError, HostError, InputMissing, UsageError
 
@@ -69,6 +72,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     add_bin_dir(parser)
     add("--json", action="store_true", help="print the results as one JSON document")
     add("-q", "--quiet", action="store_true", help="print no progress on standard error")
+    accept_fabric.register(parser)
 
 
 def run(args: argparse.Namespace) -> ExitCode:
@@ -82,6 +86,8 @@ def run(args: argparse.Namespace) -> ExitCode:
     from fairlead.measure.results_store import default_path
 
     path = args.store or (site.accept.store if site is not None else "") or default_path()
+    if accept_fabric.wanted(args):
+        return accept_fabric.run(args, site, path)
     if args.show or args.history or args.cancel:
         from fairlead.cli import accept_text
 
@@ -89,7 +95,8 @@ def run(args: argparse.Namespace) -> ExitCode:
     return _resume(args, path) if args.resume else _measure(args, site, path)
 
 
-def _tell(args: argparse.Namespace, line: str) -> None:
+def tell(args: argparse.Namespace, line: str) -> None:
+    """Print a line of progress."""
     if not args.quiet:
         print(line, file=sys.stderr, flush=True)
 
@@ -109,7 +116,7 @@ def _measure(args: argparse.Namespace, site: config.Site | None, path: str) -> E
     more += [f"--reservation={args.reservation}"] if args.reservation else []
     folder = args.folder or (site.accept.folder if site is not None else "") or "fairlead-accept"
     plan = acceptance_plan.make(
-        _nodes(args, jobs),
+        nodes_of(args, jobs),
         site,
         profile=args.profile,
         tools=[name.strip() for name in args.tools.split(",") if name.strip()],
@@ -126,7 +133,7 @@ def _measure(args: argparse.Namespace, site: config.Site | None, path: str) -> E
         _refuse_running(jobs, store, {t.node for t in plan.targets})
         packed = msgspec.json.encode(plan)
         store.begin(plan.run, user=user(), host=os.uname().nodename, folder=plan.folder, plan=packed, fairlead=__version__)
-        AcceptanceRun(plan, jobs, store, lambda line: _tell(args, line)).measure()
+        AcceptanceRun(plan, jobs, store, lambda line: tell(args, line)).measure()
         return _show(args, store, plan.run)
     finally:
         store.close()
@@ -139,7 +146,7 @@ def _show(args: argparse.Namespace, store: ResultStore, run: str) -> ExitCode:
     return accept_text.show(judge_run(store, run), as_json=args.json)
 
 
-def _nodes(args: argparse.Namespace, jobs: AcceptanceJobs) -> list[str]:
+def nodes_of(args: argparse.Namespace, jobs: AcceptanceJobs) -> list[str]:
     """Return the names of the nodes to measure, in Slurm's order. Raise UsageError, InputMissing."""
     from fairlead.model.nodelist import expand, in_order
 
@@ -202,7 +209,7 @@ def _resume(args: argparse.Namespace, path: str) -> ExitCode:
             if pid != os.getpid() and alive(pid, host, began):
                 raise UsageError(f"run {found.run} is still at work (process {pid} on {host})")
             jobs = AcceptanceJobs(conf=args.slurm_conf, bin_dir=args.bin_dir)
-            AcceptanceRun(found.plan, jobs, store, lambda line: _tell(args, line)).measure(resumed=True)
+            AcceptanceRun(found.plan, jobs, store, lambda line: tell(args, line)).measure(resumed=True)
         return _show(args, store, found.run)
     finally:
         store.close()

@@ -33,6 +33,31 @@ class AcceptOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         Path,
         Meta(description="The SQLite file of the results. Empty: in /var/lib/fairlead for root, else ~/.local/state/fairlead."),
     ] = ""
+    pair_command: Annotated[
+        Shell,
+        Meta(
+            description="accept --fabric: the command that measures a pair of nodes, started once on each node; $GPUS as above."
+            " Empty: all_gather_perf with 8 GiB, built with MPI."
+        ),
+    ] = ""
+    rail_command: Annotated[
+        Shell,
+        Meta(description="The same for one rail alone; $RAIL is its number. Empty: all_gather_perf with one GPU of each node."),
+    ] = ""
+    pair_seconds: Annotated[int, Meta(ge=1, le=86400, description="The seconds after which the step of a pair is ended.")] = 240
+    pair_rails: Annotated[
+        int, Meta(ge=0, le=64, description="How many rails a node has. 0: as many as it has GPUs; 1: no rail is measured alone.")
+    ] = 0
+    pair_srun: Annotated[
+        tuple[Shell, ...], Meta(description="More options of srun for these steps. An option --mpi replaces --mpi=pmix.")
+    ] = ()
+    pair_gbps: Annotated[
+        float, Meta(ge=0, description="The bandwidth of a good pair in GB/s. 0: the median of the nodes is expected.")
+    ] = 0.0
+    rail_gbps: Annotated[float, Meta(ge=0, description="The same for one rail alone.")] = 0.0
+    topology: Annotated[
+        Path, Meta(description="A file that says on which leaf each node is. Empty: slurmctld's topology, if it has one.")
+    ] = ""
 
 
 def accept_options(site: dict[str, Any], of_class: dict[str, Any], where: str, class_name: str = "") -> AcceptOptions:

@@ -14,4 +14,8 @@ nccl_plan nccl_run         order and make the launches of `fairlead nccl measure
 nccl_launch                launches one command with a time limit, alone or beside a GEMM loop
 float_sums                 makes one all-reduce with known sums; runs as a program of its own for each rank
 node_parts                 asks all nodes of a job what they are, for the key of a result
+pairs/                     plans rounds of pairs of nodes, and judges the table of their figures (pure)
+fabric_plan                decides which nodes are measured in pairs, and with which command
+fabric_jobs step_output    keeps the nodes with one job, starts steps in it, and reads what they write
+fabric_store fabric_run    stores runs over the fabric, and runs one round after the other
 """

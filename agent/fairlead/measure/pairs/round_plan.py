@@ -1,0 +1,136 @@
+"""Decides which pairs are measured in the next round, from the rounds that were measured before.
+
+The order is: two rounds inside the leaves, confirmations of the suspects, two rounds across the leaves, one crowded round, and at
+the end the single rails of pairs that were too slow. The plan is a function of what was measured. So a run that was killed goes
+on with the same plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+
+from msgspec import Struct
+
+from fairlead.measure.pairs.circle import circle, crowded_across, shuffled, spread_across
+from fairlead.measure.pairs.fabric_verdict import FabricVerdict, GuiltyPart, PairLimits, PartKind
+from fairlead.measure.pairs.pair_judgement import PARTNERS_MIN, judge
+from fairlead.measure.pairs.pair_table import Leaves, Pair, PairValue, Stage, pair_of, whole
+
+#: The most rounds of each stage.
+ROUNDS = {Stage.LEAF: 2, Stage.CONFIRM: 2, Stage.ACROSS: 2, Stage.CROWDED: 1, Stage.RAIL: 2}
+
+
+class PlannedRound(Struct, frozen=True, kw_only=True):
+    """Describes one round, in which no node is in two pairs. rails: the rails that are measured alone, each as a step of its own,
+    or "" for one step with all rails."""
+
+    number: int
+    stage: Stage
+    pairs: tuple[Pair, ...]
+    rails: tuple[str, ...] = ("",)
+
+    @property
+    def node_runs(self) -> int:
+        """Return how many nodes the round uses."""
+        return 2 * len(self.pairs)
+
+
+class PairPlan(Struct, frozen=True, kw_only=True):
+    """Holds what does not change in a run. rails: how many rails each node has. seed: the order of the nodes depends on it."""
+
+    leaves: Leaves
+    limits: PairLimits = PairLimits()
+    rails: int = 1
+    seed: str = ""
+
+
+def next_round(plan: PairPlan, values: Sequence[PairValue], gone: Mapping[str, str]) -> PlannedRound | None:
+    """Return the round after those in ``values``, or None at the end. ``gone``: nodes that went down, which get no pair."""
+    rounds = {v.round: v.stage for v in values}
+    had = [rounds[number] for number in sorted(rounds)]
+    order = list(Stage)
+    first = order.index(had[-1]) if had and had[-1] is not None else 0
+    for stage in order[first:]:
+        if had.count(stage) < ROUNDS[stage] and (pairs := _pairs(plan, stage, values, gone)):
+            rails = tuple(str(k) for k in range(plan.rails)) if stage is Stage.RAIL else ("",)
+            return PlannedRound(number=max(rounds, default=0) + 1, stage=stage, pairs=tuple(sorted(pairs)), rails=rails)
+    return None
+
+
+def _pairs(plan: PairPlan, stage: Stage, values: Sequence[PairValue], gone: Mapping[str, str]) -> list[Pair]:
+    nodes = frozenset(plan.leaves.of) - frozenset(gone)
+    had = len({v.round for v in values if v.stage is stage})
+    done = {v.pair for v in values if not v.rail}
+    one_group = len(set(plan.leaves.of.values())) == 1
+    match stage:
+        case Stage.LEAF:
+            return _in_leaf(plan, had, nodes)
+        case Stage.CONFIRM:
+            return _confirmations(plan, judge(values, plan.leaves, plan.limits, gone), values, nodes)
+        case Stage.ACROSS:
+            return [] if one_group else spread_across(plan.leaves, nodes, had, done, plan.seed)
+        case Stage.CROWDED if one_group:
+            return _in_leaf(plan, ROUNDS[Stage.LEAF], nodes)
+        case Stage.CROWDED:
+            return crowded_across(plan.leaves, nodes, ROUNDS[Stage.ACROSS], done, plan.seed)
+        case Stage.RAIL:
+            return _slow_pairs(plan, judge(values, plan.leaves, plan.limits, gone), values, nodes) if plan.rails > 1 else []
+
+
+def _in_leaf(plan: PairPlan, round_: int, nodes: Set[str]) -> list[Pair]:
+    """Return one round of the circle in each leaf. If a node went down, its partner has no pair."""
+    found = [pair for names in plan.leaves.nodes().values() for pair in circle(shuffled(names, plan.seed), round_)]
+    return [pair for pair in found if set(pair) <= nodes]
+
+
+def _confirmations(plan: PairPlan, verdict: FabricVerdict, values: Sequence[PairValue], nodes: Set[str]) -> list[Pair]:
+    """Return for each suspect a pair with a node of its leaf that is known to be good. A suspect gets one such pair, and another
+    one if it was measured with fewer than two good nodes."""
+    done = {v.pair for v in values if not v.rail}
+    confirmed = {node for v in values if v.stage is Stage.CONFIRM for node in v.pair}
+    slow_leaves = set(verdict.named(PartKind.LEAF))
+    free = {
+        leaf: [n for n in shuffled(names, plan.seed) if n in verdict.good & nodes] for leaf, names in plan.leaves.nodes().items()
+    }
+    found = []
+    for node in shuffled(nodes - verdict.good, plan.seed):
+        leaf = plan.leaves.of[node]
+        enough = len(_partners(node, values) & verdict.good) >= PARTNERS_MIN and node in confirmed
+        partner = next((each for each in free[leaf] if pair_of(node, each) not in done), None)
+        if partner is not None and not enough and leaf not in slow_leaves:
+            free[leaf].remove(partner)
+            found.append(pair_of(node, partner))
+    return found
+
+
+def _partners(node: str, values: Iterable[PairValue]) -> set[str]:
+    return {v.partner(node) for v in whole(values) if node in v.pair}
+
+
+def _slow_pairs(plan: PairPlan, verdict: FabricVerdict, values: Sequence[PairValue], nodes: Set[str]) -> list[Pair]:
+    """Return for each guilty part a slow pair whose rails were not yet measured alone. No node is in two pairs."""
+    had = {v.pair for v in values if v.rail}
+    slow = [v for v in whole(values) if v.speed < plan.limits.warn * verdict.expected_gbps and v.pair not in had]
+    found: list[Pair] = []
+    busy: set[str] = set()
+    for part in verdict.parts:
+        fitting = (v.pair for v in slow if set(v.pair) <= nodes - busy and _shows(part, v, plan.leaves, verdict))
+        if pair := next(fitting, None):
+            found.append(pair)
+            busy |= set(pair)
+    return found
+
+
+def _shows(part: GuiltyPart, v: PairValue, leaves: Leaves, verdict: FabricVerdict) -> bool:
+    """Say whether a slow pair shows this guilty part. Its other nodes must be good."""
+    ends = {leaves.of[v.node_a], leaves.of[v.node_b]}
+    match part.kind:
+        case PartKind.NODE | PartKind.RAIL:
+            return part.name in v.pair and len(ends) == 1 and v.partner(part.name) in verdict.good
+        case PartKind.LEAF:
+            return ends == {part.name}
+        case PartKind.UPLINK:
+            return part.name in ends and len(ends) == 2 and set(v.pair) <= verdict.good
+        case PartKind.LEAF_PAIR:
+            return ends == {part.name, *part.others} and set(v.pair) <= verdict.good
+    return False
