@@ -25,6 +25,7 @@ PURE = (
     "policy",
     "jobenv",
     "jobs",
+    "fleet",
     "provision/maintain/maintenance_steps.py",
     "provision/maintain/node_verification.py",
     "provision/maintain/begin_limits.py",
