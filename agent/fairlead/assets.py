@@ -24,3 +24,15 @@ def directory(name: str) -> Path:
 def profile_directory() -> Path:
     """Return the folder of hardware profiles (TOML)."""
     return _PACKAGE / "profiles"
+
+
+def sbatch_template_names() -> list[str]:
+    """Return the names of the job scripts for requeue and preemption."""
+    return sorted(path.stem for path in (_PACKAGE / "sbatch").glob("*.sh"))
+
+
+def sbatch_template(name: str) -> str:
+    """Return the text of a job script. Raises InputMissing for a name that is not in the list."""
+    if name not in sbatch_template_names():
+        raise InputMissing(f"{name!r}: no such template", hint=f"there are {', '.join(sbatch_template_names())}")
+    return (_PACKAGE / "sbatch" / f"{name}.sh").read_text(encoding="utf-8")

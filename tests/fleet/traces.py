@@ -1,4 +1,4 @@
-"""Reads the three labelled training jobs of ../shared/data/stragglers, and turns their workers into what the judgement compares."""
+"""Reads the three labelled training jobs of ../shared/data/stragglers, and makes of their workers what is compared."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def steps_of(name: str) -> Steps:
     return found
 
 
-def signs(steps: Steps, first: int, count: int, *, roles: bool = True, slower: Mapping[Worker, float] | None = None) -> list[NodeSigns]:
+def signs(
+    steps: Steps, first: int, count: int, *, roles: bool = True, slower: Mapping[Worker, float] | None = None
+) -> list[NodeSigns]:
     """The workers by the medians of ``count`` steps. ``roles``: only workers of one pipeline rank are of one kind."""
     factor = slower or {}
     return [

@@ -72,7 +72,9 @@ def test_files_that_make_no_sense(tmp_path: Path, text: str) -> None:
     assert read(tree(tmp_path, dict.fromkeys(names, text)), ()) == NodeCounters({}, {}, ())
 
 
-@pytest.mark.parametrize("line", ["a\x1b[2J: " + "1 " * 16, "eth0: " + "1 " * 11, "eth0: " + "-1 " * 16, "eth0: " + "9" * 21 + " 1" * 15])
+@pytest.mark.parametrize(
+    "line", ["a\x1b[2J: " + "1 " * 16, "eth0: " + "1 " * 11, "eth0: " + "-1 " * 16, "eth0: " + "9" * 21 + " 1" * 15]
+)
 def test_lines_of_interfaces_that_make_no_sense(tmp_path: Path, line: str) -> None:
     assert read(tree(tmp_path, {"/proc/net/dev": DEV + line + "\n"}), ()).nics == ()
 
@@ -97,7 +99,7 @@ def test_the_drops_are_those_that_tc_shows() -> None:
         "ip link add d0 type veth peer name d1 && ip addr add 10.9.9.1/24 dev d0 && ip link set d0 up && ip link set d1 up && "
         "ip neigh add 10.9.9.2 lladdr 02:00:00:00:00:02 dev d0 && tc qdisc add dev d0 root tbf rate 8kbit burst 600 limit 600 && "
         "for i in 1 2 3 4 5 6 7 8 9; do printf '%0300d' 1 > /dev/udp/10.9.9.2/9; done; "
-        "tc -s qdisc show dev d0 | grep -o 'dropped [0-9]*'; exec \"$0\" -c \"$1\""
+        'tc -s qdisc show dev d0 | grep -o \'dropped [0-9]*\'; exec "$0" -c "$1"'
     )
     ask = "from fairlead.host import queue_drops; print(queue_drops.read().get('d0'))"
     words = ["unshare", "--net", "/bin/bash", "-c", script, sys.executable, ask]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,7 +52,9 @@ def test_a_gpu_has_histograms_of_clock_activity_and_power() -> None:
 def test_what_was_not_read_of_a_gpu_is_absent() -> None:
     found = gpu(reading(100), reading(110))
     assert found.readings == 1
-    assert not (found.clock_histogram_seconds or found.sm_histogram_seconds or found.power_histogram_seconds or found.error_counts)
+    assert not (
+        found.clock_histogram_seconds or found.sm_histogram_seconds or found.power_histogram_seconds or found.error_counts
+    )
 
 
 def test_an_energy_counter_that_began_again_gives_no_power() -> None:
@@ -78,7 +82,7 @@ def node(at: float, cpu: int | None = None, **more: object) -> NodeReading:
 
 def host(*readings: NodeReading, end: float = 1e9) -> HostUsage:
     found = HostUsage()
-    for last, now in zip(readings, readings[1:], strict=False):
+    for last, now in pairwise(readings):
         found = added(found, last, now, end=end)
     return found
 
@@ -133,7 +137,10 @@ def test_a_histogram_never_grows_beyond_what_a_record_may_hold(values: list[tupl
     assert decoded(encoded(record)) == record
 
 
-@given(st.dictionaries(st.sampled_from("abc"), st.integers(0, 1 << 61)), st.dictionaries(st.sampled_from("abc"), st.integers(0, 1 << 61)))
+COUNTERS = st.dictionaries(st.sampled_from("abc"), st.integers(0, 1 << 61))
+
+
+@given(COUNTERS, COUNTERS)
 def test_a_count_is_known_only_if_both_readings_know_it(before: dict[str, int], after: dict[str, int]) -> None:
     found = with_counts({}, before, after)
     assert set(found) == before.keys() & after.keys() and all(value >= 0 for value in found.values())

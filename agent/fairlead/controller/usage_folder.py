@@ -49,13 +49,13 @@ def read_folder(folder: str) -> UsageFolder:
         names = sorted(os.listdir(folder))
     except (OSError, ValueError) as e:
         raise InputMissing(f"{folder}: {getattr(e, 'strerror', None) or e}") from None
-    lines = _lines(folder, "jobs.psv")
+    lines = _lines(folder, "jobs.psv", mistakes)
     if lines is None:
         raise InputMissing(f"{folder}/jobs.psv: no such file", hint=SACCT)
     jobs = jobs_of(lines, mistakes)
     if not jobs and mistakes:
         raise DataError(f"{folder}/jobs.psv: {mistakes[0].removeprefix('jobs: ')}", hint=SACCT)
-    nodes, events = _lines(folder, "nodes.psv"), _lines(folder, "events.psv")
+    nodes, events = _lines(folder, "nodes.psv", mistakes), _lines(folder, "events.psv", mistakes)
     return UsageFolder(
         jobs=tuple(jobs),
         nodes=None if nodes is None else tuple(node_gpus_of(nodes, mistakes)),
@@ -86,7 +86,7 @@ def _content(path: str, bytes_max: int) -> bytes:
         return file.read(bytes_max + 1)
 
 
-def _lines(folder: str, name: str) -> Iterator[str] | None:
+def _lines(folder: str, name: str, mistakes: list[str]) -> Iterator[str] | None:
     """Return the lines of a file of rows, or None if there is no such file. Raises InputMissing, DataError."""
     path = os.path.join(folder, name)
     try:
@@ -99,10 +99,15 @@ def _lines(folder: str, name: str) -> Iterator[str] | None:
     if not stat.S_ISREG(found.st_mode) or found.st_size > ROWS_MAX_BYTES:
         os.close(fd)
         raise DataError(f"{path}: is not a regular file of at most {ROWS_MAX_BYTES >> 30} GiB")
-    return _decoded_lines(fd)
+    return _decoded_lines(fd, name, mistakes)
 
 
-def _decoded_lines(fd: int) -> Iterator[str]:
+def _decoded_lines(fd: int, name: str, mistakes: list[str]) -> Iterator[str]:
     with open(fd, "rb") as file:
         while line := file.readline(1 << 20):
+            if (
+                not line.endswith(b"\n") and len(line) < 1 << 20
+            ):  # the end of an output that was cut off may look like a whole row
+                mistakes.append(f"{name}: the last line has no end: the output was cut off, and this line is not counted")
+                return
             yield line.decode("ascii", "replace")

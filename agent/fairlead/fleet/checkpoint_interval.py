@@ -18,13 +18,15 @@ DAY_SECONDS = 86400.0
 FAILURES_MIN = 5
 NODES_MIN = 4
 ONE_FAILURE_SECONDS = 600.0  # failures on a common node within this time are one failure
+ONE_DRAIN_SECONDS = 7 * 86400.0  # ... and so is a finding of one check that comes back on a node before it was repaired
 PREEMPTIONS_MIN = 5
 PREEMPTED_SAVE_SECONDS = 1800.0
 
 
 class JobEnd(Struct, frozen=True, kw_only=True):
     """Holds what the hint needs of one run of a job. failed: "" or the cause of a node failure that ended the job, or would have.
-    ended: False while the job runs, and then end_unix is the last time that is known."""
+    failed_nodes: the nodes of that failure, or all nodes of the job if nobody knows them. ended: False while the job runs, and
+    then end_unix is the last time that is known."""
 
     job: int
     nodes: tuple[str, ...]
@@ -33,6 +35,7 @@ class JobEnd(Struct, frozen=True, kw_only=True):
     state: str
     partition: str = ""
     failed: str = ""
+    failed_nodes: tuple[str, ...] = ()
     ended: bool = True
 
 
@@ -105,18 +108,30 @@ def failure_rate(jobs: Sequence[JobEnd], begin_unix: float, end_unix: float) -> 
 
 
 def distinct_failures(jobs: Iterable[JobEnd]) -> list[JobEnd]:
-    """Return the jobs that a node failure ended, one for each failure: jobs with a common node that end together had the same."""
+    """Return the jobs that a node failure ended, one for each failure.
+
+    Jobs with a common node that end together had the same failure. A finding that comes back on the same node is the same too.
+    """
     found: list[JobEnd] = []
-    for job in sorted((job for job in jobs if job.failed), key=lambda job: job.end_unix):
-        recent = (other for other in reversed(found) if job.end_unix - other.end_unix <= ONE_FAILURE_SECONDS)
-        if not any(set(job.nodes) & set(other.nodes) for other in recent):
+    latest: dict[str, list[JobEnd]] = {}
+    for job in sorted((job for job in jobs if job.failed), key=lambda job: (job.end_unix, job.job)):
+        if not any(_same(job, other) for node in job.failed_nodes for other in latest.get(node, ())):
             found.append(job)
+        for node in job.failed_nodes:
+            latest.setdefault(node, []).append(job)
     return found
 
 
+def _same(job: JobEnd, other: JobEnd) -> bool:
+    apart = job.end_unix - other.end_unix
+    return apart <= ONE_FAILURE_SECONDS or (
+        job.failed == other.failed and job.failed.startswith("drain ") and apart <= ONE_DRAIN_SECONDS
+    )
+
+
 def losses_of(jobs: Iterable[JobEnd], partition: str) -> Losses:
-    """Return how the jobs of a partition ended by time limit and preemption."""
-    own = [job for job in jobs if job.partition == partition]
+    """Return how the jobs of a partition ended by time limit and preemption. ``partition``: "" for all."""
+    own = [job for job in jobs if partition in ("", job.partition)]
     preempted = [job for job in own if job.state == "PREEMPTED"]
     timed_out = [job for job in own if job.state == "TIMEOUT"]
     run = sum(job.end_unix - job.begin_unix for job in own)

@@ -1,8 +1,8 @@
 """Says which node of one job is slower than its peers, and why, or that nobody can be accused.
 
-The medians of a node are compared only with those of like nodes in the same job, and those of a GPU only with the GPUs of the same
-local index. A node is accused if two independent signals of one pattern deviate. What differs without such a pattern is uneven
-work: the rank that computes most is the busiest and the slowest one waits least, so that no single value tells who is slow.
+The medians of a node are compared only with those of like nodes in the same job, and those of a GPU only with the GPUs of the
+same local index. A node is accused if two independent signals of one pattern deviate. What differs without such a pattern is
+uneven work: the slowest rank of a synchronous job is the busiest, and its peers wait, so that no single value tells who is slow.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ PATTERNS = (
 
 
 class NodeSigns(Struct, frozen=True, kw_only=True):
-    """Holds the values of one node of a job: its own, and those of its GPUs by local index. A value that is not known is not there.
+    """Holds the values of one node of a job: its own, and those of its GPUs by local index. An unknown value is not there.
 
     kind: only nodes of the same kind are compared (GPU model, number of GPUs, or a role that is known). readings: how many
     readings the medians are of. lacking: why values are not there, or "".

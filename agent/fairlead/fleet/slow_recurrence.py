@@ -6,9 +6,10 @@ If roles are assigned at random, a node is the extreme of a job with n nodes wit
   stage). The first and the last node of a job are left out. For the others the chance is that of their part of the nodelist, as
   the other nodes' jobs show it, if that is more than 1/n.
 - The jobs of one user are alike. Users are counted, not jobs: a user counts for a node if the node is the extreme in more than
-  half of the jobs of this user on it. By Markov's inequality the chance of that is at most the sum of the chances of m jobs,
-  divided by the least number that is more than half of m, however much these jobs depend on each other.
-- Each node and each signal is tested. A node is named only if the chance, multiplied with the number of tests, is below ``FALSE``.
+  half of this user's jobs on it. By Markov's inequality the chance of that is at most the sum of the chances of these m jobs,
+  divided by the least number that is more than half of m, however much the jobs depend on each other.
+- Each node and each signal is tested. A node is named only if the chance, multiplied with the number of tests, is less than
+  ``FALSE``.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ class Recurrence(Struct, frozen=True, kw_only=True):
 
 
 class RecurrenceReport(Struct, frozen=True, kw_only=True):
-    """Holds the named nodes, the least likely first. tests: how many nodes and signals were tested. expected_false: how many nodes
-    are named by chance, at most. jobs: how many were used. left_out: the other jobs by the reason."""
+    """Holds the named nodes, the least likely first. tests: how many nodes and signals were tested. expected_false: how many
+    nodes are named by chance, at most. jobs: how many were used. left_out: the other jobs by the reason."""
 
     named: tuple[Recurrence, ...]
     tests: int
@@ -105,8 +106,8 @@ def trials_of(job: JobSigns, signals: Sequence[Signal] = SIGNALS) -> Iterator[Tr
             if len(values) < GROUP_MIN:
                 continue
             extreme = _extreme(values, signal, side)
-            for node in values:
-                yield Trial(node, signal.name, job.user, job.job, len(values), position[node], node == extreme)
+            for name in values:
+                yield Trial(name, signal.name, job.user, job.job, len(values), position[name], name == extreme)
 
 
 def _worst(node: NodeSigns, signal: Signal, side: str) -> float | None:
@@ -165,17 +166,17 @@ def named_of(trials: Sequence[Trial]) -> tuple[tuple[Recurrence, ...], int]:
 def chances_of(trials: Sequence[Trial]) -> list[float]:
     """Return for each trial the chance that the node is the extreme: 1/n, or more if other nodes at this part of a nodelist are
     the extreme more often."""
-    whole: dict[tuple[str, int], list[int]] = {}
-    own: dict[tuple[str, int, str], list[int]] = {}
+    whole: dict[tuple[str, ...], list[int]] = {}
     for trial in trials:
-        for table, key in ((whole, (trial.signal, trial.part)), (own, (trial.signal, trial.part, trial.node))):
-            counts = table.setdefault(key, [0, 0])  # type: ignore[attr-defined]
+        part = str(trial.part)
+        for key in ((trial.signal, part), (trial.signal, part, trial.node)):
+            counts = whole.setdefault(key, [0, 0])
             counts[0] += trial.extreme
             counts[1] += 1
     found = []
     for trial in trials:
-        extremes, seen = whole[trial.signal, trial.part]
-        own_extremes, own_seen = own[trial.signal, trial.part, trial.node]
+        extremes, seen = whole[trial.signal, str(trial.part)]
+        own_extremes, own_seen = whole[trial.signal, str(trial.part), trial.node]
         others, of_others = extremes - own_extremes, seen - own_seen
         usual = others / of_others if of_others >= 30 else 0.0  # from fewer trials nobody knows what is usual there
         found.append(min(1.0, max(1 / trial.nodes, usual)))

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 GROUP_MIN = 4
 MAD_SCALE = 1.4826
-#: With 5 and a MAD of at least a fifth of the floor, a healthy member of 4 is flagged in about 1 % of comparisons, of 16 in 0.1 %.
+#: With 5, a healthy member of 4 is flagged in about 1 % of comparisons, and of 16 in 0.1 % (normal values, floor 2.5 deviations).
 DEVIATIONS = 5.0
 
 

@@ -71,7 +71,7 @@ def _interfaces(root: Root) -> list[Nic]:
     """Return the interfaces of /proc/net/dev, with the packets that their queues dropped."""
     text = root.read_text("/proc/net/dev", 1 << 20)
     drops = queue_drops.read() if root.is_live else {}
-    found = []
+    found: list[Nic] = []
     for line in text.splitlines()[2:] if isinstance(text, str) else ():
         name, _, rest = line.partition(":")
         name, cells = name.strip(), rest.split()

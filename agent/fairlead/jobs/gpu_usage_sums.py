@@ -20,8 +20,8 @@ class GpuReading(Struct, frozen=True, kw_only=True):
     """Holds what was read of one GPU or MIG device at one time.
 
     at: seconds of CLOCK_BOOTTIME. The other fields are as in ``GpuUsage``. memory_used_bytes and memory_total_bytes: None if they
-    could not be read. throttled_seconds: sums of this agent process by reason. clock_hertz: the SM clock, or None if it is not known
-    or the GPU is not loaded. errors: the driver's counters of errors.
+    could not be read. throttled_seconds: sums of this agent process by reason. clock_hertz: the SM clock, or None if it is not
+    known or the GPU is not loaded. errors: the driver's counters of errors.
     """
 
     uuid: str

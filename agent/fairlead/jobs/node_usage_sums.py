@@ -1,7 +1,7 @@
 """Adds up what the whole node went through while a job ran: pressure, network bytes, errors. All functions are pure.
 
-The values are counters of the kernel. Only the difference of two readings is added. What happened before the first reading of this
-agent process, or while no agent ran, is not counted.
+The values are counters of the kernel. Only the difference of two readings is added. What happened before the first reading of
+this agent process, or while no agent ran, is not counted.
 """
 
 from __future__ import annotations

@@ -97,8 +97,9 @@ class NicUsage(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
 
 
 class HostUsage(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Holds what the job's control group used of the node, and what the node as a whole went through meanwhile. cpus: the number of CPUs in the job's cpuset. memory_limit_bytes is
-    absent if there is no limit.
+    """Holds what the job's control group used of the node, and what the node as a whole went through meanwhile.
+
+    cpus: the number of CPUs in the job's cpuset. memory_limit_bytes is absent if there is no limit.
 
     pressure_histogram_seconds: of the whole node, for "cpu", "io" and "memory": the seconds by the part of the time in which some
     task waited (PSI). node_seconds: the time that these histograms and ``nics`` cover. event_counts: by how much counters of the

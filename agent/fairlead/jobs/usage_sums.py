@@ -38,8 +38,8 @@ class OpenUsage(Struct, frozen=True, kw_only=True):
     """Holds a record that readings are added to, with what this process must know for the next reading.
 
     last: the last reading of each GPU by UUID. cpu_counter: the control group's CPU seconds at the last reading. clock: the
-    difference of system clock and CLOCK_BOOTTIME in seconds at the last reading. node: the last reading of the node. All three are None before
-    the first reading.
+    difference of system clock and CLOCK_BOOTTIME in seconds at the last reading. node: the last reading of the whole node. All
+    three are None before the first reading.
     """
 
     record: UsageRecord

@@ -133,7 +133,7 @@ class UsageKeeper:
             found = tuple(f for f in findings if f.level is not Level.OK)
             of_node = self._read_node(node, boot) if fresh and any(kept.job.gpus for kept in open_) else None
             for kept in open_:
-                self._add_to(kept, found, shared, of_node, boot, unix)
+                self._add_to(kept, found, shared, of_node, boot=boot, unix=unix)
             self._publish_map()
         if self._kept:
             self._write(boot, unix)
@@ -254,6 +254,7 @@ class UsageKeeper:
         findings: Iterable[Finding],
         shared: frozenset[str],
         of_node: NodeReading | None,
+        *,
         boot: float,
         unix: float,
     ) -> None:
