@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> ExitCode:
 def _print_nodes(args: argparse.Namespace, answer: JobAnswer, reports: Sequence[JobReport]) -> None:
     from fairlead.cli.job_nodes import nodes_data, nodes_text
 
-    if answer.short:
+    if answer.short or answer.bare:
         raise SlurmError("the job has too many nodes for an answer of the service", hint="on the controller: --store DIR")
     if args.json:
         print_json(nodes_data(reports[0]))

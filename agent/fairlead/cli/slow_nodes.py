@@ -81,7 +81,7 @@ def _of_store(args: argparse.Namespace) -> Iterator[JobSigns]:
 def _lines(found: RecurrenceReport, days: int) -> Iterator[str]:
     yield f"{found.jobs} jobs of the last {days} days compare nodes; {found.tests} tests (one for each node and signal)"
     for why, count in sorted(found.left_out.items(), key=lambda item: -item[1]):
-        yield f"  {count} jobs were left out: {why}"
+        yield f"  left out: {count} job{'s' if count != 1 else ''}: {why}"
     if not found.tests:
         yield "nothing was compared: this says nothing about any node"
         return

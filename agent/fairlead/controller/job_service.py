@@ -21,6 +21,7 @@ from fairlead.controller import munge
 from fairlead.controller.job_store import JobStore, StoredRun
 from fairlead.errors import FairleadError, HostError
 from fairlead.jobs.usage_merge import JobReport, merged
+from fairlead.jobs.usage_record import without_histograms
 
 PORT = 6830
 SECONDS = 10.0
@@ -39,10 +40,11 @@ class JobQuestion(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class JobAnswer(Struct, frozen=True, kw_only=True):
-    """Holds the reports. short: the values of each node were left out, because the answer would be too long. trouble: why there
-    is no answer, or ""."""
+    """Holds the reports. bare: the histograms were left out, because the answer would be too long. short: so were all values of
+    each node. trouble: why there is no answer, or ""."""
 
     reports: Annotated[tuple[JobReport, ...], Meta(max_length=REPORTS_MAX)] = ()
+    bare: bool = False
     short: bool = False
     trouble: Annotated[str, Meta(max_length=300)] = ""
 
@@ -86,6 +88,9 @@ def _runs(question: JobQuestion, uid: int, store: JobStore) -> list[StoredRun]:
 
 def _encoded(answer: JobAnswer) -> bytes:
     data = msgspec.json.encode(answer)
+    if len(data) > ANSWER_MAX_BYTES:
+        reports = (replace(report, records=tuple(map(without_histograms, report.records))) for report in answer.reports)
+        data = msgspec.json.encode(JobAnswer(reports=tuple(reports), bare=True))
     if len(data) > ANSWER_MAX_BYTES:
         answer = JobAnswer(reports=tuple(replace(report, records=()) for report in answer.reports), short=True)
         data = msgspec.json.encode(answer)

@@ -201,7 +201,8 @@ def _fits(node: str, found: Sequence[Deviation], pattern: Pattern, signals: Mapp
     """Return the accusation if the node's deviations fit the pattern, on one of its GPUs or on the node itself."""
     for gpu in sorted({deviation.gpu for deviation in found}, reverse=True):  # a GPU before the node as a whole
         here = [d for d in found if d.gpu in ("", gpu)]
-        if any(d.signal == name and side in ("", d.side) for name, side in pattern.unless for d in here):
+        against = here if gpu else found  # any GPU speaks against a cause that is of the node
+        if any(d.signal == name and side in ("", d.side) for name, side in pattern.unless for d in against):
             continue
         slow = {d.signal: d for d in here if d.side == signals[d.signal].slow}
         chosen = [next((slow[name] for name in names if name in slow), None) for names in pattern.needs]

@@ -7,10 +7,11 @@ Times with ``_boot`` are seconds of CLOCK_BOOTTIME in the boot ``boot_id``.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 SCHEMA = "job-record/1"
 RECORD_MAX_BYTES = 256 * 1024
@@ -184,6 +185,14 @@ def decoded(text: bytes) -> UsageRecord:
         raise BadRecord(f"is not a usage record: {str(e)[:200]}") from None
     except RecursionError:
         raise BadRecord("is not a usage record: too deep") from None
+
+
+def without_histograms(record: UsageRecord) -> UsageRecord:
+    """Return the record without what only the comparison of nodes needs, which is the larger part of it."""
+    bare: dict[str, Any] = {"clock_histogram_seconds": {}, "sm_histogram_seconds": {}, "power_histogram_seconds": {}}
+    bare |= {"readings": 0, "error_counts": {}}
+    host = replace(record.host, pressure_histogram_seconds={}, event_counts={}, nics=(), node_seconds=0.0)
+    return replace(record, gpus=tuple(replace(gpu, **bare) for gpu in record.gpus), host=host)
 
 
 class _Named(Struct):
