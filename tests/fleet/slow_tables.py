@@ -2,8 +2,8 @@
 
     python -m tests.fleet.slow_tables --write [SHUFFLES]
 
-The labelled jobs are not part of the project, so that `make docs` cannot write the tables. tests/fleet/test_slow_tables.py compares
-the sensitivity with what would be written, where the data is there.
+The labelled jobs are not part of the project, so that `make docs` cannot write the tables. tests/fleet/test_slow_tables.py
+compares the sensitivity with what would be written, where the data is there.
 """
 
 from __future__ import annotations

@@ -191,8 +191,9 @@ def _ended(site: Site, job: int) -> bool:
     return site.cluster.job_state(job) == "FAILED"
 
 
-def test_a_cancelled_job_is_not_requeued(site: Site) -> None:
-    job = site.submit("requeue", 400, 10, "signal")
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_cancelled_job_is_not_requeued(site: Site, template: str) -> None:
+    job = site.submit(template, 400, 10, "signal" if template == "requeue" else "periodic")
     site.until(lambda: site.saved() >= 10, "first save")
     site.cluster.run(["/usr/bin/scancel", str(job)])
     assert site.cluster.wait_job(job) == "CANCELLED"

@@ -10,8 +10,9 @@
 #
 # What happens:
 #   time limit    Slurm sends SIGUSR1 to this script. The script passes it on, waits for the save, and requeues the job.
-#   preemption    Slurm sends SIGTERM to the program, and requeues the job itself (PreemptMode=REQUEUE). With
-#                 PreemptParameters=send_user_signal it sends SIGUSR1 first. With GraceTime=0 there is no time to save.
+#   preemption    Slurm sends SIGTERM to the program and to this script, and requeues the job (PreemptMode=REQUEUE). Slurm 22.05
+#                 does not do that if the job ends within GraceTime, so that the script requeues it. With
+#                 PreemptParameters=send_user_signal Slurm sends SIGUSR1 first. With GraceTime=0 there is no time to save.
 #   node failure  Slurm requeues the job itself.
 #   crash         The job ends as FAILED and is not requeued.
 #   crash loop    After 3 starts in a row without a new save the script ends the job.
@@ -56,8 +57,16 @@ while true; do # a signal ends wait before the program has ended
     kill -0 "$step" 2>/dev/null || break
 done
 
-if [ "$requeue" = yes ] && [ "$ended" = no ]; then
-    echo "$(date '+%F %T') the program ended with $code after SIGUSR1: the job is requeued"
+preempted() { # says whether Slurm has ended the job for another one; a cancelled job is not preempted
+    scontrol -o show job "$SLURM_JOB_ID" | grep -q ' PreemptTime=[0-9]'
+}
+
+if [ "$ended" = yes ]; then
+    requeue=no
+    if preempted; then requeue=yes; fi
+fi
+if [ "$requeue" = yes ]; then
+    echo "$(date '+%F %T') the program ended with $code after a signal: the job is requeued"
     exec scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$code"
