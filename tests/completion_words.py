@@ -32,6 +32,7 @@ FREE = {
         "ID",
         "WHEN",
         "SPAN",
+        "TIME",
         "SECONDS",
         "PERIOD",
     ),

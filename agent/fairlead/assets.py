@@ -29,3 +29,15 @@ def profile_directory() -> Path:
 def dashboard_directory() -> Path:
     """Return the folder of Grafana dashboards (JSON, written by ``make dashboards``)."""
     return _PACKAGE / "dashboards"
+
+
+def sbatch_template_names() -> list[str]:
+    """Return the names of the job scripts for requeue and preemption."""
+    return sorted(path.stem for path in (_PACKAGE / "sbatch").glob("*.sh"))
+
+
+def sbatch_template(name: str) -> str:
+    """Return the text of a job script. Raises InputMissing for a name that is not in the list."""
+    if name not in sbatch_template_names():
+        raise InputMissing(f"{name!r}: no such template", hint=f"there are {', '.join(sbatch_template_names())}")
+    return (_PACKAGE / "sbatch" / f"{name}.sh").read_text(encoding="utf-8")

@@ -27,6 +27,7 @@ PURE = (
     "jobs",
     "measure/pairs",
     "measure/tool.py",
+    "fleet",
     "provision/maintain/maintenance_steps.py",
     "provision/maintain/node_verification.py",
     "provision/maintain/begin_limits.py",

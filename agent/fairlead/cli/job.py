@@ -3,6 +3,7 @@
 An ended job is asked for at the controller, with a munge credential. A running job is asked for by a step in the job itself.
 Advice, cost and carbon follow the options of the controller's site.toml.
   fairlead job 1234567           fairlead job --last           fairlead job --array 1234560           fairlead job --user
+  fairlead job 1234567 --nodes   its nodes side by side, and whether one of them is slower than its peers
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--last", action="store_true", help="show your job that ended last")
     parser.add_argument("--array", default="", metavar="ID", help="show the ended tasks of an array, one a row")
     parser.add_argument("--user", nargs="?", const="", metavar="NAME", help="show the ended jobs of a user (yours), one a row")
+    parser.add_argument("--nodes", action="store_true", help="compare the job's nodes with each other")
     parser.add_argument(
         "--controller",
         default="",
@@ -81,7 +83,9 @@ def run(args: argparse.Namespace) -> ExitCode:
         if trouble is not None:
             raise trouble
         raise InputMissing(_nothing(question), hint="a job that has just ended is there a minute or two later")
-    if args.json:
+    if args.nodes:
+        _print_nodes(args, answer, reports[0][0])
+    elif args.json:
         print_json({"jobs": [_data(report, notes) for report, notes in reports]})
     elif question.kind in ("job", "last"):
         report, notes = reports[0]
@@ -93,10 +97,23 @@ def run(args: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
+def _print_nodes(args: argparse.Namespace, answer: JobAnswer, report: JobReport) -> None:
+    from fairlead.cli.job_nodes import nodes_data, nodes_text
+
+    if answer.short or answer.bare:
+        raise SlurmError("the job has too many nodes for an answer of the service", hint="on the controller: --store DIR")
+    if args.json:
+        print_json(nodes_data(report))
+    else:
+        print(nodes_text(report))
+
+
 def _question(args: argparse.Namespace) -> JobQuestion:
     asked = [bool(args.job), args.last, bool(args.array), args.user is not None]
     if sum(asked) != 1:
         raise UsageError("name a job: fairlead job ID, or --last, --array ID or --user")
+    if args.nodes and not (args.job or args.last):
+        raise UsageError("--nodes compares the nodes of one job: fairlead job ID --nodes")
     if args.job and not re.fullmatch(r"[0-9]{1,10}(?:[_+][0-9]{1,10})?", args.job):
         raise UsageError(f"{args.job!r}: not the id of a job, such as 1234567 or 1234560_3")
     if args.array and not re.fullmatch(r"[0-9]{1,10}", args.array):

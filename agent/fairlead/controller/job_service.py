@@ -28,6 +28,7 @@ from fairlead.errors import FairleadError, HostError, SlurmError
 from fairlead.jobs.job_notes import JobNotes, ReportOptions, notes_of
 from fairlead.jobs.node_rows import SINFO, node_gpus_of
 from fairlead.jobs.usage_merge import JobReport, merged
+from fairlead.jobs.usage_record import without_histograms
 from fairlead.model.nodelist import fold
 from fairlead.slurm.scontrol import Scontrol
 
@@ -50,13 +51,14 @@ class JobQuestion(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class JobAnswer(Struct, frozen=True, kw_only=True):
-    """Holds the reports, and the notes on each of them. An older service sends no notes. short: the values of each node were left
-    out, because the answer would be too long. options: those of the site, as ``ReportOptions`` of the service's version. trouble:
-    why there is no answer, or ""."""
+    """Holds the reports, and the notes on each of them. An older service sends no notes. bare: the histograms were left out,
+    because the answer would be too long. short: so were all values of each node. options: those of the site, as ``ReportOptions``
+    of the service's version. trouble: why there is no answer, or ""."""
 
     reports: Annotated[tuple[JobReport, ...], Meta(max_length=REPORTS_MAX)] = ()
     notes: Annotated[tuple[JobNotes, ...], Meta(max_length=REPORTS_MAX)] = ()
     options: dict[str, Any] = {}
+    bare: bool = False
     short: bool = False
     trouble: Annotated[str, Meta(max_length=300)] = ""
 
@@ -147,6 +149,9 @@ def _runs(question: JobQuestion, uid: int, store: JobStore) -> list[StoredRun]:
 
 def _encoded(answer: JobAnswer) -> bytes:
     data = msgspec.json.encode(answer)
+    if len(data) > ANSWER_MAX_BYTES:
+        bare = tuple(replace(report, records=tuple(map(without_histograms, report.records))) for report in answer.reports)
+        data = msgspec.json.encode(replace(answer, reports=bare, bare=True))
     if len(data) > ANSWER_MAX_BYTES:
         answer = replace(answer, reports=tuple(replace(report, records=()) for report in answer.reports), short=True)
         data = msgspec.json.encode(answer)

@@ -211,6 +211,10 @@ class JobStore:
         """Return the runs of a user, the one that ended last first."""
         return self._runs("uid = ? ORDER BY end_unix DESC LIMIT ?", (uid, most))
 
+    def runs_since(self, begin_unix: float) -> list[StoredRun]:
+        """Return the runs that ended since a time, the oldest first."""
+        return self._runs("end_unix >= ? ORDER BY end_unix", (int(begin_unix),))
+
     def _runs(self, condition: str, values: Sequence[object], *, escape: bool = False) -> list[StoredRun]:
         if escape:
             condition = condition.replace("LIKE ?", "LIKE ? ESCAPE '\\'")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from fairlead.jobs.usage_record import BINS, GpuUsage
+from fairlead.jobs.usage_record import BINS, CLOCK_BIN_HERTZ, PERCENT_BIN, POWER_BIN_WATTS, GpuUsage
 from fairlead.model.gpu_activity import GpuActivity
 from fairlead.model.missing import Missing
 
@@ -20,7 +20,8 @@ class GpuReading(Struct, frozen=True, kw_only=True):
     """Holds what was read of one GPU or MIG device at one time.
 
     at: seconds of CLOCK_BOOTTIME. The other fields are as in ``GpuUsage``. memory_used_bytes and memory_total_bytes: None if they
-    could not be read. throttled_seconds: sums of this agent process by reason.
+    could not be read. throttled_seconds: sums of this agent process by reason. clock_hertz: the SM clock, or None if it is not
+    known or the GPU is not loaded. errors: the driver's counters of errors.
     """
 
     uuid: str
@@ -34,6 +35,8 @@ class GpuReading(Struct, frozen=True, kw_only=True):
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
     throttled_seconds: Mapping[str, float] = field(default_factory=dict)
+    clock_hertz: int | None = None
+    errors: Mapping[str, int] = field(default_factory=dict)
 
 
 class LastReading(Struct, frozen=True, kw_only=True):
@@ -107,6 +110,7 @@ def added(
     usage, zero_run = _with_busy(usage, before, after, max(0.0, measured), last.zero_run, at=min(now.at, end) - begin)
     usage = replace(usage, gap_seconds=max(0.0, end - begin - usage.seen_seconds))
     usage = _with_counters(_with_gpm(usage, before, after), before, after, inside)
+    usage = _with_histograms(usage, last.reading, now, inside)
     return _with_time(usage, last.reading, now, inside), LastReading(reading=now, zero_run=zero_run)
 
 
@@ -168,6 +172,44 @@ def _with_counters(usage: GpuUsage, before: GpuActivity, after: GpuActivity, ins
         return usage
     known = inside - max(0.0, after.energy_gap_seconds - before.energy_gap_seconds)
     return replace(usage, energy_gap_seconds=max(0.0, usage.energy_gap_seconds - max(0.0, known)))
+
+
+def _with_histograms(usage: GpuUsage, last: GpuReading, now: GpuReading, inside: float) -> GpuUsage:
+    """Return the usage with the ``inside`` seconds between two readings in its histograms, and with the new errors."""
+    before, after = last.activity, now.activity
+    clocks, active, power = usage.clock_histogram_seconds, usage.sm_histogram_seconds, usage.power_histogram_seconds
+    if now.clock_hertz is not None:
+        clocks = with_bin(clocks, now.clock_hertz / CLOCK_BIN_HERTZ, inside)
+    covered = after.gpm_seconds - before.gpm_seconds
+    sm = _grown(before.sm_active_seconds, after.sm_active_seconds, from_zero=before.gpm_seconds == 0)
+    if sm is not None and covered > 0:
+        active = with_bin(active, min(1.0, sm / covered) * 100 / PERCENT_BIN, min(covered, inside))
+    joules = _grown(before.energy_joules, after.energy_joules, from_zero=False)
+    between = now.at - last.at
+    if joules is not None and between > 0 and after.energy_gap_seconds == before.energy_gap_seconds:
+        power = with_bin(power, joules / between / POWER_BIN_WATTS, inside)
+    return replace(
+        usage,
+        readings=usage.readings + 1,
+        clock_histogram_seconds=clocks,
+        sm_histogram_seconds=active,
+        power_histogram_seconds=power,
+        error_counts=with_counts(usage.error_counts, last.errors, now.errors),
+    )
+
+
+def with_bin(histogram: dict[int, float], bins: float, seconds: float) -> dict[int, float]:
+    """Return the histogram with ``seconds`` more in one bin. ``bins``: the value in widths of a bin."""
+    bin_ = min(1023, max(0, int(bins + 0.5)))
+    if seconds <= 0 or (bin_ not in histogram and len(histogram) >= 256):
+        return histogram
+    return {**histogram, bin_: round(histogram.get(bin_, 0.0) + seconds, 3)}
+
+
+def with_counts(counts: dict[str, int], before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
+    """Return the counts with the growth of those counters that both readings know. A counter that went back adds nothing."""
+    grown = {name: counts.get(name, 0) + max(0, value - before[name]) for name, value in after.items() if name in before}
+    return {**counts, **grown} if grown else counts
 
 
 def _sums(usage: GpuUsage, grown: Mapping[str, float | None]) -> dict[str, float]:

@@ -7,21 +7,27 @@ Times with ``_boot`` are seconds of CLOCK_BOOTTIME in the boot ``boot_id``.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 SCHEMA = "job-record/1"
 RECORD_MAX_BYTES = 256 * 1024
 GPUS_MAX = 1024
 FINDINGS_MAX = 64
 BINS = 11  # 0 %, then over 0 to 10 %, ... over 90 to 100 %
+NICS_MAX = 64
+#: The widths of the bins of the other histograms. The number of a bin, multiplied with the width, is the middle of the bin.
+CLOCK_BIN_HERTZ, POWER_BIN_WATTS, PERCENT_BIN = 15e6, 20.0, 5.0
 
 Text = Annotated[str, Meta(max_length=128, pattern=r"^[A-Za-z0-9_.:+/ -]*$")]
 Seconds = Annotated[float, Meta(ge=0, le=1e10)]
 Amount = Annotated[float, Meta(ge=0, le=1e18)]
 Count = Annotated[int, Meta(ge=0, le=1 << 62)]
+Histogram = Annotated[dict[Annotated[int, Meta(ge=0, le=1023)], Seconds], Meta(max_length=256)]
+Counts = Annotated[dict[Text, Count], Meta(max_length=64)]
 
 
 class GpuUsage(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -37,6 +43,9 @@ class GpuUsage(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
     absent if the GPU was never busy. histogram_seconds: the seconds by the utilisation between two readings, in ``BINS`` bins.
     memory_byte_seconds / memory_seconds is the mean of the used memory.
     throttled_seconds: by reason (``model.gpu_load.REASONS``).
+    readings: how often something was added to a histogram. clock_histogram_seconds: the seconds under load by the SM clock at the
+    reading. sm_histogram_seconds, power_histogram_seconds: the seconds by SM activity and by power between two readings.
+    error_counts: by how much counters of errors grew between readings. Records of older agents have none of these five.
     """
 
     uuid: Text
@@ -69,17 +78,44 @@ class GpuUsage(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
     nvlink_transmit_bytes: Count | None = None
     nvlink_receive_bytes: Count | None = None
     throttled_seconds: Annotated[dict[Text, Seconds], Meta(max_length=16)] = {}
+    readings: Count = 0
+    clock_histogram_seconds: Histogram = {}
+    sm_histogram_seconds: Histogram = {}
+    power_histogram_seconds: Histogram = {}
+    error_counts: Counts = {}
+
+
+class NicUsage(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Holds what went over one network interface, or over one port of an RDMA device, while the job ran, whoever sent it.
+
+    name: ``eth0``, or ``mlx5_0/1`` for a port. error_counts: by how much its counters of errors, losses and waits grew.
+    """
+
+    name: Text
+    receive_bytes: Count | None = None
+    transmit_bytes: Count | None = None
+    error_counts: Counts = {}
 
 
 class HostUsage(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Holds what the job's control group used of the node. cpus: the number of CPUs in the job's cpuset. memory_limit_bytes is
-    absent if there is no limit."""
+    """Holds what the job's control group used of the node, and what the node as a whole went through meanwhile.
+
+    cpus: the number of CPUs in the job's cpuset. memory_limit_bytes is absent if there is no limit.
+
+    pressure_histogram_seconds: of the whole node, for "cpu", "io" and "memory": the seconds by the part of the time in which some
+    task waited (PSI). node_seconds: the time that these histograms and ``nics`` cover. event_counts: by how much counters of the
+    node grew, such as retransmitted TCP segments.
+    """
 
     cpu_seconds: Amount | None = None
     cpus: Count | None = None
     memory_max_bytes: Count | None = None
     memory_limit_bytes: Count | None = None
     memory_total_bytes: Count | None = None
+    node_seconds: Seconds = 0.0
+    pressure_histogram_seconds: Annotated[dict[Text, Histogram], Meta(max_length=8)] = {}
+    event_counts: Counts = {}
+    nics: Annotated[tuple[NicUsage, ...], Meta(max_length=NICS_MAX)] = ()
 
 
 class JobFinding(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -149,6 +185,14 @@ def decoded(text: bytes) -> UsageRecord:
         raise BadRecord(f"is not a usage record: {str(e)[:200]}") from None
     except RecursionError:
         raise BadRecord("is not a usage record: too deep") from None
+
+
+def without_histograms(record: UsageRecord) -> UsageRecord:
+    """Return the record without what only the comparison of nodes needs, which is the larger part of it."""
+    bare: dict[str, Any] = {"clock_histogram_seconds": {}, "sm_histogram_seconds": {}, "power_histogram_seconds": {}}
+    bare |= {"readings": 0, "error_counts": {}}
+    host = replace(record.host, pressure_histogram_seconds={}, event_counts={}, nics=(), node_seconds=0.0)
+    return replace(record, gpus=tuple(replace(gpu, **bare) for gpu in record.gpus), host=host)
 
 
 class _Named(Struct):

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from fairlead.jobs import gpu_usage_sums
+from fairlead.jobs import gpu_usage_sums, node_usage_sums
 from fairlead.jobs.gpu_usage_sums import GpuReading, LastReading
+from fairlead.jobs.node_usage_sums import NodeReading
 from fairlead.jobs.usage_record import FINDINGS_MAX, GPUS_MAX, JobFinding, UsageRecord
 
 CLOCK_STEP_SECONDS = 1.0  # a smaller change of the system clock against CLOCK_BOOTTIME is slewing, such as by NTP
@@ -37,13 +38,15 @@ class OpenUsage(Struct, frozen=True, kw_only=True):
     """Holds a record that readings are added to, with what this process must know for the next reading.
 
     last: the last reading of each GPU by UUID. cpu_counter: the control group's CPU seconds at the last reading. clock: the
-    difference of system clock and CLOCK_BOOTTIME in seconds at the last reading. Both are None before the first reading.
+    difference of system clock and CLOCK_BOOTTIME in seconds at the last reading. node: the last reading of the whole node. All
+    three are None before the first reading.
     """
 
     record: UsageRecord
     last: Mapping[str, LastReading] = field(default_factory=dict)
     cpu_counter: float | None = None
     clock: float | None = None
+    node: NodeReading | None = None
 
 
 def begun(record: UsageRecord, *, agent_boot: float) -> OpenUsage:
@@ -109,6 +112,14 @@ def with_host(opened: OpenUsage, reading: HostReading) -> OpenUsage:
             host = replace(host, **{name: value})
     counter = opened.cpu_counter if now is None else now
     return replace(opened, record=replace(opened.record, host=host), cpu_counter=counter)
+
+
+def with_node(opened: OpenUsage, reading: NodeReading) -> OpenUsage:
+    """Return the record with a new reading of the whole node. ``passed`` must have been called for its time."""
+    record = opened.record
+    end = record.begin_boot + record.alloc_seconds
+    host = record.host if opened.node is None else node_usage_sums.added(record.host, opened.node, reading, end=end)
+    return replace(opened, record=replace(record, host=host), node=reading)
 
 
 def with_findings(opened: OpenUsage, findings: Iterable[JobFinding]) -> OpenUsage:

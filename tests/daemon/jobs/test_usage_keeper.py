@@ -387,3 +387,31 @@ def test_a_killed_agents_files_for_exporters_go_with_the_next_agent(tmp_path: Pa
     stage.start()
     stage.tick()
     assert files(stat) == {}
+
+
+def test_what_the_node_went_through_is_in_the_record(stage: Stage) -> None:
+    """Read on the close look; the growth until the first reading is not the job's."""
+    files = stage.folder / "root"
+    (files / "proc/pressure").mkdir(parents=True)
+    (files / "proc/net").mkdir()
+
+    def counters(stalled: float, again: int) -> None:
+        (files / "proc/pressure/cpu").write_text(f"some avg10=0.00 avg60=0.00 avg300=0.00 total={stalled * 1e6:.0f}\n")
+        (files / "proc/net/snmp").write_text(f"Tcp: RetransSegs\nTcp: {again}\n")
+
+    counters(500.0, 70)
+    stage.begin(7)
+    counters(507.0, 75)
+    stage.run(14)
+    stage.end(7)
+    record = stage.only()
+    assert record.host.pressure_histogram_seconds == {"cpu": {10: 14.0}}, "half of the time"
+    assert record.host.event_counts == {"tcp_retransmits": 5} and record.host.node_seconds == 14
+    assert record.gpus[0].readings == 1 and record.gpus[0].power_histogram_seconds == {5: 14.0}
+
+
+def test_a_job_without_gpus_has_no_values_of_the_node(stage: Stage) -> None:
+    stage.begin(7, "-")
+    stage.run(30)
+    stage.end(7, "-")
+    assert stage.only().host.node_seconds == 0

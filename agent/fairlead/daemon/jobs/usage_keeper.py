@@ -14,8 +14,8 @@ from fairlead import __version__
 from fairlead.config import Document
 from fairlead.daemon.jobs.blame import published
 from fairlead.daemon.jobs.job_map import OnGpu, wanted_files
-from fairlead.daemon.jobs.usage_readings import GpuReadings
-from fairlead.host import job_cgroup, log
+from fairlead.daemon.jobs.usage_readings import GpuReadings, node_reading
+from fairlead.host import job_cgroup, log, node_counters
 from fairlead.host.boot_clock import both_clocks
 from fairlead.host.bounded_disk import Storage
 from fairlead.host.job_map_files import JobMapFiles
@@ -24,9 +24,10 @@ from fairlead.host.root import Root
 from fairlead.host.usage_files import UsageFiles
 from fairlead.jobs import usage_sums
 from fairlead.jobs.gpu_usage_sums import GpuReading
+from fairlead.jobs.node_usage_sums import NodeReading
 from fairlead.jobs.usage_record import BadRecord, JobFinding, UsageRecord, decoded, encoded
 from fairlead.jobs.usage_sums import HostReading, OpenUsage
-from fairlead.model.facts import Node
+from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Finding, Level
 
 FLUSH_SECONDS = 60.0
@@ -130,8 +131,9 @@ class UsageKeeper:
             self._pci_by_index = {index: pci for pci, index in published(self._options.run_dir).order.items()}
             shared = self._shared()
             found = tuple(f for f in findings if f.level is not Level.OK)
+            of_node = self._read_node(node, boot) if fresh and any(kept.job.gpus for kept in open_) else None
             for kept in open_:
-                self._add_to(kept, found, shared, boot, unix)
+                self._add_to(kept, found, shared, of_node, boot=boot, unix=unix)
             self._publish_map()
         if self._kept:
             self._write(boot, unix)
@@ -247,7 +249,20 @@ class UsageKeeper:
 
     # -- readings ------------------------------------------------------------------------------------------------------------
 
-    def _add_to(self, kept: Kept, findings: Iterable[Finding], shared: frozenset[str], boot: float, unix: float) -> None:
+    def _read_node(self, node: Node, boot: float) -> NodeReading:
+        ports = () if isinstance(node.host, Missing) or isinstance(node.host.ports, Missing) else node.host.ports
+        return node_reading(node_counters.read(self._root, ports), boot)
+
+    def _add_to(
+        self,
+        kept: Kept,
+        findings: Iterable[Finding],
+        shared: frozenset[str],
+        of_node: NodeReading | None,
+        *,
+        boot: float,
+        unix: float,
+    ) -> None:
         gpus = self._gpus_of(kept.job)
         fresh = [gpu for gpu in gpus if gpu.uuid in self._readings.fresh]
         usage = usage_sums.with_listed(kept.usage, gpus)
@@ -255,6 +270,7 @@ class UsageKeeper:
             kept.written_at = None  # the file names the GPUs from the job's beginning
         if fresh:
             usage = usage_sums.with_gpus(usage_sums.passed(usage, boot=boot, unix=unix), fresh, shared=shared)
+            usage = usage if of_node is None else usage_sums.with_node(usage, of_node)
         if kept.ended_at is None:
             usage = usage_sums.with_findings(usage, _of_job(findings, gpus, self._readings, unix))
         elif fresh or boot - kept.ended_at >= LAST_READING_SECONDS:

@@ -12,11 +12,14 @@ from collections.abc import Iterator, Mapping
 from msgspec.structs import replace
 
 from fairlead.host.job_records import Job
+from fairlead.host.node_counters import NodeCounters
 from fairlead.jobs.gpu_usage_sums import GpuReading
+from fairlead.jobs.node_usage_sums import NicReading, NodeReading
 from fairlead.model.facts import Gpu, Missing, Node
 from fairlead.model.gpu_activity import GpuActivity
 from fairlead.model.gpu_load import REASONS
 from fairlead.model.gpu_state import MigDevice
+from fairlead.model.load_window import is_busy
 
 _NOT_TEXT = re.compile(r"[^A-Za-z0-9_.:+/ -]")  # see jobs.usage_record.Text
 _TEXT_MAX = 128
@@ -90,6 +93,8 @@ def _readings(gpu: Gpu, boot: float) -> Iterator[GpuReading]:
             memory_used_bytes=_number(gpu.memory_used_bytes),
             memory_total_bytes=_number(gpu.memory_total_bytes),
             throttled_seconds=_throttled(gpu),
+            clock_hertz=_number(gpu.clock_sm_hertz) if is_busy(gpu) else None,
+            errors=_errors(gpu),
         )
     for device in _devices(gpu):
         profile = "" if isinstance(device.profile, Missing) else device.profile
@@ -119,5 +124,29 @@ def _throttled(gpu: Gpu) -> dict[str, float]:
     return {name: value for (_, name), value in zip(REASONS, seconds, strict=True) if name != _IDLE and value}
 
 
+def _errors(gpu: Gpu) -> dict[str, int]:
+    """Return the driver's counters of errors. A counter that could not be read is not there."""
+    found = {}
+    if not isinstance(gpu.pcie, Missing):
+        found["pcie_replays"] = gpu.pcie.replays
+    if not isinstance(gpu.ecc, Missing):
+        found["ecc_corrected"] = gpu.ecc.volatile_corrected
+    links = () if isinstance(gpu.nvlinks, Missing) else gpu.nvlinks
+    for name in ("crc_errors", "replay_errors", "recovery_errors", "receive_errors", "recoveries"):
+        counts = [value for link in links if not isinstance(value := getattr(link, name), Missing)]
+        if counts:
+            found[f"nvlink_{name}"] = sum(counts)
+    return {name: value for name, value in found.items() if not isinstance(value, Missing) and value >= 0}
+
+
 def _text(value: str) -> str:
     return _NOT_TEXT.sub("_", value)[:_TEXT_MAX]
+
+
+def node_reading(counters: NodeCounters, boot: float) -> NodeReading:
+    """Return the counters of the node as a reading. ``boot``: the present CLOCK_BOOTTIME in seconds."""
+    nics = (
+        NicReading(name=_text(n.name), receive_bytes=n.receive_bytes, transmit_bytes=n.transmit_bytes, errors=n.errors)
+        for n in counters.nics
+    )
+    return NodeReading(at=boot, stalled_microseconds=counters.stalled_microseconds, events=counters.events, nics=tuple(nics))

@@ -1,0 +1,1 @@
+"""Says what the records of all nodes show together. All functions are pure: they report, and change nothing."""

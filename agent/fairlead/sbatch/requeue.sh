@@ -1,0 +1,72 @@
+#!/bin/bash
+# Goes on after preemption, the time limit and a node failure, with a program that saves when it gets a signal.
+#
+# Your program has to do this:
+#   - At its start it continues from what is in $CHECKPOINT, if anything is there.
+#   - On SIGUSR1 and on SIGTERM it saves and ends, within the 300 s of --signal and within the partition's GraceTime.
+#   - It also saves from time to time (`fairlead hint checkpoint`), because a node failure sends no signal.
+#   - It writes a new file and renames it, so that a save that was cut off never replaces a good one.
+#   - It ends with exit code 0 if the work is done, and at once if it is started again after that.
+#
+# What happens:
+#   time limit    Slurm sends SIGUSR1 to this script. The script passes it on, waits for the save, and requeues the job.
+#   preemption    Slurm sends SIGTERM to the program and to this script, and requeues the job (PreemptMode=REQUEUE). Slurm 22.05
+#                 does not do that if the job ends within GraceTime, so that the script requeues it. With
+#                 PreemptParameters=send_user_signal Slurm sends SIGUSR1 first. With GraceTime=0 there is no time to save.
+#   node failure  Slurm requeues the job itself.
+#   crash         The job ends as FAILED and is not requeued.
+#   crash loop    After 3 starts in a row without a new save the script ends the job.
+#
+#SBATCH --job-name=saves-on-signal
+#SBATCH --nodes=1
+#SBATCH --time=24:00:00
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --signal=B:USR1@300
+
+CHECKPOINT=${CHECKPOINT:-$SLURM_SUBMIT_DIR/checkpoint} # a folder that all nodes see
+STARTS_MAX=3                                          # so many starts in a row without a new save
+program=(srun --kill-on-bad-exit=1 "${@:-./train}")   # sbatch THIS_FILE ./train --more options
+
+export CHECKPOINT
+mkdir -p "$CHECKPOINT" || exit 1
+
+# -- the guard against crash loops ------------------------------------------------------------------
+newest=$(find "$CHECKPOINT" -type f ! -name ".starts-*" -printf '%T@ %s %p\n' | sort -n | tail -n 1)
+starts_file=$CHECKPOINT/.starts-$SLURM_JOB_ID
+{ read -r starts && read -r before; } 2>/dev/null <"$starts_file" || starts=0
+[ "$newest" = "${before-}" ] || starts=0
+if [ "$starts" -ge "$STARTS_MAX" ]; then
+    echo "$(date '+%F %T') $starts starts in a row without a new save: the job is not started again" >&2
+    exit 1
+fi
+printf '%s\n%s\n' $((starts + 1)) "$newest" >"$starts_file.new" && mv "$starts_file.new" "$starts_file"
+
+# -- the program ------------------------------------------------------------------------------------
+requeue=no
+ended=no
+trap 'requeue=yes; kill -USR1 "$step" 2>/dev/null' USR1 # srun passes it on to all tasks
+trap 'ended=yes' TERM                                  # Slurm has sent it to the tasks as well
+
+echo "$(date '+%F %T') start ${SLURM_RESTART_COUNT:-0} of job $SLURM_JOB_ID on $SLURM_JOB_NODELIST"
+"${program[@]}" &
+step=$!
+while true; do # a signal ends wait before the program has ended
+    wait "$step"
+    code=$?
+    kill -0 "$step" 2>/dev/null || break
+done
+
+preempted() { # says whether Slurm has ended the job for another one; a cancelled job is not preempted
+    scontrol -o show job "$SLURM_JOB_ID" | grep -q ' PreemptTime=[0-9]'
+}
+
+if [ "$ended" = yes ]; then
+    requeue=no
+    if preempted; then requeue=yes; fi
+fi
+if [ "$requeue" = yes ]; then
+    echo "$(date '+%F %T') the program ended with $code after a signal: the job is requeued"
+    exec scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"
