@@ -138,7 +138,10 @@ BROKEN = {
     "FairleadSlurmctldSilent": {"fairlead_slurm_up": "0x60"},
 }
 WELL = {
-    "FairleadVerdictExpired": {"fairlead_verdict_expires_timestamp_seconds": "300+60x60", "fairlead_sweep_timestamp_seconds": NOW},
+    "FairleadVerdictExpired": {
+        "fairlead_verdict_expires_timestamp_seconds": "300+60x60",
+        "fairlead_sweep_timestamp_seconds": NOW,
+    },
     "FairleadSweepSlow": {"fairlead_sweep_duration_seconds": "75x3 1x56"},
     "FairleadNvmlStuck": {"fairlead_nvml_worker_stuck": "1x5 0x54"},
     "FairleadNvmlWorkerCrashes": {"fairlead_nvml_worker_crashes_total": "5x10 6x49"},
@@ -164,7 +167,12 @@ def test_alerts_that_wait_for_an_hour_or_a_day(tmp_path: Path) -> None:
         'fairlead_document_generation{instance="n2",profile="h100"}': "7x1500",
         'fairlead_document_generation{instance="n3",profile="a100"}': "2x1500",
     }
-    wanted = {"FairleadNvmlReleased": ["n1"], "FairleadUnreadable": ["n1"], "FairleadDrift": ["n2"], "FairleadDocumentBehind": ["n1"]}
+    wanted = {
+        "FairleadNvmlReleased": ["n1"],
+        "FairleadUnreadable": ["n1"],
+        "FairleadDrift": ["n2"],
+        "FairleadDocumentBehind": ["n1"],
+    }
     test = {"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": [{
         "interval": "1m",
         "input_series": [{"series": name, "values": values} for name, values in series.items()],

@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
+from fairlead.jobs.accounting_rows import COLUMNS
 
 from fairlead.cli import main
-from fairlead.jobs.accounting_rows import COLUMNS
 from fairlead.jobs.usage_record import JobFinding, encoded
 from tests.jobs.made_jobs import a_record
 

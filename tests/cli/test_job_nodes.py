@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fairlead.jobs.accounting_rows import COLUMNS
 
 from fairlead.cli import main
 from fairlead.cli.job_nodes import nodes_text
 from fairlead.controller.job_store import JobStore
-from fairlead.jobs.accounting_rows import COLUMNS
 from fairlead.jobs.job_run import JobRun
 from fairlead.jobs.usage_merge import merged
 from fairlead.jobs.usage_record import GpuUsage, HostUsage, UsageRecord, encoded

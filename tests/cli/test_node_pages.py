@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from fairlead.cli.node_pages import MARKS, PageFolder
 from fairlead.cli.fleet_poll import FleetPoll
+from fairlead.cli.node_pages import MARKS, PageFolder
 from fairlead.errors import UsageError
 from fairlead.provision.node_details import AUDIT, TOPOLOGY, details_of
 from fairlead.provision.roster import WORDS

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from fairlead.fleet.slow_nodes import judged
 from fairlead.fleet.slow_recurrence import FALSE
-from tests.fleet.year_of_jobs import WINDOW_DAYS, days_until_named, false_for_each_report
 from tests.fleet.traces import PATTERNS, SIGNALS, Steps, Worker, signs, steps_of
+from tests.fleet.year_of_jobs import WINDOW_DAYS, days_until_named, false_for_each_report
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/reference/slow-nodes.md"
 SLOWER = (1.05, 1.08, 1.10, 1.15, 1.20, 1.30, 1.50)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from msgspec import Struct
-
 from fairlead.controller.usage_folder import read_folder
 from fairlead.jobs.accounting_rows import COLUMNS
+from msgspec import Struct
+
 from fairlead.jobs.advice import AdviceOptions, advice
 from fairlead.jobs.allocations import joined
 from fairlead.jobs.job_measures import measures

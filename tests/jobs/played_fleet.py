@@ -10,10 +10,10 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from fairlead.jobs.accounting_rows import AccountedJob
 from msgspec import Struct
 
 from fairlead.controller.idle_program import IdleProgram
-from fairlead.jobs.accounting_rows import AccountedJob
 from fairlead.jobs.advice import AdviceOptions, advice
 from fairlead.jobs.allocations import joined
 from fairlead.jobs.idle_rule import IdleOptions, RunningJob
