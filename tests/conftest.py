@@ -42,6 +42,7 @@ SECONDS = {
     "accounting": 60,
     "tests/faults/test_demo.py": 70,
     "tests/rack/test_rack.py": 70,
+    "tests/rack/test_slow_nodes.py": 200,
     "tests/driver/test_apt.py": 65,
     "tests/driver/test_dnf.py": 80,
     "tests/driver/test_dnf_killed.py": 85,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import threading
 import time
 import zipfile
@@ -24,7 +25,7 @@ from fairlead.controller.slow_node_input import signs_of
 from fairlead.fleet.slow_nodes import JobJudgement, judged
 from fairlead.jobs.usage_record import BadRecord, UsageRecord, decoded
 
-pytestmark = [pytest.mark.root, pytest.mark.slurm, pytest.mark.slow, pytest.mark.rack, pytest.mark.timeout(7200)]
+pytestmark = [pytest.mark.root, pytest.mark.slurm, pytest.mark.rack, pytest.mark.timeout(1800)]
 
 SUITE = "bookworm"
 SECONDS = 25  # of a job: enough for 8 readings when the agent is asked to read each second
@@ -78,9 +79,16 @@ class Site:
         faults.set(0, "throttle_reasons", reasons)
 
     def job(self) -> JobJudgement:
-        """Run a job over all nodes, and judge it by the records of its nodes."""
+        """Run a job over all nodes, and judge it by the records of its nodes. On a busy machine it has to run for longer."""
+        for seconds in (SECONDS, 3 * SECONDS, 9 * SECONDS):
+            found = self._job(seconds)
+            if not found.not_judged:
+                return found
+        raise AssertionError(self.told)
+
+    def _job(self, seconds: int) -> JobJudgement:
         names = [host.name for host in self.rack.nodes]
-        script = f"#!/bin/sh\nexec srun --kill-on-bad-exit=1 python3 /opt/fl/job/ring_job.py {SECONDS} {' '.join(names)}\n"
+        script = f"#!/bin/sh\nexec srun --kill-on-bad-exit=1 python3 /opt/fl/job/ring_job.py {seconds} {' '.join(names)}\n"
         job = self.rack.submit(script, f"-N{len(names)}", "--ntasks-per-node=1", "--gres=gpu:1", user="")
         assert self.rack.wait_job(job, seconds=600) == "COMPLETED", self.rack.output(job)
         records: dict[str, UsageRecord] = {}
@@ -99,7 +107,6 @@ class Site:
         found = judged(self.signs)
         self.told = "\n".join((*(str(sign) for sign in self.signs), *judgement_lines(found)))
         print(self.told)
-        assert not found.not_judged, self.told
         return found
 
 
@@ -196,8 +203,6 @@ def test_a_node_with_a_shaped_interface_has_a_slow_link(site: Site) -> None:
 
 
 def run_tc(space: str, command: str) -> None:
-    import subprocess
-
     subprocess.run(["ip", "netns", "exec", space, *command.split()], check=True, timeout=30)
 
 
@@ -211,6 +216,6 @@ def test_a_gpu_with_a_capped_clock_is_a_slow_gpu(site: Site) -> None:
     assert named(found) == [(host.name, "slow GPU")] and found.accused[0].gpu == "0", site.told
 
 
-@pytest.mark.parametrize("number", range(50))
+@pytest.mark.parametrize("number", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 50))])
 def test_equal_nodes_name_nobody(site: Site, number: int) -> None:
     assert named(site.job()) == [], site.told

@@ -126,6 +126,7 @@ def test_a_job_that_is_preempted_goes_on(site: Site, template: str) -> None:
     assert site.restarts(job) == 1 and site.saved() == 400
     begun = [int(line.split()[1]) for line in site.log() if line.startswith("begin")]
     assert begun == [0, at] and at >= 20
+    assert site.cluster.job_state(other) == "COMPLETED"
     if template == "requeue":
         assert f"saved {at} on signal 15" in site.log(), "Slurm itself tells the program"
 

@@ -9,8 +9,8 @@
 #
 # What happens:
 #   time limit    Slurm sends SIGUSR1 to this script 60 to 120 s before the end, and the script requeues the job.
-#   preemption    Slurm ends the program and requeues the job (PreemptMode=REQUEUE). Slurm 22.05 does not requeue a job that ends
-#                 within GraceTime, so that the script does it.
+#   preemption    Slurm ends the program and requeues the job (PreemptMode=REQUEUE). Slurm 22.05 does not requeue a job that
+#                 ends within GraceTime: the script does it.
 #   node failure  Slurm requeues the job itself.
 #   crash         The job ends as FAILED and is not requeued.
 #   crash loop    After 3 starts in a row without a new save the script ends the job.
@@ -41,8 +41,7 @@ fi
 printf '%s\n%s\n' $((starts + 1)) "$newest" >"$starts_file.new" && mv "$starts_file.new" "$starts_file"
 
 # -- the program ------------------------------------------------------------------------------------
-ended=no
-trap 'ended=yes' TERM # Slurm has sent it to the tasks as well
+trap : TERM # Slurm has sent it to the tasks as well
 trap 'echo "$(date "+%F %T") the time limit is near: the job is requeued"; scontrol requeue "$SLURM_JOB_ID"' USR1
 
 echo "$(date '+%F %T') start ${SLURM_RESTART_COUNT:-0} of job $SLURM_JOB_ID on $SLURM_JOB_NODELIST"
@@ -54,11 +53,15 @@ while true; do # a signal ends wait before the program has ended
     kill -0 "$step" 2>/dev/null || break
 done
 
-preempted() { # says whether Slurm has ended the job for another one; a cancelled job is not preempted
-    scontrol -o show job "$SLURM_JOB_ID" | grep -q ' PreemptTime=[0-9]'
+preempted() { # says whether Slurm takes the nodes for another job since this start; a cancelled job is not preempted
+    local job begin
+    job=$(SLURM_TIME_FORMAT=standard scontrol -o show job "$SLURM_JOB_ID") || return 1
+    [[ $job =~ \ StartTime=([0-9T:-]+) ]] || return 1
+    begin=${BASH_REMATCH[1]}
+    [[ $job =~ \ PreemptTime=([0-9T:-]+) ]] && [[ ! ${BASH_REMATCH[1]} < $begin ]]
 }
 
-if [ "$ended" = yes ] && preempted; then
+if [ "$code" -ne 0 ] && preempted; then
     echo "$(date '+%F %T') the job was preempted: it is requeued"
     exec scontrol requeue "$SLURM_JOB_ID"
 fi

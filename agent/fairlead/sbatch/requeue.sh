@@ -10,8 +10,8 @@
 #
 # What happens:
 #   time limit    Slurm sends SIGUSR1 to this script. The script passes it on, waits for the save, and requeues the job.
-#   preemption    Slurm sends SIGTERM to the program and to this script, and requeues the job (PreemptMode=REQUEUE). Slurm 22.05
-#                 does not do that if the job ends within GraceTime, so that the script requeues it. With
+#   preemption    Slurm sends SIGTERM to the program, and requeues the job (PreemptMode=REQUEUE). Slurm 22.05 does not requeue
+#                 a job that ends within GraceTime: the script does it. With
 #                 PreemptParameters=send_user_signal Slurm sends SIGUSR1 first. With GraceTime=0 there is no time to save.
 #   node failure  Slurm requeues the job itself.
 #   crash         The job ends as FAILED and is not requeued.
@@ -57,15 +57,16 @@ while true; do # a signal ends wait before the program has ended
     kill -0 "$step" 2>/dev/null || break
 done
 
-preempted() { # says whether Slurm has ended the job for another one; a cancelled job is not preempted
-    scontrol -o show job "$SLURM_JOB_ID" | grep -q ' PreemptTime=[0-9]'
+preempted() { # says whether Slurm takes the nodes for another job since this start; a cancelled job is not preempted
+    local job begin
+    job=$(SLURM_TIME_FORMAT=standard scontrol -o show job "$SLURM_JOB_ID") || return 1
+    [[ $job =~ \ StartTime=([0-9T:-]+) ]] || return 1
+    begin=${BASH_REMATCH[1]}
+    [[ $job =~ \ PreemptTime=([0-9T:-]+) ]] && [[ ! ${BASH_REMATCH[1]} < $begin ]]
 }
 
-if [ "$ended" = yes ]; then
-    requeue=no
-    if preempted; then requeue=yes; fi
-fi
-if [ "$requeue" = yes ]; then
+[ "$ended" = no ] || requeue=no
+if [ "$requeue" = yes ] || { [ "$code" -ne 0 ] && preempted; }; then
     echo "$(date '+%F %T') the program ended with $code after a signal: the job is requeued"
     exec scontrol requeue "$SLURM_JOB_ID"
 fi
