@@ -1,6 +1,7 @@
 """A year of a simulated fleet: jobs, incidents at realistic rates, planted lemons, a bad leaf switch, a bad driver, a bad user.
 
-The rates are those that were published for GPU clusters (2.3 to 6.5 incidents per 1,000 node-days). Every choice comes from one seed.
+The rates are those that were published for GPU clusters (2.3 to 6.5 incidents per 1,000 node-days). Every choice comes from one
+seed.
 """
 
 from __future__ import annotations
@@ -102,19 +103,20 @@ def year(
             times *= driver_times if made.driver(node, day) == NEW else 1.0
             if chance.random() < rate * times * BUSY:
                 slot = next((p.slot for p in here if p.slot is not None), chance.randrange(8))
-                made.incidents.append(_incident(made, node, day, slot, chance, frozenset([chance.choice(users)])))
+                made.incidents.append(_incident(made, (node, day, slot), chance, frozenset([chance.choice(users)])))
     if bad_user:  # one user's program breaks a few nodes again and again
         for node in chance.sample(range(nodes), 4):
             for _ in range(12):
                 day = chance.randrange(200, 230)
-                made.incidents.append(_incident(made, node, day, 0, chance, frozenset(["user99"])))
+                made.incidents.append(_incident(made, (node, day, 0), chance, frozenset(["user99"])))
     made.incidents.sort(key=lambda each: each[1].begin_unix)
     return made
 
 
 def _incident(
-    made: Year, node: int, day: int, slot: int, chance: random.Random, users: frozenset[str]
+    made: Year, at: tuple[int, int, int], chance: random.Random, users: frozenset[str]
 ) -> tuple[int, Incident, frozenset[str]]:
+    node, day, slot = at
     begin = BEGIN + (day + chance.random()) * DAY
     confirmed = chance.random() < 0.3
     incident = Incident(
@@ -196,8 +198,8 @@ def _values(node: int, begin: float, end: float) -> dict[str, dict[str, tuple[tu
 
 
 def jobs(made: Year, *, seed: int = 2, hours: float = 8.0) -> Iterator[FleetJob]:
-    """Jobs of one to 32 nodes, ``hours`` long on average, that keep each node busy for ``BUSY`` of the time. A job that an incident
-    touched is of a user of that incident, and half of these jobs fail."""
+    """Jobs of one to 32 nodes, ``hours`` long on average, that keep each node busy for ``BUSY`` of the time. A job that an
+    incident touched is of a user of that incident, and half of these jobs fail."""
     chance = random.Random(seed)
     hits: dict[int, list[tuple[float, str]]] = {}
     for node, incident, users in made.incidents:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
-from fairlead.fleet.node_events import OutOfService, Whose
+from fairlead.fleet.node_events import NodeOut, Whose
 from fairlead.fleet.service_merge import joined
 from fairlead.fleet.service_record import Span
 
@@ -45,7 +45,7 @@ class Availability(Struct, frozen=True, kw_only=True):
 
 
 def availability(
-    owned: Mapping[str, Sequence[Span]], outs: Iterable[OutOfService], begin_unix: float, end_unix: float
+    owned: Mapping[str, Sequence[Span]], outs: Iterable[NodeOut], begin_unix: float, end_unix: float
 ) -> Availability:
     """Return the availability between two times. ``owned``: by node, the times of which something is known."""
     by_node: dict[str, dict[Whose, list[Span]]] = {}

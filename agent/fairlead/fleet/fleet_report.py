@@ -13,11 +13,11 @@ from fairlead.fleet import early_warning, incident_rates, lemons, score_card
 from fairlead.fleet.availability import Availability, availability
 from fairlead.fleet.early_warning import Distance
 from fairlead.fleet.incident_rates import DAY_SECONDS, LostTime, Month, Mttf, Rate
-from fairlead.fleet.incidents import Ended, History, Incident, by_machine, history_of
+from fairlead.fleet.incidents import Ended, FleetHistory, Incident, by_machine, history_of
 from fairlead.fleet.job_exposure import FleetJob, JobExposure
 from fairlead.fleet.lemons import Exposed, LemonList
-from fairlead.fleet.machines import Fleet, Machine, fleet_of
-from fairlead.fleet.node_events import OutOfService, Whose
+from fairlead.fleet.machines import Fleet, FleetMachine, fleet_of
+from fairlead.fleet.node_events import NodeOut, Whose
 from fairlead.fleet.score_card import NodeWeek, ScoreCard
 from fairlead.fleet.service_merge import joined
 from fairlead.fleet.service_record import CLEAR, ServiceRecord, Span
@@ -32,7 +32,7 @@ class FleetInput(Struct, frozen=True, kw_only=True):
     has, or None if that is not known. groups: of a node, such as "switch leaf3". troubles: what could not be read."""
 
     records: tuple[ServiceRecord, ...]
-    events: tuple[OutOfService, ...] | None = None
+    events: tuple[NodeOut, ...] | None = None
     owned: tuple[str, ...] | None = None
     groups: Mapping[str, tuple[str, ...]] = {}
     troubles: tuple[str, ...] = ()
@@ -74,7 +74,6 @@ class FleetReport(Struct, frozen=True, kw_only=True):
     by_events: bool
     lost: LostTime
     jobs: int
-    jobs_until_unix: float
     months: tuple[Month, ...]
     lemons: LemonList
     distances: tuple[Distance, ...]
@@ -87,12 +86,13 @@ def report(found: FleetInput, jobs: Iterable[FleetJob], frame: Timeframe) -> Fle
     fleet = fleet_of(found.records, found.events or (), frame.now)
     history = history_of(fleet, found.events or (), frame.now)
     end = min(frame.end_unix, frame.now)
-    begin = min(frame.begin_unix, end - lemons.WINDOW_DAYS * DAY_SECONDS, *(first for _, first, _ in frame.months))
+    begin = min(frame.begin_unix, end - lemons.WINDOW_DAYS * DAY_SECONDS)
     exposure = JobExposure(history.incidents, begin, end)
     exposure.add(jobs)
+    jobs_span, trouble = _jobs_span(exposure, begin, end)
     chosen = [n for n, i in enumerate(history.incidents) if frame.begin_unix <= i.begin_unix < end]
     recorded = {name for machine in fleet.machines for _, name in machine.names}
-    made = lemons.lemons(_exposed(fleet, history, exposure, found.groups, end))
+    made = lemons.lemons(_exposed(fleet, history, exposure, found.groups, jobs_span))
     return FleetReport(
         timeframe=frame,
         nodes=len(fleet.machines),
@@ -100,30 +100,44 @@ def report(found: FleetInput, jobs: Iterable[FleetJob], frame: Timeframe) -> Fle
         incidents=tuple(history.incidents[n] for n in chosen),
         touched=tuple(tuple(sorted(exposure.touched[n])) for n in chosen),
         users=tuple(len(exposure.users[n]) for n in chosen),
-        classes=tuple(_classes(fleet, history, exposure, (frame.begin_unix, end))),
+        classes=tuple(_classes(fleet, history, exposure, (frame.begin_unix, end), jobs_span)),
         availability=_availability(found, fleet, history, frame.begin_unix, end),
         by_events=found.events is not None,
         lost=incident_rates.lost_time(exposure.lost, frame.begin_unix, end),
         jobs=exposure.jobs,
-        jobs_until_unix=exposure.last_unix,
         months=tuple(_months(fleet, history, frame)),
         lemons=made,
         distances=tuple(_distances(fleet, end)),
         card=score_card.score_card(node_weeks(fleet, history, end)),
-        troubles=(*found.troubles, *fleet.troubles, *history.troubles),
+        troubles=(*found.troubles, *trouble, *fleet.troubles, *history.troubles),
     )
 
 
-def _spans(machine: Machine) -> tuple[Span, ...]:
+def _jobs_span(exposure: JobExposure, begin: float, end: float) -> tuple[Span, tuple[str, ...]]:
+    """Return the time of which jobs are known. Outside of it, allocated time and touched jobs are not known, and never zero."""
+    if not exposure.jobs:
+        return (begin, begin), ("no job is known: figures over allocated time, lost jobs and lemons are left out",)
+    first, last = max(begin, exposure.first_unix), min(end, exposure.last_unix)
+    words = []
+    if first > begin + DAY_SECONDS:
+        days = (end - first) / DAY_SECONDS
+        words.append(f"jobs are known only {days:.0f} days back: figures over allocated time begin there")
+    if last < end - DAY_SECONDS:
+        days = (end - last) / DAY_SECONDS
+        words.append(f"jobs are missing for the last {days:.0f} days: figures over allocated time end there")
+    return (first if first > begin + DAY_SECONDS else begin, last if last < end - DAY_SECONDS else end), tuple(words)
+
+
+def _spans(machine: FleetMachine) -> tuple[Span, ...]:
     return joined(machine.record.watched)
 
 
-def watched_days(machine: Machine, begin: float, end: float) -> float:
+def watched_days(machine: FleetMachine, begin: float, end: float) -> float:
     """Return the node-days in which an agent watched a machine between two times."""
     return sum(max(0.0, min(last, end) - max(first, begin)) for first, last in _spans(machine)) / DAY_SECONDS
 
 
-def allocated_days(machine: Machine, exposure: JobExposure, begin: float, end: float) -> float:
+def allocated_days(machine: FleetMachine, exposure: JobExposure, begin: float, end: float) -> float:
     """Return the node-days in which a machine had a job, under each of its names in its time."""
     total = 0.0
     for at, (since, name) in enumerate(machine.names):
@@ -133,8 +147,9 @@ def allocated_days(machine: Machine, exposure: JobExposure, begin: float, end: f
     return total / DAY_SECONDS
 
 
-def _classes(fleet: Fleet, history: History, exposure: JobExposure, period: Span) -> list[ClassFigures]:
+def _classes(fleet: Fleet, history: FleetHistory, exposure: JobExposure, period: Span, jobs_span: Span) -> list[ClassFigures]:
     begin, end = period
+    first, last = max(begin, jobs_span[0]), min(end, jobs_span[1])
     keys = {machine.key for machine in fleet.machines}
     names = sorted({machine.record.node_class for machine in fleet.machines})
     found = []
@@ -146,9 +161,10 @@ def _classes(fleet: Fleet, history: History, exposure: JobExposure, period: Span
             if begin <= i.begin_unix < end and i.machine in keys and i.node_class == name
         ]
         watched = sum(watched_days(machine, begin, end) for machine in of)
-        allocated = sum(allocated_days(machine, exposure, begin, end) for machine in of)
+        allocated = sum(allocated_days(machine, exposure, first, last) for machine in of)
         incidents = [history.incidents[n] for n in own]
-        in_jobs = Rate(name="while a job was there", count=sum(bool(exposure.touched[n]) for n in own), node_days=allocated)
+        touched = sum(bool(exposure.touched[n]) for n in own if first <= history.incidents[n].begin_unix < last)
+        in_jobs = Rate(name="while a job was there", count=touched, node_days=allocated)
         every = incident_rates.rates(incidents, lambda i: "all", watched)
         found.append(
             ClassFigures(
@@ -163,14 +179,14 @@ def _classes(fleet: Fleet, history: History, exposure: JobExposure, period: Span
     return found
 
 
-def _availability(found: FleetInput, fleet: Fleet, history: History, begin: float, end: float) -> Availability:
+def _availability(found: FleetInput, fleet: Fleet, history: FleetHistory, begin: float, end: float) -> Availability:
     if found.events is not None:
         names = set(found.owned) if found.owned is not None else {machine.node for machine in fleet.machines}
         return availability(dict.fromkeys(names, ((begin, end),)), found.events, begin, end)
     return availability({machine.node: _spans(machine) for machine in fleet.machines}, history.outs, begin, end)
 
 
-def _months(fleet: Fleet, history: History, frame: Timeframe) -> list[Month]:
+def _months(fleet: Fleet, history: FleetHistory, frame: Timeframe) -> list[Month]:
     keys = {machine.key for machine in fleet.machines}
     incidents = [i for i in history.incidents if i.machine in keys]
 
@@ -198,9 +214,10 @@ def _months(fleet: Fleet, history: History, frame: Timeframe) -> list[Month]:
 
 
 def _exposed(
-    fleet: Fleet, history: History, exposure: JobExposure, groups: Mapping[str, tuple[str, ...]], end: float
+    fleet: Fleet, history: FleetHistory, exposure: JobExposure, groups: Mapping[str, tuple[str, ...]], jobs_span: Span
 ) -> list[Exposed]:
-    begin = end - lemons.WINDOW_DAYS * DAY_SECONDS
+    end = jobs_span[1]
+    begin = max(end - lemons.WINDOW_DAYS * DAY_SECONDS, jobs_span[0])
     of: dict[str, list[tuple[Incident, frozenset[str]]]] = {}
     for n, incident in enumerate(history.incidents):
         if begin <= incident.begin_unix < end:
@@ -221,7 +238,7 @@ def _exposed(
     ]
 
 
-def _driver_days(machine: Machine, exposure: JobExposure, begin: float, end: float) -> dict[str, float]:
+def _driver_days(machine: FleetMachine, exposure: JobExposure, begin: float, end: float) -> dict[str, float]:
     found: dict[str, float] = {}
     versions = machine.record.versions
     for at, each in enumerate(versions):
@@ -242,7 +259,7 @@ def _distances(fleet: Fleet, end: float) -> list[Distance]:
     return sorted(found, key=lambda d: (d.reaches_unix is None, d.reaches_unix or 0.0, -d.used, d.node, d.device))
 
 
-def _of(machine: Machine, day: int) -> list[Distance]:
+def _of(machine: FleetMachine, day: int) -> list[Distance]:
     slots = {card.serial: card.pci for card in machine.record.cards}
     return [
         replace(d, device=f"{slots[d.device]} (card {d.device})" if d.device in slots else d.device)
@@ -250,7 +267,7 @@ def _of(machine: Machine, day: int) -> list[Distance]:
     ]
 
 
-def node_weeks(fleet: Fleet, history: History, end: float) -> list[NodeWeek]:
+def node_weeks(fleet: Fleet, history: FleetHistory, end: float) -> list[NodeWeek]:
     """Return the weeks of each machine that an agent watched, up to ``end``, for the score card."""
     last = int(end // WEEK_SECONDS)
     of = by_machine(history.incidents)
@@ -287,7 +304,7 @@ def node_weeks(fleet: Fleet, history: History, end: float) -> list[NodeWeek]:
     return found
 
 
-def _people(machine: Machine, history: History) -> list[float]:
+def _people(machine: FleetMachine, history: FleetHistory) -> list[float]:
     """Return when people have drained or repaired a machine."""
     names = {name for _, name in machine.names}
     drains = [out.begin_unix for out in history.outs if out.node in names and out.whose is Whose.PERSON]

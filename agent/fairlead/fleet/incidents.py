@@ -17,8 +17,8 @@ from enum import StrEnum
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fairlead.fleet.machines import Fleet, Machine
-from fairlead.fleet.node_events import OutOfService, ServiceReason, Whose, parsed
+from fairlead.fleet.machines import Fleet, FleetMachine
+from fairlead.fleet.node_events import NodeOut, ServiceReason, Whose, parsed
 from fairlead.fleet.service_record import (
     CLEAR,
     DAY_SECONDS,
@@ -78,11 +78,11 @@ class Incident(Struct, frozen=True, kw_only=True):
         return f"{self.check}/{self.device}" if self.device else self.check
 
 
-class History(Struct, frozen=True, kw_only=True):
+class FleetHistory(Struct, frozen=True, kw_only=True):
     """Holds what happened: the incidents in order of time, and the times out of service that the nodes themselves report."""
 
     incidents: tuple[Incident, ...]
-    outs: tuple[OutOfService, ...]
+    outs: tuple[NodeOut, ...]
     troubles: tuple[str, ...] = ()
 
 
@@ -102,13 +102,13 @@ class _Working(Struct, kw_only=True):
     how: str = ""
 
 
-def history_of(fleet: Fleet, events: Sequence[OutOfService], now: float) -> History:
+def history_of(fleet: Fleet, events: Sequence[NodeOut], now: float) -> FleetHistory:
     """Return the incidents and times out of service of all machines. ``events``: what Slurm says, or ()."""
-    of_node: dict[str, list[OutOfService]] = {}
+    of_node: dict[str, list[NodeOut]] = {}
     for event in events:
         of_node.setdefault(event.node, []).append(event)
     incidents: list[Incident] = []
-    outs: list[OutOfService] = []
+    outs: list[NodeOut] = []
     troubles: list[str] = []
     reported: set[str] = set()
     for machine in fleet.machines:
@@ -122,7 +122,7 @@ def history_of(fleet: Fleet, events: Sequence[OutOfService], now: float) -> Hist
     for node in sorted(of_node.keys() - reported):  # a node without any service record
         incidents += _with_slurms([], of_node[node], None)
     incidents = [i for i in incidents if i.begin_unix <= now]
-    return History(
+    return FleetHistory(
         incidents=tuple(sorted(incidents, key=lambda i: (i.begin_unix, i.node, i.cause))),
         outs=tuple(outs),
         troubles=tuple(troubles),
@@ -132,9 +132,9 @@ def history_of(fleet: Fleet, events: Sequence[OutOfService], now: float) -> Hist
 # -- one machine -----------------------------------------------------------------------------------
 
 
-def _of_machine(machine: Machine) -> tuple[list[Incident], list[OutOfService], list[str]]:
+def _of_machine(machine: FleetMachine) -> tuple[list[Incident], list[NodeOut], list[str]]:
     working: list[_Working] = []
-    outs: list[OutOfService] = []
+    outs: list[NodeOut] = []
     drain: tuple[ServiceEntry, ServiceReason] | None = None
     entries = sorted(machine.record.entries, key=lambda e: e.unix)
     for entry in entries:
@@ -159,7 +159,7 @@ def _of_machine(machine: Machine) -> tuple[list[Incident], list[OutOfService], l
     return [_made(machine, w) for w in working], outs, troubles
 
 
-def _begin(machine: Machine, working: list[_Working], entry: ServiceEntry, reason: ServiceReason) -> None:
+def _begin(machine: FleetMachine, working: list[_Working], entry: ServiceEntry, reason: ServiceReason) -> None:
     """Begin an incident with a drain, or go on with the one that the same fault has begun."""
     keys = [key for key in entry.args.get("findings", "").split(" ") if key]
     own = [key for key in keys if key.partition("/")[0] == reason.check] or keys[:1]
@@ -189,9 +189,9 @@ def _same(working: Iterable[_Working], check: str, device: str, unix: float) -> 
 
 
 def _close(
-    machine: Machine,
+    machine: FleetMachine,
     working: list[_Working],
-    outs: list[OutOfService],
+    outs: list[NodeOut],
     drain: tuple[ServiceEntry, ServiceReason],
     entry: ServiceEntry,
 ) -> None:
@@ -209,10 +209,10 @@ def _close(
             }.get(entry.what, "the agent resumed the node after clean sweeps")
 
 
-def _out(machine: Machine, drain: tuple[ServiceEntry, ServiceReason], end: float | None) -> OutOfService:
+def _out(machine: FleetMachine, drain: tuple[ServiceEntry, ServiceReason], end: float | None) -> NodeOut:
     entry, reason = drain
     kinds = {"manual": Whose.PERSON, "maintain": Whose.MAINTENANCE}
-    return OutOfService(
+    return NodeOut(
         node=machine.entry_nodes.get(entry.id, machine.node),
         begin_unix=entry.unix,
         end_unix=end if end is None else max(end, entry.unix),
@@ -222,7 +222,7 @@ def _out(machine: Machine, drain: tuple[ServiceEntry, ServiceReason], end: float
     )
 
 
-def _add_findings(machine: Machine, working: list[_Working]) -> None:
+def _add_findings(machine: FleetMachine, working: list[_Working]) -> None:
     """Add the findings that would drain the node and have not: a drain limit delays the drain, or the agent is about to drain."""
     for finding in machine.record.findings:
         known = _same(working, finding.check, finding.device, finding.since_unix)
@@ -242,7 +242,7 @@ def _add_findings(machine: Machine, working: list[_Working]) -> None:
             )
 
 
-def _add_strikes(machine: Machine, working: list[_Working]) -> list[str]:
+def _add_strikes(machine: FleetMachine, working: list[_Working]) -> list[str]:
     """Add the drains that only a strike reports, because their entry in the audit trail is lost."""
     troubles = []
     known = [(each.device, t) for each in working for t in each.times]
@@ -268,7 +268,7 @@ def _add_strikes(machine: Machine, working: list[_Working]) -> list[str]:
 # -- repairs ---------------------------------------------------------------------------------------
 
 
-def _confirm(machine: Machine, working: list[_Working], entries: Sequence[ServiceEntry]) -> None:
+def _confirm(machine: FleetMachine, working: list[_Working], entries: Sequence[ServiceEntry]) -> None:
     """Mark the incidents after which a part was replaced."""
     clears = [e for e in entries if e.what in (CLEAR, REPAIRED) and e.outcome != "failed"]
     for each in working:
@@ -289,7 +289,7 @@ def _confirm(machine: Machine, working: list[_Working], entries: Sequence[Servic
             each.end = cleared[-1].unix if cleared else each.times[-1]
 
 
-def _swapped(machine: Machine, incident: _Working, until: float) -> str | None:
+def _swapped(machine: FleetMachine, incident: _Working, until: float) -> str | None:
     """Return the serial of another card that came into the slot of an incident, or None."""
     for card in machine.record.cards:
         later = incident.times[0] < card.since_unix <= until
@@ -303,14 +303,14 @@ def _covers(entry: ServiceEntry, incident: _Working) -> bool:
     return words[:3] == ["the", "whole", "node"] or incident.device in words or bool(incident.serial and incident.serial in words)
 
 
-def _serial_at(machine: Machine, device: str, unix: float) -> str:
+def _serial_at(machine: FleetMachine, device: str, unix: float) -> str:
     """Return the serial of the card that was in a slot at a time, or "" if that is not known."""
     known = [card for card in machine.record.cards if card.pci == device]
     before = [card.serial for card in known if card.since_unix <= unix]
     return before[-1] if before else ""
 
 
-def _made(machine: Machine, working: _Working) -> Incident:
+def _made(machine: FleetMachine, working: _Working) -> Incident:
     times = tuple(sorted(working.times))
     versions = [v for v in machine.record.versions if v.since_unix <= times[0]]
     return Incident(
@@ -334,7 +334,7 @@ def _made(machine: Machine, working: _Working) -> Incident:
 # -- what only Slurm has seen ----------------------------------------------------------------------
 
 
-def _with_slurms(found: list[Incident], events: Iterable[OutOfService], machine: Machine | None) -> list[Incident]:
+def _with_slurms(found: list[Incident], events: Iterable[NodeOut], machine: FleetMachine | None) -> list[Incident]:
     """Add the incidents that slurmctld has seen and the agent has not: the node was down, or Slurm drained it by itself."""
     made = list(found)
     events = sorted(events, key=lambda e: e.begin_unix)
@@ -376,7 +376,7 @@ def _with_slurms(found: list[Incident], events: Iterable[OutOfService], machine:
     return made + slurms
 
 
-def _within(unix: float, each: Incident | OutOfService) -> bool:
+def _within(unix: float, each: Incident | NodeOut) -> bool:
     end = each.end_unix
     return each.begin_unix - SAME_SECONDS <= unix and (end is None or unix <= end + SAME_SECONDS)
 

@@ -50,14 +50,14 @@ class Lost(Struct, frozen=True, kw_only=True):
 
 class JobExposure:
     """Adds up jobs from ``begin_unix`` to ``end_unix``. incidents: those whose jobs are looked for; ``touched`` and ``users``
-    have a set for each of them, by its number. last_unix: the newest begin or end of a job."""
+    have a set for each of them, by its number. first_unix, last_unix: the oldest and the newest time of a job."""
 
     def __init__(self, incidents: Sequence[Incident], begin_unix: float, end_unix: float) -> None:
         self.begin_unix, self.end_unix = begin_unix, end_unix
         self.slots = max(1, int((end_unix - begin_unix) // SLOT_SECONDS))
         self.marks: dict[str, bytearray] = {}
         self.jobs = 0
-        self.last_unix = 0.0
+        self.first_unix, self.last_unix = float("inf"), 0.0
         self.touched: list[set[int]] = [set(i.jobs) for i in incidents]
         self.users: list[set[str]] = [set() for _ in incidents]
         self.lost: list[Lost] = []
@@ -75,6 +75,7 @@ class JobExposure:
             if end < self.begin_unix or begin > self.end_unix:
                 continue
             self.jobs += 1
+            self.first_unix = min(self.first_unix, begin)
             self.last_unix = max(self.last_unix, begin if job.end_unix is None else job.end_unix)
             first = max(0, round((begin - self.begin_unix) / SLOT_SECONDS))
             last = min(self.slots, round((end - self.begin_unix) / SLOT_SECONDS))

@@ -26,7 +26,7 @@ WINDOW_DAYS = 90
 NODES_EACH = 50
 INCIDENTS_MIN = 3
 FALSE_MAX = 0.5
-FALSE_SHARE = 0.1  # of the places on the list
+FALSE_PART = 0.1  # of the places on the list
 GROUP_CHANCE = 0.05
 GROUP_NODES_MIN = 4
 
@@ -115,7 +115,7 @@ def lemons(exposed: Sequence[Exposed]) -> LemonList:
         own = [g for g in (*each.groups, *(f"driver {name}" for name in each.driver_days)) if g in bad]
         pools.setdefault((each.node_class, " ".join(own)), []).append(each)
     budget = max(1, len(exposed) // NODES_EACH) if exposed else 0
-    false_max = max(FALSE_MAX, FALSE_SHARE * budget)
+    false_max = max(FALSE_MAX, FALSE_PART * budget)
     found: list[Lemon] = []
     expected = 0.0
     for pool in pools.values():

@@ -12,7 +12,7 @@ from statistics import median
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fairlead.fleet.node_events import OutOfService, parsed
+from fairlead.fleet.node_events import NodeOut, parsed
 from fairlead.fleet.service_merge import merged
 from fairlead.fleet.service_record import DRAINED, ServiceRecord
 
@@ -20,7 +20,7 @@ CLOCK_SECONDS = 120.0  # a smaller difference is that of the time between a drai
 FUTURE_SECONDS = 600.0
 
 
-class Machine(Struct, frozen=True, kw_only=True):
+class FleetMachine(Struct, frozen=True, kw_only=True):
     """Holds one computer. node: its newest NodeName. names: from when on it had which NodeName, the oldest first. record: all its
     service records as one. entry_nodes: the NodeName under which an entry was first sent, where that is not ``node``."""
 
@@ -34,11 +34,11 @@ class Machine(Struct, frozen=True, kw_only=True):
 class Fleet(Struct, frozen=True, kw_only=True):
     """Holds all machines. troubles: in one line each, what does not fit together."""
 
-    machines: tuple[Machine, ...]
+    machines: tuple[FleetMachine, ...]
     troubles: tuple[str, ...] = ()
 
 
-def fleet_of(records: Iterable[ServiceRecord], events: Sequence[OutOfService], now: float) -> Fleet:
+def fleet_of(records: Iterable[ServiceRecord], events: Sequence[NodeOut], now: float) -> Fleet:
     """Return the machines of these records. ``events``: what Slurm says, or () if nothing is known."""
     slurm = {event.token: event.begin_unix for event in events if event.token}
     troubles: list[str] = []
@@ -65,7 +65,7 @@ def fleet_of(records: Iterable[ServiceRecord], events: Sequence[OutOfService], n
     )
 
 
-def _machine(key: str, records: Sequence[ServiceRecord], troubles: list[str]) -> Machine:
+def _machine(key: str, records: Sequence[ServiceRecord], troubles: list[str]) -> FleetMachine:
     names: list[tuple[float, str]] = []
     entry_nodes: dict[str, str] = {}
     together = records[0]
@@ -79,7 +79,7 @@ def _machine(key: str, records: Sequence[ServiceRecord], troubles: list[str]) ->
     node = names[-1][1]
     if len(names) > 1:
         troubles.append(f"{node}: was renamed: {' then '.join(name for _, name in names)}; its history is counted once")
-    return Machine(
+    return FleetMachine(
         key=key,
         node=node,
         record=together,

@@ -43,7 +43,7 @@ class ServiceReason(Struct, frozen=True):
     summary: str
 
 
-class OutOfService(Struct, frozen=True, kw_only=True):
+class NodeOut(Struct, frozen=True, kw_only=True):
     """Says from when to when a node was out of service. end_unix: None while this goes on. down: Slurm had set it down. token:
     that of fairlead's reason, or ""."""
 
@@ -72,10 +72,10 @@ def whose(state: str, reason: str) -> Whose:
     return Whose.FAULT if reason.startswith(SLURMS_OWN) else Whose.PERSON
 
 
-def out_of_service(lines: Iterable[str], mistakes: list[str]) -> list[OutOfService]:
+def out_of_service(lines: Iterable[str], mistakes: list[str]) -> list[NodeOut]:
     """Return the events in the lines. Events of the whole cluster are left out. The reason of each line that cannot be read is
     added to ``mistakes``."""
-    found: list[OutOfService] = []
+    found: list[NodeOut] = []
     header: list[str] | None = None
     number = 0
     for number, raw in enumerate(lines, 1):
@@ -106,9 +106,9 @@ def out_of_service(lines: Iterable[str], mistakes: list[str]) -> list[OutOfServi
     return found
 
 
-def _event(node: str, begin: float, end: float | None, state: str, reason: str) -> OutOfService:
+def _event(node: str, begin: float, end: float | None, state: str, reason: str) -> NodeOut:
     ours = parsed(reason)
-    return OutOfService(
+    return NodeOut(
         node=node,
         begin_unix=begin,
         end_unix=None if end is None else max(begin, end),

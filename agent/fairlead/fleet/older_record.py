@@ -26,34 +26,34 @@ from fairlead.fleet.service_record import (
 from fairlead.model.plain_text import one_line
 
 
-class _Document(Struct):
+class _OlderDocument(Struct, frozen=True):
     profile: Name = ""
 
 
-class _Active(Struct):
+class _OlderFinding(Struct, frozen=True):
     check: Name
     level: Name = ""
     device: Name = ""
     mode: Name = ""
 
 
-class _Drain(Struct):
+class _OlderDrain(Struct, frozen=True):
     since_unix: Unix = 0.0
 
 
-class _Status(Struct):
+class _OlderStatus(Struct, frozen=True):
     """Describes the keys of status.json that are used here (``daemon.publishing.status_json``)."""
 
     slurm_node: Name = ""
-    document: _Document = _Document()
-    findings: Annotated[tuple[_Active, ...], Meta(max_length=5000)] = ()
-    drain: _Drain | None = None
+    document: _OlderDocument = _OlderDocument()
+    findings: Annotated[tuple[_OlderFinding, ...], Meta(max_length=5000)] = ()
+    drain: _OlderDrain | None = None
     strikes: dict[Name, tuple[Unix, ...]] = {}
     acknowledged: Annotated[tuple[Text, ...], Meta(max_length=5000)] = ()
 
 
 _ENTRY = msgspec.json.Decoder(ServiceEntry)
-_STATUS = msgspec.json.Decoder(_Status)
+_STATUS = msgspec.json.Decoder(_OlderStatus)
 
 
 def older_record(node: str, trails: Iterable[bytes], status: bytes, written_unix: float, mistakes: list[str]) -> ServiceRecord:
@@ -101,9 +101,9 @@ def older_record(node: str, trails: Iterable[bytes], status: bytes, written_unix
     )
 
 
-def _status(text: bytes) -> _Status:
+def _status(text: bytes) -> _OlderStatus:
     if not text.strip():
-        return _Status()
+        return _OlderStatus()
     try:
         return _STATUS.decode(text)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as e:

@@ -44,7 +44,7 @@ class NodeWeek(Struct, frozen=True, kw_only=True):
     acted: bool = False
 
 
-class Outcome(Struct, frozen=True, kw_only=True):
+class AlertOutcome(Struct, frozen=True, kw_only=True):
     """Holds what a score has named in a part of the history. treated: named weeks whose truth is not known, because somebody
     acted before. precision: without treated weeks, with them as hits, and as misses."""
 
@@ -79,8 +79,8 @@ class ScoreCard(Struct, frozen=True, kw_only=True):
     budget: int
     repairs: int
     node_weeks: int
-    score: Outcome | None
-    counting: Outcome
+    score: AlertOutcome | None
+    counting: AlertOutcome
     random_hits: float
 
     @property
@@ -129,7 +129,7 @@ def _signal(name: str) -> Callable[[NodeWeek], float]:
     return score
 
 
-def _outcome(rows: Iterable[NodeWeek], name: str, score: Callable[[NodeWeek], float], budget: int) -> Outcome:
+def _outcome(rows: Iterable[NodeWeek], name: str, score: Callable[[NodeWeek], float], budget: int) -> AlertOutcome:
     own = OWN_CHECKS.get(name, frozenset())
     by_week: dict[int, list[NodeWeek]] = {}
     acted: dict[str, list[int]] = {}
@@ -154,4 +154,4 @@ def _outcome(rows: Iterable[NodeWeek], name: str, score: Callable[[NodeWeek], fl
                 treated += 1
             else:
                 hits += bool(row.repaired_for)
-    return Outcome(name=name, alerts=alerts, hits=hits, treated=treated, repairs=repairs)
+    return AlertOutcome(name=name, alerts=alerts, hits=hits, treated=treated, repairs=repairs)

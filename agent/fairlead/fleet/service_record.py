@@ -121,11 +121,11 @@ class BadServiceRecord(ValueError):
     """Says in one line why a text is no service record."""
 
 
-class _Named(Struct):
+class _WithSchema(Struct):
     schema: Annotated[str, Meta(max_length=64)] = ""
 
 
-_NAMED = msgspec.json.Decoder(_Named)
+_NAMED = msgspec.json.Decoder(_WithSchema)
 _DECODER = msgspec.json.Decoder(ServiceRecord)
 _ENCODER = msgspec.json.Encoder()
 
