@@ -1,8 +1,8 @@
 """Collect what jobs used from the nodes, keep it in a store on the controller, and write jobstats' AdminComment.
 
 Without options, the command does one round: it asks slurmdbd which jobs have ended, asks their nodes over ssh for the usage
-records, keeps them in the store, and writes AdminComment where it is empty or fairlead's own. It also keeps the service records of
-nodes and Slurm's node events for `fairlead report`. A timer of systemd does that each minute.
+records, keeps them in the store, and writes AdminComment where it is empty or fairlead's own. It also keeps the service records
+of nodes and Slurm's node events for `fairlead report`. A timer of systemd does that each minute.
 
 --from merges recorded records without Slurm, and prints what would be written. DIR has the usage records (*.json) and jobs.psv:
   F=JobIDRaw,JobID,UID,User,Account,Partition,State,Start,End

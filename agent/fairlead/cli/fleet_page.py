@@ -63,30 +63,24 @@ def by_cause(report: FleetReport) -> str:
 
 
 def by_column(report: FleetReport) -> str:
-    """Return a plot: which part of the owned node-time was lost to faults, maintenance and people. Only what was lost is drawn,
-    because it is a small part."""
+    """Return a plot: for faults, maintenance and people one bar of the owned node-time that they took. The longest bar, or 1 % if
+    all are shorter, has the whole width."""
     known = report.availability
+    if known.owned_seconds <= 0:
+        return "<p>Nothing is known.</p>"
     parts = (
         ("faults", known.fault_seconds, RED),
         ("maintenance", known.maintenance_seconds, BLUE),
         ("people's drains", known.person_seconds, ORANGE),
     )
-    lost = sum(seconds for _, seconds, _ in parts)
-    if known.owned_seconds <= 0:
-        return "<p>Nothing is known.</p>"
-    out = [f'<svg viewBox="0 0 {WIDTH} 56" role="img" aria-label="Node-time out of service">']
-    at = 0.0
-    for name, seconds, colour in parts:
-        width = WIDTH * seconds / lost if lost else 0.0
-        said = f"{name}: {100 * seconds / known.owned_seconds:.3f} % of owned node-time"
-        bar = f'<rect x="{at:.1f}" y="4" width="{width:.1f}" height="22" fill="{colour}">'
-        out.append(f"{bar}<title>{escape(said)}</title></rect>")
-        at += width
-    x = 0
-    for name, seconds, colour in parts:
-        out.append(f'<rect x="{x}" y="36" width="12" height="12" fill="{colour}"/>')
-        out.append(f'<text x="{x + 18}" y="46" font-size="12">{name} {100 * seconds / known.owned_seconds:.2f} %</text>')
-        x += 220
+    top = max(0.01 * known.owned_seconds, *(seconds for _, seconds, _ in parts))
+    out = [f'<svg viewBox="0 0 {WIDTH} 70" role="img" aria-label="Node-time out of service">']
+    for i, (name, seconds, colour) in enumerate(parts):
+        y, width = i * 22 + 4, (WIDTH - 300) * seconds / top
+        out.append(f'<text x="150" y="{y + 12}" font-size="12" text-anchor="end">{name}</text>')
+        out.append(f'<rect x="160" y="{y}" width="{width:.1f}" height="16" fill="{colour}"/>')
+        words = f"{100 * seconds / known.owned_seconds:.2f} % of owned"
+        out.append(f'<text x="{166 + width:.1f}" y="{y + 12}" font-size="12">{words}</text>')
     return "\n".join([*out, "</svg>"])
 
 

@@ -36,7 +36,7 @@ class FleetSection(Struct, frozen=True, kw_only=True):
 
 def sections(report: FleetReport) -> list[FleetSection]:
     made: tuple[Callable[[FleetReport], FleetSection], ...] = (
-        _by_class, _causes, _incidents, _availability, _lost, _mttf, _trend, _lemons, _distances, _score,
+        _by_class, _causes, _availability, _lost, _mttf, _trend, _lemons, _distances, _score, _incidents,
     )  # fmt: skip
     return [make(report) for make in made]
 
@@ -83,7 +83,7 @@ def _incidents(report: FleetReport) -> FleetSection:
     for incident, jobs, users in zip(report.incidents, report.touched, report.users, strict=True):
         part = incident.device + (f" (card {incident.serial})" if incident.serial else "")
         times = f"{len(incident.times)} drains" if len(incident.times) > 1 else ""
-        touched = f"{len(jobs)} jobs of {users} users" if jobs else "none"
+        touched = f"{len(jobs)} of {users} user{'s' * (users != 1)}" if jobs else "none"
         rows.append((local(incident.begin_unix)[:16], incident.node, incident.check, part, times, touched, _end_words(incident)))
     return FleetSection(
         title="The incidents",

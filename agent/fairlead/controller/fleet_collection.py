@@ -100,8 +100,7 @@ class FleetCollection:
                 found += records
                 asked[node] = now + (EACH_SECONDS if records else AGAIN_SECONDS)
                 silent += [] if records else [node]
-                if records:
-                    states[node] = list(_stable(listed[node]))
+                states[node] = list(_stable(listed[node]))
             done.changed = self._store.add(found, now - self._days * DAY_SECONDS)
         done.asked, done.silent = len(due), tuple(silent)
         self._store.keep({"states": states, "asked": asked, "nodes": list(nodes)})

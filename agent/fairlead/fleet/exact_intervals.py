@@ -68,7 +68,7 @@ def gamma_quantile(shape: float, chance: float) -> float:
     low, high = 0.0, max(1.0, 2 * shape)
     while gamma_below(shape, high) < chance:
         high *= 2
-    for _ in range(200):
+    for _ in range(1200):  # a quantile of a small shape is very near 0
         middle = (low + high) / 2
         if gamma_below(shape, middle) < chance:
             low = middle
