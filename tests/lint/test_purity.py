@@ -34,8 +34,8 @@ PURE = (
 )
 #: Whole modules that a pure room may import. None of them reads or writes anything outside the process.
 ALLOWED = {
-    "__future__", "base64", "collections", "collections.abc", "dataclasses", "difflib", "enum", "fnmatch", "functools",
-    "ipaddress", "itertools", "math", "msgspec", "msgspec.structs", "re", "textwrap",
+    "__future__", "base64", "bisect", "collections", "collections.abc", "dataclasses", "difflib", "enum", "fnmatch", "functools",
+    "ipaddress", "itertools", "math", "msgspec", "msgspec.structs", "re", "statistics", "textwrap",
     "typing", "unicodedata", "xml.sax.saxutils", "zlib",
 }  # fmt: skip
 ALLOWED_OURS = {"fairlead.errors"}

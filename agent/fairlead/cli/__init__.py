@@ -44,6 +44,7 @@ COMMANDS = {
     "usage-records": "print this node's usage records of some jobs",
     "accept": "measure nodes with nccl-tests and other tools, as Slurm jobs, and judge them",
     "usage": "show how GPUs were used in a period: allocated, busy, SM-active, energy, cost; compare two periods",
+    "report": "report incidents, availability, lost job time, MTTF, lemons and early warning of all nodes",
     "idle": "list the jobs whose GPUs are idle, and tell their owners if the site wants that",
     "slow-nodes": "name nodes that are the slowest of their jobs more often than chance allows",
     "hint": "say how often a job should save, from this cluster's own failures",

@@ -1,8 +1,8 @@
 """Collect what jobs used from the nodes, keep it in a store on the controller, and write jobstats' AdminComment.
 
 Without options, the command does one round: it asks slurmdbd which jobs have ended, asks their nodes over ssh for the usage
-records, keeps them in the store, and writes AdminComment where it is empty or fairlead's own. A timer of systemd does that each
-minute.
+records, keeps them in the store, and writes AdminComment where it is empty or fairlead's own. It also keeps the service records
+of nodes and Slurm's node events for `fairlead report`. A timer of systemd does that each minute.
 
 --running pulls the newest records of running GPU jobs into a folder, where `fairlead idle` reads them, and does nothing else.
 
@@ -32,6 +32,7 @@ from fairlead.errors import ExitCode, HostError, InputMissing, UsageError, next_
 from fairlead.model.plain_text import one_line
 
 if TYPE_CHECKING:
+    from fairlead.controller.fleet_collection import FleetRound
     from fairlead.controller.record_pull import NodeRecords
 
 
@@ -97,12 +98,16 @@ def _round(args: argparse.Namespace) -> ExitCode:
             store, _accounting(args), source, say=say, nodes=_nodes(site), days=args.days, write=not args.no_comment
         )
         done = collection.round()
+    fleet = _fleet_round(args, site)
     if args.json:
-        print_json(msgspec.to_builtins(done))
+        print_json({**msgspec.to_builtins(done), "fleet": msgspec.to_builtins(fleet)})
     else:
         print(
             f"{done.found} jobs have ended; {done.asked} asked for, {done.complete} complete; {done.records} records,"
             f" {done.set_aside} set aside; AdminComment: {done.written} written, {done.foreign} of others left"
+        )
+        print(
+            f"{fleet.nodes} nodes; {fleet.asked} asked for their service records, {fleet.changed} changed; {fleet.events} events"
         )
     return ExitCode.OK
 
@@ -139,6 +144,20 @@ def _running(args: argparse.Namespace) -> ExitCode:
     for why, names in list(of_why.items())[:20]:
         say(f"{fold(names)}: {why}")
     return ExitCode.OK
+
+
+def _fleet_round(args: argparse.Namespace, site: Site | None) -> FleetRound:
+    """Collect what nodes and Slurm say of the nodes' time in service, for `fairlead report`."""
+    from fairlead.controller.fleet_collection import FleetCollection
+    from fairlead.controller.fleet_store import FleetStore
+    from fairlead.provision.service_record_ssh import SshServiceRecords
+    from fairlead.slurm.scontrol import Scontrol
+
+    ansible = site.ansible if site is not None else AnsibleOptions(user="")
+    source = SshServiceRecords(ansible, program=args.ssh, seconds=args.timeout)
+    client = Scontrol(conf=args.slurm_conf, bin_dir=args.bin_dir, deadline_seconds=60.0)
+    with FleetStore(args.store, write=True) as store:
+        return FleetCollection(store, client, source, say=say, nodes=_nodes(site), days=args.days).round()
 
 
 def _dry_run(args: argparse.Namespace) -> ExitCode:

@@ -21,6 +21,11 @@ STATE_DIR = "/var/lib/fairlead"
 FOLDER = "usage"
 FILE_MAX_BYTES = 256 * 1024
 JOBS_MAX = 5000
+#: What `fairlead collect` asks for besides records of jobs, with the files that it means (``provision.service_record_ssh``).
+RECORD = ("/run/fairlead/service-record.json",)
+OLDER = ("/var/lib/fairlead/audit.jsonl.1", "/var/lib/fairlead/audit.jsonl", "/run/fairlead/status.json")
+SERVICE_MAX_BYTES = 4 << 20
+SERVICE = {f"exec head -v -c {SERVICE_MAX_BYTES} {' '.join(paths)} /dev/null": paths for paths in (RECORD, OLDER)}
 _NAME = re.compile(r"([0-9]{1,10})-[0-9]{1,12}\.json")
 _ASKED = re.compile(r"[0-9]{1,10}(?:,[0-9]{1,10})*")
 
@@ -33,7 +38,11 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitCode:
-    words = os.environ.get("SSH_ORIGINAL_COMMAND", "").split() if args.asked else [args.jobs]
+    asked = os.environ.get("SSH_ORIGINAL_COMMAND", "")
+    if args.asked and asked in SERVICE:
+        _print_files(SERVICE[asked])
+        return ExitCode.OK
+    words = asked.split() if args.asked else [args.jobs]
     text = words[-1] if words else ""
     if not _ASKED.fullmatch(text) or text.count(",") >= JOBS_MAX:
         raise UsageError("name jobs by their raw ids: fairlead usage-records 17,18")
@@ -50,6 +59,19 @@ def run(args: argparse.Namespace) -> ExitCode:
     sys.stdout.buffer.write(answer)
     sys.stdout.buffer.flush()
     return ExitCode.OK
+
+
+def _print_files(paths: tuple[str, ...]) -> None:
+    """Print the files that exist, as `head -v` does."""
+    for path in paths:
+        try:
+            with open(path, "rb") as file:
+                data = file.read(SERVICE_MAX_BYTES)
+        except OSError:
+            continue
+        sys.stdout.buffer.write(b"==> " + path.encode() + b" <==\n" + data + b"\n")
+    sys.stdout.buffer.write(b"==> /dev/null <==\n")
+    sys.stdout.buffer.flush()
 
 
 def _node(answer: bytes) -> str:

@@ -1,1 +1,1 @@
-"""Says what the records of all nodes show together. All functions are pure: they report, and change nothing."""
+"""Contains rules over the history of all nodes, which only report: incidents, availability, lemons, early warning, slow nodes."""

@@ -261,6 +261,14 @@ class History:
         if cursor is not None:
             self._put(f"cursor {self.boot_id}", str(cursor).encode())
 
+    def service(self) -> bytes:
+        """Return what ``save_service`` has saved last, or b""."""
+        return self._get("service") or b""
+
+    def save_service(self, data: bytes) -> None:
+        """Save the memory of the service record."""
+        self._write((PUT, [("service", data)]))
+
     def event(self, event: str, text: str) -> None:
         """Store an event for `fairlead why`."""
         self._events += 1

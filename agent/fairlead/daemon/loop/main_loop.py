@@ -33,9 +33,11 @@ from fairlead.daemon.loop.schedule import TICK_SECONDS, Schedule
 from fairlead.daemon.loop.signals import Signals
 from fairlead.daemon.publishing import transitions
 from fairlead.daemon.publishing.agent_state import AgentState, SweepFacts
+from fairlead.daemon.publishing.drain_details import drain_details
 from fairlead.daemon.publishing.notify import Notify
 from fairlead.daemon.publishing.publisher import Publisher
 from fairlead.daemon.publishing.reporter import Reporter
+from fairlead.daemon.publishing.service_keeper import ServiceKeeper
 from fairlead.daemon.publishing.status_json import status_json
 from fairlead.daemon.publishing.verdict_text import verdict_text
 from fairlead.daemon.requests.audit_trail import Trail
@@ -101,6 +103,7 @@ class Loop:
         self._reapply = Reapply(document_path, root, self._disk, self._history)
         self._publisher = Publisher(document, self._disk)
         self._reporter = Reporter(self._history)
+        self._service = ServiceKeeper(self._history, Trail(state_dir, run_dir, self._disk), machine_id(root))
         self._notify = Notify()
         self._watchdog = LoopWatchdog(self._publisher, lambda: root.reading)
         self._use(document)
@@ -189,6 +192,7 @@ class Loop:
         self._conclude(findings, judged_by, swept=True)
         self._publisher.publish_node(node)
         self._usage.add(node, self._findings)
+        self._service.add(node, self._document, self._state, self._modes)
         self._after_first_sweep()
         return True
 
@@ -260,7 +264,8 @@ class Loop:
         self._state = after_slurm(self._state, before, after, self._boot_id)
         self._reporter.report_slurm(before, after)
         self._conclude(returned=after.returned > before.returned)
-        transitions.slurm(self._trail, before, after)
+        transitions.slurm(self._trail, before, after, drain_details(self._state, self._jobs.running))
+        self._service.write_soon()
 
     def _act_on_kernel_log(self, ready: Sequence[int] = ()) -> None:
         """Judge each new kernel record at once with the checks that declared such records. ``ready``: the descriptors that can
@@ -292,6 +297,7 @@ class Loop:
         if state is not self._state:
             self._state = state
             self._reporter.status_now()
+            self._service.write_soon()
             if self._decision is not None:
                 self._conclude()
 
@@ -458,7 +464,8 @@ class Loop:
 
     def _troubles(self) -> tuple[str, ...]:
         """Return what prevents the agent from writing to its disk, one line for each problem."""
-        return tuple(filter(None, (self._history.trouble, self.slurm.ledger.trouble, self._trail.trouble, self._usage.trouble)))
+        parts = (self._history, self.slurm.ledger, self._trail, self._usage, self._service)
+        return tuple(part.trouble for part in parts if part.trouble)
 
     def _publish_status(self, state: AgentState) -> None:
         agent = self._document.agent

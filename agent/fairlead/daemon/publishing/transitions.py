@@ -58,10 +58,11 @@ def troubles(reported: Sequence[str], now: Sequence[str]) -> None:
             log.line(log.NOTICE, "can write again", after=trouble)
 
 
-def slurm(trail: Trail, before: SlurmState, after: SlurmState) -> None:
-    """Record in the audit trail that fairlead's drain was set or has ended, or that somebody else has drained the node."""
+def slurm(trail: Trail, before: SlurmState, after: SlurmState, details: Mapping[str, str]) -> None:
+    """Record in the audit trail that fairlead's drain was set or has ended, or that somebody else has drained the node.
+    ``details``: what a drain is for (``drain_details``)."""
     if after.drained and after.reason != before.reason:
-        trail.agent("drained", args={"reason": after.reason})
+        trail.agent("drained", args={"reason": after.reason, **details})
     elif before.drained and not after.drained:
         if after.acknowledged > before.acknowledged:
             what, detail = "resumed by a person", covers(after)

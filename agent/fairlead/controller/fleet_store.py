@@ -1,0 +1,193 @@
+"""Keeps the history of the fleet in one SQLite file on the controller: service records, and Slurm's node events.
+
+There is one row for each machine and NodeName, which is merged with each new record: to merge a record twice changes nothing.
+Only one process writes the file at a time. A process that is killed leaves it as it was before or after a whole transaction.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from fairlead.errors import DataError, HostError, InputMissing, NodeBusy, next_step
+from fairlead.fleet.node_events import NodeOut
+from fairlead.fleet.service_merge import merged, since
+from fairlead.fleet.service_record import ServiceRecord
+from fairlead.model.json_text import NOT_JSON
+
+FILE = "fleet.sqlite"
+SCHEMA = 1
+_BUSY_SECONDS = 10.0
+_TABLES = """
+CREATE TABLE IF NOT EXISTS service (machine TEXT, node TEXT, data BLOB NOT NULL, PRIMARY KEY (machine, node)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS event (node TEXT, begin_unix REAL, data BLOB NOT NULL, PRIMARY KEY (node, begin_unix)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS kept (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
+"""
+_RECORD = msgspec.msgpack.Decoder(ServiceRecord)
+_EVENT = msgspec.msgpack.Decoder(NodeOut)
+
+
+class FleetStore:
+    """Opens the file in a folder. ``write``: make it if it is not there, and hold the writer's lock until ``close``.
+
+    Raises NodeBusy if another process writes it, DataError for a newer or damaged file, InputMissing, HostError.
+    """
+
+    def __init__(self, folder: str, *, write: bool) -> None:
+        self.path = os.path.join(folder, FILE)
+        self._lock = _locked(folder, self.path) if write else None
+        try:
+            self._db = self._opened(write)
+        except BaseException:
+            self._unlock()
+            raise
+
+    def __enter__(self) -> FleetStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._db.close()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _opened(self, write: bool) -> sqlite3.Connection:
+        if not write and not os.path.exists(self.path):
+            raise InputMissing(f"{self.path}: there is no history of the fleet", hint="`fairlead collect` makes it")
+        try:
+            if write:
+                os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+            db = sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None)
+        except (OSError, sqlite3.Error) as e:
+            raise _failed(self.path, e) from None
+        try:
+            version = db.execute("PRAGMA user_version").fetchone()[0]
+            if version > SCHEMA:
+                raise DataError(
+                    f"{self.path}: was written by a newer fairlead (schema {version}, and this one knows {SCHEMA})",
+                    hint="update fairlead on this machine, or name another folder with --store",
+                )
+            if write:
+                db.execute("PRAGMA journal_mode = WAL")
+                db.execute("PRAGMA synchronous = FULL")
+                db.executescript(f"BEGIN IMMEDIATE;{_TABLES}PRAGMA user_version = {SCHEMA};COMMIT;")
+            else:
+                db.execute("PRAGMA query_only = ON")
+        except sqlite3.Error as e:
+            db.close()
+            raise _failed(self.path, e) from None
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    @contextmanager
+    def _changes(self) -> Iterator[sqlite3.Connection]:
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+        except sqlite3.Error as e:
+            raise _failed(self.path, e) from None
+
+    def _rows(self, statement: str, values: Sequence[object] = ()) -> Iterator[tuple[Any, ...]]:
+        try:
+            yield from self._db.execute(statement, values)
+        except sqlite3.Error as e:
+            raise _failed(self.path, e) from None
+
+    # -- service records ---------------------------------------------------------------------------
+
+    def add(self, records: Iterable[ServiceRecord], before_unix: float) -> int:
+        """Merge records into the store. Forget what ended before a time. Return how many rows have changed."""
+        changed = 0
+        with self._changes() as db:
+            for record in records:
+                key = (record.machine, record.node)
+                rows = db.execute("SELECT data FROM service WHERE machine = ? AND node = ?", key).fetchall()
+                old = self._decoded(_RECORD, rows[0][0], record.node) if rows else None
+                new = since(record if old is None else merged(old, record), before_unix)
+                if new != old:
+                    db.execute("INSERT OR REPLACE INTO service VALUES (?, ?, ?)", (*key, msgspec.msgpack.encode(new)))
+                    changed += 1
+        return changed
+
+    def records(self) -> Iterator[ServiceRecord]:
+        """Yield the merged record of each machine and NodeName."""
+        for node, data in self._rows("SELECT node, data FROM service ORDER BY node, machine"):
+            yield self._decoded(_RECORD, data, node)
+
+    def written(self) -> dict[str, float]:
+        """Return when the newest record of each NodeName was written."""
+        found: dict[str, float] = {}
+        for record in self.records():
+            found[record.node] = max(found.get(record.node, 0.0), record.written_unix)
+        return found
+
+    def _decoded(self, decoder: msgspec.msgpack.Decoder[Any], data: bytes, node: str) -> Any:
+        try:
+            return decoder.decode(data)
+        except (*NOT_JSON, TypeError) as e:
+            hint = "restore a backup, or move the file away"
+            raise DataError(f"{self.path}: the history of {node} is damaged: {e}", hint=hint) from None
+
+    # -- events and the rest -----------------------------------------------------------------------
+
+    def add_events(self, events: Iterable[NodeOut], before_unix: float) -> None:
+        """Add or renew Slurm's events. Forget those that ended before a time."""
+        with self._changes() as db:
+            for event in events:
+                row = (event.node, event.begin_unix, msgspec.msgpack.encode(event))
+                db.execute("INSERT OR REPLACE INTO event VALUES (?, ?, ?)", row)
+            db.execute("DELETE FROM event WHERE begin_unix < ?", (before_unix,))
+
+    def events(self) -> tuple[NodeOut, ...]:
+        rows = self._rows("SELECT node, data FROM event ORDER BY begin_unix, node")
+        return tuple(self._decoded(_EVENT, data, node) for node, data in rows)
+
+    def kept(self, key: str) -> Any:
+        """Return what ``keep`` has saved under a key, or None."""
+        for (data,) in self._rows("SELECT value FROM kept WHERE key = ?", (key,)):
+            return msgspec.msgpack.decode(data)
+        return None
+
+    def keep(self, values: Mapping[str, object]) -> None:
+        with self._changes() as db:
+            rows = [(key, msgspec.msgpack.encode(value)) for key, value in values.items()]
+            db.executemany("INSERT OR REPLACE INTO kept VALUES (?, ?)", rows)
+
+
+def _locked(folder: str, path: str) -> int:
+    """Return the open lock file. Raises NodeBusy, HostError."""
+    try:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as e:
+        raise _failed(folder, e) from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise NodeBusy(f"{path}: another fairlead collect writes it", hint="try again when it has ended") from None
+    return fd
+
+
+def _failed(path: str, error: OSError | sqlite3.Error) -> HostError | DataError:
+    if isinstance(error, OSError):
+        return HostError(f"{path}: {error.strerror}", hint=next_step(error))
+    if isinstance(error, sqlite3.OperationalError):
+        return HostError(f"{path}: {error}")
+    return DataError(f"{path}: {error}", hint="restore a backup, or move the file away")

@@ -1,0 +1,224 @@
+"""Measures mechanical distances: how far a value is from its limit, and on which day its line reaches the limit.
+
+There is no probability here. A value is listed if it has moved towards its limit, or is apart from its siblings at the same load.
+
+rows: rows of GPU memory that were remapped for uncorrectable errors, of 512 (NVIDIA, "Row-Remapping"). lanes: PCIe lanes or
+NVLinks that are lost. replays: PCIe replays for each hour under load, against the other GPUs of the node. throttle: the part of
+the time under load in which hardware or heat slowed the clocks, less the median of the siblings at the same power cap. ber: the
+bit error rate before correction, of 2.4e-4 (IEEE 802.3, KP4 FEC), on a logarithmic scale; the agent does not read it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from statistics import median
+
+from msgspec import Struct
+
+from fairlead.fleet.mechanical_values import BER, CAP, LANES, LANES_MAX, LINKS, LOADED, REPLAYS, ROWS, SLOWED
+from fairlead.fleet.service_record import DAY_SECONDS, Point
+
+ROWS_MAX = 512
+BER_MAX = 2.4e-4
+REPLAYS_PER_HOUR_MAX = 480.0  # checks/pcie_errors.py warns at 8 a minute
+THROTTLE_MAX = 0.5
+SIBLINGS_MIN = 3
+REPLAYS_MIN = 100  # fewer replays in the window say nothing
+LOADED_MIN_SECONDS = 24 * 3600.0
+WINDOW_DAYS = 60
+HORIZON_DAYS = 730  # a later projection is no warning
+SIGNALS = ("rows", "lanes", "replays", "throttle", "ber")
+
+Values = Mapping[str, Mapping[str, Sequence[Point]]]  # by device and name
+
+
+class Distance(Struct, frozen=True, kw_only=True):
+    """Holds one distance. used: how much of the way to the limit is used, from 0 to 1 and above. slope: by day. reaches_unix: the
+    day on which the line reaches the limit, or None if it does not. text: the same in words."""
+
+    node: str
+    device: str
+    signal: str
+    value: float
+    limit: float
+    used: float
+    slope: float
+    reaches_unix: float | None
+    text: str
+
+
+def distances(node: str, values: Values, day: int) -> list[Distance]:
+    """Return the distances of one node at the end of a day, by what was known then."""
+    known = {
+        device: {name: [p for p in points if day - WINDOW_DAYS <= p[0] <= day] for name, points in of.items()}
+        for device, of in values.items()
+    }
+    found = []
+    for device, of in known.items():
+        found += [
+            d for d in (_rows(node, device, of, day), _ber(node, device, of, day), _lanes(node, device, of)) if d is not None
+        ]
+    return found + _replays(node, known) + _throttle(node, known)
+
+
+def _rows(node: str, device: str, of: Mapping[str, Sequence[Point]], day: int) -> Distance | None:
+    points = of.get(ROWS, ())
+    if not points or points[-1][1] == 0 or points[-1][1] == points[0][1]:
+        return None
+    value, slope = points[-1][1], _slope(points)
+    reaches = _reaches(value, slope, ROWS_MAX, day)
+    text = f"{value:.0f} of {ROWS_MAX} rows remapped, {7 * slope:+.1f} a week"
+    return Distance(
+        node=node,
+        device=device,
+        signal="rows",
+        value=value,
+        limit=ROWS_MAX,
+        used=value / ROWS_MAX,
+        slope=slope,
+        reaches_unix=reaches,
+        text=text,
+    )
+
+
+def _ber(node: str, device: str, of: Mapping[str, Sequence[Point]], day: int) -> Distance | None:
+    points = [(at, math.log10(value)) for at, value in of.get(BER, ()) if value > 0]
+    if len(points) < 2:
+        return None
+    value, slope, limit = points[-1][1], _slope(points), math.log10(BER_MAX)
+    if slope <= 0 or points[-1][0] - points[0][0] < 7:
+        return None
+    reaches = _reaches(value, slope, limit, day)
+    text = f"bit error rate {10**value:.1e}, limit {BER_MAX:.1e}, {7 * slope:+.2f} powers of ten a week"
+    used = max(0.0, 1 - (limit - value) / 6)  # six powers of ten before the limit count as none used
+    return Distance(
+        node=node,
+        device=device,
+        signal="ber",
+        value=10**value,
+        limit=BER_MAX,
+        used=used,
+        slope=slope,
+        reaches_unix=reaches,
+        text=text,
+    )
+
+
+def _lanes(node: str, device: str, of: Mapping[str, Sequence[Point]]) -> Distance | None:
+    lanes, most = of.get(LANES, ()), max((v for _, v in of.get(LANES_MAX, ())), default=0.0)
+    links = of.get(LINKS, ())
+    links_max = max((v for _, v in links), default=0.0)
+    lost = [(1 - points[-1][1] / top, points[-1][1], top, what) for points, top, what in (
+        (lanes, most, "PCIe lanes"), (links, links_max, "NVLinks")) if points and top > 0 and points[-1][1] < top]  # fmt: skip
+    if not lost:
+        return None
+    used, value, top, what = max(lost)
+    return Distance(
+        node=node,
+        device=device,
+        signal="lanes",
+        value=value,
+        limit=top,
+        used=used,
+        slope=0.0,
+        reaches_unix=None,
+        text=f"{value:.0f} of {top:.0f} {what} are left",
+    )
+
+
+def _replays(node: str, known: Values) -> list[Distance]:
+    """A GPU's replays an hour under load, if they are more than three times the median of its siblings."""
+    rate: dict[str, float] = {}
+    grown: dict[str, float] = {}
+    for device, of in known.items():
+        seconds, replays = growth(of.get(LOADED, ())), growth(of.get(REPLAYS, ()))
+        if seconds is not None and replays is not None and seconds >= LOADED_MIN_SECONDS:
+            rate[device], grown[device] = 3600 * replays / seconds, replays
+    found = []
+    for device, value in rate.items():
+        others = [v for other, v in rate.items() if other != device]
+        if len(others) < SIBLINGS_MIN or grown[device] < REPLAYS_MIN or value <= 3 * median(others):
+            continue
+        text = f"{value:.1f} PCIe replays an hour under load, siblings {median(others):.1f}, limit {REPLAYS_PER_HOUR_MAX:.0f}"
+        used = value / REPLAYS_PER_HOUR_MAX
+        found.append(
+            Distance(
+                node=node,
+                device=device,
+                signal="replays",
+                value=value,
+                limit=REPLAYS_PER_HOUR_MAX,
+                used=used,
+                slope=0.0,
+                reaches_unix=None,
+                text=text,
+            )
+        )
+    return found
+
+
+def _throttle(node: str, known: Values) -> list[Distance]:
+    """The part of a GPU's time under load in which it was slowed, less the median of its siblings at the same power cap."""
+    part: dict[str, tuple[float, float]] = {}
+    for device, of in known.items():
+        seconds, slowed, cap = growth(of.get(LOADED, ())), growth(of.get(SLOWED, ())), of.get(CAP, ())
+        if seconds is not None and slowed is not None and seconds >= LOADED_MIN_SECONDS and cap:
+            part[device] = (min(1.0, slowed / seconds), cap[-1][1])
+    found = []
+    for device, (value, cap_watts) in part.items():
+        others = [v for other, (v, watts) in part.items() if other != device and abs(watts - cap_watts) < 1]
+        if len(others) < SIBLINGS_MIN or value - median(others) <= 0.05:
+            continue
+        over = value - median(others)
+        text = f"slowed in {100 * value:.0f} % of the time under load, siblings at {cap_watts:.0f} W {100 * median(others):.0f} %"
+        found.append(
+            Distance(
+                node=node,
+                device=device,
+                signal="throttle",
+                value=value,
+                limit=THROTTLE_MAX,
+                used=over / THROTTLE_MAX,
+                slope=0.0,
+                reaches_unix=None,
+                text=text,
+            )
+        )
+    return found
+
+
+def growth(points: Sequence[Point]) -> float | None:
+    """Return by how much a counter grew, or None for fewer than two values. A counter that is lower than before began again."""
+    if len(points) < 2:
+        return None
+    return sum(b[1] - a[1] if b[1] >= a[1] else b[1] for a, b in pairwise(points))
+
+
+def _slope(points: Sequence[Point]) -> float:
+    """Return the median of the slopes between all pairs of points (Theil and Sen), by day."""
+    chosen = points[-40:]
+    slopes = [(b[1] - a[1]) / (b[0] - a[0]) for i, a in enumerate(chosen) for b in chosen[i + 1 :] if b[0] > a[0]]
+    return median(slopes) if slopes else 0.0
+
+
+def _reaches(value: float, slope: float, limit: float, day: int) -> float | None:
+    if slope <= 0 or value >= limit:
+        return day * float(DAY_SECONDS) if value >= limit else None
+    days = (limit - value) / slope
+    return (day + days) * DAY_SECONDS if days <= HORIZON_DAYS else None
+
+
+def possible(values: Values) -> bool:
+    """Say whether a node can have any distance at all: most nodes have none, and are not measured week by week."""
+    for of in values.values():
+        rows, ber, lanes, links = (of.get(name, ()) for name in (ROWS, BER, LANES, LINKS))
+        moved = any(points and points[-1][1] != points[0][1] for points in (rows, lanes, links)) or len(ber) > 1
+        lost = bool(lanes) and lanes[-1][1] < max((v for _, v in of.get(LANES_MAX, ())), default=0.0)
+        if moved or lost or (growth(of.get(REPLAYS, ())) or 0.0) >= REPLAYS_MIN:
+            return True
+        loaded, slowed = growth(of.get(LOADED, ())), growth(of.get(SLOWED, ()))
+        if loaded and slowed and slowed > 0.02 * loaded:
+            return True
+    return False

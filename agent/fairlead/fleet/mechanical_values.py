@@ -1,0 +1,59 @@
+"""Reads from a node's facts the values that wear out or are damaged slowly, for the service record and the early warning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from fairlead.fleet.service_record import DAY_SECONDS, Point
+from fairlead.model.device import device_of, readable_gpus
+from fairlead.model.facts import Gpu, Missing, Node, PcieLink, RowRemap
+from fairlead.model.gpu_load import REASONS
+
+ROWS, SPARE_BANKS, REPLAYS = "rows.uncorrected", "banks.used_spare_rows", "pcie.replays"
+LANES, LANES_MAX, LINKS = "pcie.lanes", "pcie.lanes_max", "nvlink.active"
+LOADED, SLOWED, CAP = "load.seconds", "load.slowed_seconds", "power.cap_watts"
+BER = "link.ber"  # the agent does not read it; a site may add it to recorded inputs
+#: Values that say something new by any change. The others are sums, of which one value a week is enough.
+DAILY = frozenset((ROWS, SPARE_BANKS, LANES, LANES_MAX, LINKS, CAP, BER))
+#: Reasons by which hardware or heat slows the clocks. The power cap is not among them.
+SLOWING = frozenset(("hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"))
+WEEK_DAYS = 7
+KEEP_DAYS = 35
+
+
+def values_of(node: Node) -> Iterator[tuple[str, str, float]]:
+    """Yield (device, name, value) of each value that could be read."""
+    for gpu in readable_gpus(node):
+        for name, value in _of_gpu(gpu):
+            if type(value) in (int, float):
+                yield device_of(gpu), name, float(value)  # type: ignore[arg-type]
+
+
+def _of_gpu(gpu: Gpu) -> Iterator[tuple[str, object]]:
+    if isinstance(gpu.remap, RowRemap):
+        yield ROWS, gpu.remap.uncorrected
+        if not isinstance(gpu.remap.histogram, Missing):
+            yield SPARE_BANKS, sum(gpu.remap.histogram[2:])
+    if isinstance(gpu.pcie, PcieLink):
+        yield from ((REPLAYS, gpu.pcie.replays), (LANES, gpu.pcie.width_current), (LANES_MAX, gpu.pcie.width_max))
+    if not isinstance(gpu.nvlinks, Missing) and gpu.nvlinks and not any(isinstance(n.active, Missing) for n in gpu.nvlinks):
+        yield LINKS, sum(bool(n.active) for n in gpu.nvlinks)
+    yield LOADED, gpu.load.seen.busy_seconds
+    slow = [seconds for (_, name), seconds in zip(REASONS, gpu.load.seen.reasons_seconds, strict=True) if name in SLOWING]
+    yield SLOWED, max(slow, default=0.0)  # one time may have several reasons
+    yield CAP, gpu.power_limit_watts
+
+
+def with_values(
+    known: Mapping[str, Mapping[str, tuple[Point, ...]]], new: Iterator[tuple[str, str, float]], unix: float
+) -> dict[str, dict[str, tuple[Point, ...]]]:
+    """Return the values with those of now: at most one a day of each, if it has changed, and one a week if not."""
+    day = int(unix // DAY_SECONDS)
+    found = {device: dict(of) for device, of in known.items()}
+    for device, name, value in new:
+        points = tuple(p for p in found.get(device, {}).get(name, ()) if day - KEEP_DAYS <= p[0] <= day)
+        last = points[-1] if points else (-WEEK_DAYS, 0.0)
+        if day - last[0] >= WEEK_DAYS or (day > last[0] and name in DAILY and value != last[1]):
+            points = (*points, (day, value))
+        found.setdefault(device, {})[name] = points
+    return {device: of for device, of in found.items() if any(points for points in of.values())}

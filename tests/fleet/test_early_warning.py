@@ -1,0 +1,143 @@
+"""Mechanical distances with the day of their projection, and the score card beside counting incidents."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from fairlead.fleet.early_warning import distances, growth, possible
+from fairlead.fleet.mechanical_values import with_values
+from fairlead.fleet.score_card import NodeWeek, score_card
+from fairlead.fleet.service_record import DAY_SECONDS
+
+DAY = 20_000
+Point = tuple[int, float]
+
+
+def weekly(first: float, step: float, weeks: int = 8) -> tuple[Point, ...]:
+    return tuple((DAY - 7 * (weeks - 1 - n), first + n * step) for n in range(weeks))
+
+
+def gpu(**changes: Any) -> dict[str, tuple[Point, ...]]:
+    values = {
+        "rows.uncorrected": weekly(0, 0),
+        "pcie.replays": weekly(10, 0),
+        "pcie.lanes": weekly(16, 0),
+        "pcie.lanes_max": weekly(16, 0),
+        "nvlink.active": weekly(18, 0),
+        "load.seconds": weekly(0, 4e5),
+        "load.slowed_seconds": weekly(0, 0),
+        "power.cap_watts": weekly(700, 0),
+    }
+    return {**values, **{name.replace("__", "."): points for name, points in changes.items()}}
+
+
+def found(**changes: Any) -> list[tuple[str, str]]:
+    node = {f"G{n}": gpu() for n in range(1, 8)} | {"G0": gpu(**changes)}
+    assert possible(node) or not changes
+    return [(d.device, d.signal) for d in distances("n1", node, DAY)]
+
+
+def test_a_healthy_node_has_no_distance() -> None:
+    assert found() == [] and not possible({"G0": gpu()}) and distances("n1", {}, DAY) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "signal"),
+    [
+        ({"rows__uncorrected": weekly(0, 7)}, "rows"),
+        ({"pcie__lanes": (*weekly(16, 0)[:-1], (DAY, 8.0))}, "lanes"),
+        ({"nvlink__active": (*weekly(18, 0)[:-1], (DAY, 17.0))}, "lanes"),
+        ({"pcie__replays": weekly(0, 5000)}, "replays"),
+        ({"load__slowed_seconds": weekly(0, 1e5)}, "throttle"),
+        ({"link__ber": tuple((day, 1e-8 * 10 ** (n / 4)) for n, (day, _) in enumerate(weekly(0, 0)))}, "ber"),
+    ],
+)
+def test_each_signal(changes: dict[str, Any], signal: str) -> None:
+    assert found(**changes) == [("G0", signal)]
+
+
+def test_the_day_on_which_a_line_reaches_its_limit() -> None:
+    node = {"G0": gpu(rows__uncorrected=weekly(100, 7))}  # one row a day, 149 now
+    (distance,) = distances("n1", node, DAY)
+    assert distance.value == 149 and distance.slope == pytest.approx(1) and distance.used == pytest.approx(149 / 512)
+    assert distance.reaches_unix == pytest.approx((DAY + 512 - 149) * DAY_SECONDS)
+    slow = {"G0": gpu(rows__uncorrected=weekly(1, 0.1))}
+    assert distances("n1", slow, DAY)[0].reaches_unix is None, "years away is no date"
+    old = {"G0": gpu(rows__uncorrected=weekly(5, 0))}
+    assert distances("n1", old, DAY) == [], "a value that does not move is no warning"
+
+
+def test_throttling_of_all_siblings_or_at_another_cap_is_none() -> None:
+    slowed = weekly(0, 1e5)
+    assert distances("n1", {f"G{n}": gpu(load__slowed_seconds=slowed) for n in range(8)}, DAY) == []
+    node = {f"G{n}": gpu() for n in range(1, 8)} | {"G0": gpu(load__slowed_seconds=slowed, power__cap_watts=weekly(400, 0))}
+    assert distances("n1", node, DAY) == [], "no sibling has its cap"
+    few = {"G0": gpu(load__slowed_seconds=slowed), "G1": gpu()}
+    assert distances("n1", few, DAY) == [], "fewer than three siblings say nothing"
+
+
+def test_a_counter_that_begins_again_and_one_without_values() -> None:
+    assert growth([(1, 5.0), (2, 9.0), (3, 1.0), (4, 2.0)]) == 6.0 and growth([(1, 5.0)]) is None and growth([]) is None
+
+
+def test_values_are_kept_once_a_week_or_when_they_change() -> None:
+    known: dict[str, dict[str, tuple[Point, ...]]] = {}
+    for day in range(20):
+        new = [("G0", "pcie.lanes", 16.0 if day < 15 else 8.0), ("G0", "load.seconds", float(day))]
+        known = with_values(known, iter(new), (DAY + day) * DAY_SECONDS + 5)
+        known = with_values(known, iter(new), (DAY + day) * DAY_SECONDS + 50)
+    assert [day - DAY for day, _ in known["G0"]["pcie.lanes"]] == [0, 7, 14, 15]
+    assert [day - DAY for day, _ in known["G0"]["load.seconds"]] == [0, 7, 14]
+
+
+# -- score card ----------------------------------------------------------------------------------------
+
+
+def rows(*, announced: bool, repairs: int = 30, nodes: int = 100, weeks: int = 60) -> list[NodeWeek]:
+    """A fleet in which another node is repaired each second week; ``announced``: its rows had grown before."""
+    made = [NodeWeek(node=f"n{n}", week=week, incidents=n % 3) for week in range(weeks) for n in range(nodes)]
+    for number in range(repairs):
+        week, node = 2 * number, 3 + number % 90
+        at = week * nodes + node
+        scores = {"rows": 0.8} if announced else {}
+        made[at] = replace(made[at], repaired_for="xid", scores=scores)
+        if not announced:  # the score is high elsewhere
+            other = week * nodes + (node + 50) % nodes
+            made[other] = replace(made[other], scores={"rows": 0.8})
+    return made
+
+
+def test_a_score_that_announces_repairs_is_shown() -> None:
+    card = score_card(rows(announced=True))
+    assert card.enough and card.better and card.score is not None
+    assert (card.score.name, card.score.hits, card.score.alerts, card.repairs) == ("rows", 15, 15, 15)
+    assert card.counting.hits < 15 and card.random_hits < 1
+    first = card.score.precision[0]
+    assert first is not None and first.low == pytest.approx(0.796, abs=0.001)  # Wilson, 15 of 15
+
+
+def test_a_score_that_says_nothing_is_not_shown() -> None:
+    assert not score_card(rows(announced=False)).better
+    few = score_card(rows(announced=True, repairs=8))
+    assert not few.enough and not few.better
+    assert score_card([]).score is None
+
+
+def test_a_check_does_not_predict_its_own_finding() -> None:
+    own = [replace(row, repaired_for="row_remap") if row.repaired_for else row for row in rows(announced=True)]
+    assert score_card(own).score is None
+
+
+def test_what_somebody_acted_on_is_neither_hit_nor_miss() -> None:
+    made = rows(announced=True)
+    week = max(row.week for row in made) - 6
+    for at, row in enumerate(made):
+        if row.node == "n99" and row.week in (week, week + 2):
+            made[at] = replace(row, scores={"rows": 0.9}, acted=row.week == week)
+    card = score_card(made)
+    assert card.score is not None and card.score.treated == 1 and card.score.alerts == 17
+    unknown, hits, misses = card.score.precision
+    assert unknown is not None and hits is not None and misses is not None and hits.low > misses.low
