@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fairlead.controller.slow_node_input import NO_RECORD, signs_of
-from fairlead.fleet.slow_nodes import NodeSigns
+from fairlead.fleet.slow_node_rule import NodeSigns
 from fairlead.jobs.usage_record import GpuUsage, HostUsage, NicUsage, UsageRecord
 from tests.jobs.job_reports import gpu_of, record_of
 

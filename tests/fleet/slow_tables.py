@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from fairlead.fleet.slow_nodes import judged
+from fairlead.fleet.slow_node_rule import judged
 from fairlead.fleet.slow_recurrence import FALSE
 from tests.fleet.traces import PATTERNS, SIGNALS, Steps, Worker, signs, steps_of
 from tests.fleet.year_of_jobs import WINDOW_DAYS, days_until_named, false_for_each_report

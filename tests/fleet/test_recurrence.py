@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from fairlead.fleet.slow_nodes import NodeSigns
+from fairlead.fleet.slow_node_rule import NodeSigns
 from fairlead.fleet.slow_recurrence import FALSE, JobSigns, by_users, named_of, recurring, trials_of
 from fairlead.fleet.small_group_statistics import poisson_binomial_tail
 from tests.fleet.year_of_jobs import (

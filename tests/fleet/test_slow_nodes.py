@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.fleet.slow_nodes import SIGNALS, JobJudgement, NodeSigns, judged, single_signs
+from fairlead.fleet.slow_node_rule import SIGNALS, NodeSigns, NodesJudgement, judged, single_signs
 from fairlead.fleet.small_group_statistics import compared, few, histogram_median, median
 
 GPU = {"clock": 1980.0, "throttle": 0.0, "utilisation": 97.0, "activity": 60.0, "power": 600.0}
@@ -30,7 +30,7 @@ def job(
     nodes: int = 4,
     slow: int = 1,
     on: str = "3",
-) -> JobJudgement:
+) -> NodesJudgement:
     """The judgement of a job of nodes with 8 GPUs, of which ``slow`` have other values (of their GPU ``on``)."""
     made = []
     for number in range(nodes):

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from fairlead.fleet.slow_nodes import JobJudgement, judged
+from fairlead.fleet.slow_node_rule import NodesJudgement, judged
 from tests.fleet.traces import PATTERNS, SIGNALS, signs, steps_of
 
 CULPRIT = "0.0"
 WINDOW = 8
 
 
-def windows(name: str, *, roles: bool = True, steps: int = WINDOW) -> list[JobJudgement]:
+def windows(name: str, *, roles: bool = True, steps: int = WINDOW) -> list[NodesJudgement]:
     """The judgement of each window of so many steps."""
     job = steps_of(name)
     last = min(map(len, job.values()))
     return [judged(signs(job, at, steps, roles=roles), SIGNALS, PATTERNS) for at in range(0, last - steps + 1, steps)]
 
 
-def accused(found: list[JobJudgement]) -> list[list[str]]:
+def accused(found: list[NodesJudgement]) -> list[list[str]]:
     return [[each.node for each in judgement.accused] for judgement in found]
 
 

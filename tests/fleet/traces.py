@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.fleet.slow_nodes import NodeSigns, Pattern, Signal
+from fairlead.fleet.slow_node_rule import NodeSigns, Signal, SlowPattern
 from fairlead.fleet.small_group_statistics import median
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared/data/stragglers"
@@ -16,7 +16,7 @@ SIGNALS = (
     Signal(name="forward", words="forward compute", unit="ms", slow="high", floor=0.05, relative=True),
     Signal(name="backward", words="backward compute", unit="ms", slow="high", floor=0.05, relative=True),
 )
-PATTERNS = (Pattern(cause="slow worker", needs=(("forward",), ("backward",))),)
+PATTERNS = (SlowPattern(cause="slow worker", needs=(("forward",), ("backward",))),)
 Worker = tuple[str, str]  # data-parallel rank, pipeline rank
 Steps = dict[Worker, list[dict[str, float]]]
 

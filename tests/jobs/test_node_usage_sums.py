@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.jobs.gpu_usage_sums import GpuReading, with_bin, with_counts
-from fairlead.jobs.node_usage_sums import NicReading, NodeReading, added
+from fairlead.jobs.node_usage_sums import NicReading, NodeCountersReading, added
 from fairlead.jobs.usage_record import GpuUsage, HostUsage, UsageRecord, decoded, encoded
 from fairlead.jobs.usage_sums import OpenUsage, begun, passed, with_gpus, with_node
 from fairlead.model.gpu_activity import GpuActivity
@@ -76,11 +76,11 @@ def test_the_growth_of_counters(readings: list[dict[str, int]], counts: dict[str
     assert gpu(*(reading(100 + 10 * n, errors=each) for n, each in enumerate(readings))).error_counts == counts
 
 
-def node(at: float, cpu: int | None = None, **more: object) -> NodeReading:
-    return NodeReading(at=at, stalled_microseconds={} if cpu is None else {"cpu": cpu}, **more)  # type: ignore[arg-type]
+def node(at: float, cpu: int | None = None, **more: object) -> NodeCountersReading:
+    return NodeCountersReading(at=at, stalled_microseconds={} if cpu is None else {"cpu": cpu}, **more)  # type: ignore[arg-type]
 
 
-def host(*readings: NodeReading, end: float = 1e9) -> HostUsage:
+def host(*readings: NodeCountersReading, end: float = 1e9) -> HostUsage:
     found = HostUsage()
     for last, now in pairwise(readings):
         found = added(found, last, now, end=end)

@@ -22,7 +22,7 @@ from tests.lab.rack import PROJECT, Rack
 from fairlead import checks, config
 from fairlead.cli.job_nodes import judgement_lines
 from fairlead.controller.slow_node_input import signs_of
-from fairlead.fleet.slow_nodes import JobJudgement, judged
+from fairlead.fleet.slow_node_rule import NodesJudgement, judged
 from fairlead.jobs.usage_record import BadRecord, UsageRecord, decoded
 
 pytestmark = [pytest.mark.root, pytest.mark.slurm, pytest.mark.rack, pytest.mark.timeout(1800)]
@@ -78,15 +78,15 @@ class Site:
         faults.set(0, "clocks.sm_hertz", hertz)
         faults.set(0, "throttle_reasons", reasons)
 
-    def job(self) -> JobJudgement:
+    def job(self) -> NodesJudgement:
         """Run a job over all nodes, and judge it by the records of its nodes. On a busy machine it has to run for longer."""
         for seconds in (SECONDS, 3 * SECONDS, 9 * SECONDS):
             found = self._job(seconds)
             if not found.not_judged:
                 return found
-        raise AssertionError(self.told)
+        raise AssertionError(self.report)
 
-    def _job(self, seconds: int) -> JobJudgement:
+    def _job(self, seconds: int) -> NodesJudgement:
         names = [host.name for host in self.rack.nodes]
         script = f"#!/bin/sh\nexec srun --kill-on-bad-exit=1 python3 /opt/fl/job/ring_job.py {seconds} {' '.join(names)}\n"
         job = self.rack.submit(script, f"-N{len(names)}", "--ntasks-per-node=1", "--gres=gpu:1", user="")
@@ -105,8 +105,8 @@ class Site:
         self.until(whole, f"whole records of job {job}", self.rack.nodes[0])
         self.signs = signs_of(names, records.values())
         found = judged(self.signs)
-        self.told = "\n".join((*(str(sign) for sign in self.signs), *judgement_lines(found)))
-        print(self.told)
+        self.report = "\n".join((*(str(sign) for sign in self.signs), *judgement_lines(found)))
+        print(self.report)
         return found
 
 
@@ -134,7 +134,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             made.asking.join(60)
 
 
-def named(found: JobJudgement) -> list[tuple[str, str]]:
+def named(found: NodesJudgement) -> list[tuple[str, str]]:
     return [(each.node, each.cause) for each in found.accused]
 
 
@@ -186,7 +186,7 @@ def test_a_node_with_little_cpu_time_is_a_slow_host(site: Site) -> None:
     host = site.rack.nodes[SLOW]
     with little_cpu(host, 3):
         found = site.job()
-    assert named(found) == [(host.name, "slow host")], site.told
+    assert named(found) == [(host.name, "slow host")], site.report
 
 
 def test_a_node_with_a_shaped_interface_has_a_slow_link(site: Site) -> None:
@@ -199,7 +199,7 @@ def test_a_node_with_a_shaped_interface_has_a_slow_link(site: Site) -> None:
         found = site.job()
     finally:
         run_tc(space, f"tc qdisc del dev {device} root")
-    assert named(found) == [(host.name, "slow network link")], site.told
+    assert named(found) == [(host.name, "slow network link")], site.report
 
 
 def run_tc(space: str, command: str) -> None:
@@ -213,9 +213,9 @@ def test_a_gpu_with_a_capped_clock_is_a_slow_gpu(site: Site) -> None:
         found = site.job()
     finally:
         site.clock(host, 1_980_000_000, 0)
-    assert named(found) == [(host.name, "slow GPU")] and found.accused[0].gpu == "0", site.told
+    assert named(found) == [(host.name, "slow GPU")] and found.accused[0].gpu == "0", site.report
 
 
 @pytest.mark.parametrize("number", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 50))])
 def test_equal_nodes_name_nobody(site: Site, number: int) -> None:
-    assert named(site.job()) == [], site.told
+    assert named(site.job()) == [], site.report

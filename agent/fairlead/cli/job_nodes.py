@@ -9,7 +9,7 @@ import msgspec
 
 from fairlead.cli.output import columns
 from fairlead.controller.slow_node_input import signs_of
-from fairlead.fleet.slow_nodes import SIGNALS, Deviation, JobJudgement, NodeSigns, judged
+from fairlead.fleet.slow_node_rule import SIGNALS, Deviation, NodeSigns, NodesJudgement, judged
 from fairlead.jobs.usage_merge import JobReport
 from fairlead.model.plain_text import one_line
 
@@ -62,7 +62,7 @@ def _row(node: NodeSigns, accused: bool) -> Sequence[str]:
     return (one_line(node.node) + (" *" if accused else ""), str(node.readings) if node.readings else "-", *cells)
 
 
-def judgement_lines(found: JobJudgement) -> Iterator[str]:
+def judgement_lines(found: NodesJudgement) -> Iterator[str]:
     """Yield what the comparison says, and what it could have seen."""
     for each in found.accused:
         where = f" (GPU {each.gpu})" if each.gpu else ""
@@ -92,7 +92,7 @@ def _deviation(deviation: Deviation) -> str:
     return f"{signal.words} {deviation.value:.0f} {unit}, its peers {deviation.peers:.0f} {unit}"
 
 
-def _least(name: str, found: JobJudgement) -> str:
+def _least(name: str, found: NodesJudgement) -> str:
     signal, least = _SIGNAL[name], found.least[name]
     if signal.relative and found.peers.get(name):
         return f"{signal.words} {100 * least / found.peers[name]:.0f} % {'lower' if signal.slow == 'low' else 'off'}"

@@ -18,7 +18,7 @@ import msgspec
 
 from fairlead.cli.output import columns, print_json
 from fairlead.errors import ExitCode, UsageError
-from fairlead.fleet.slow_nodes import SIGNALS
+from fairlead.fleet.slow_node_rule import SIGNALS
 from fairlead.fleet.slow_recurrence import USERS_MIN, JobSigns, RecurrenceReport, recurring
 from fairlead.model.plain_text import one_line
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from fairlead.fleet.slow_nodes import NodeSigns
+from fairlead.fleet.slow_node_rule import NodeSigns
 from fairlead.fleet.slow_recurrence import JobSigns
 from fairlead.fleet.small_group_statistics import histogram_median
 from fairlead.jobs.allocations import Allocation

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from fairlead.fleet.slow_nodes import READINGS_MIN, SIGNALS, NodeSigns, Signal
+from fairlead.fleet.slow_node_rule import READINGS_MIN, SIGNALS, NodeSigns, Signal
 from fairlead.fleet.small_group_statistics import GROUP_MIN, median, poisson_binomial_tail
 
 #: The signals in which a node may be the extreme, with the side on which it is slow. The culprit of a synchronous job is the

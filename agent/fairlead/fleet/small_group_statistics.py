@@ -17,7 +17,7 @@ MAD_SCALE = 1.4826
 DEVIATIONS = 5.0
 
 
-class Comparison(Struct, frozen=True, kw_only=True):
+class GroupComparison(Struct, frozen=True, kw_only=True):
     """Holds the result for one value in one group: high, low: the members that lie above or below the others by at least
     ``least``. least: the smallest distance that would have been seen, in the value's unit. centre: the median of the group."""
 
@@ -38,7 +38,7 @@ def spread(values: Sequence[float], centre: float) -> float:
     return MAD_SCALE * median(abs(value - centre) for value in values)
 
 
-def compared(values: Mapping[str, float], floor: float) -> Comparison | None:
+def compared(values: Mapping[str, float], floor: float) -> GroupComparison | None:
     """Compare each member with the others, or return None if the group is too small.
 
     floor: in the value's unit. A smaller distance is never reported, however equal the others are.
@@ -56,7 +56,7 @@ def compared(values: Mapping[str, float], floor: float) -> Comparison | None:
             low.add(member)
     centre = median(values.values())
     least = max(floor, DEVIATIONS * spread(tuple(values.values()), centre))
-    return Comparison(high=frozenset(high), low=frozenset(low), least=least, centre=centre)
+    return GroupComparison(high=frozenset(high), low=frozenset(low), least=least, centre=centre)
 
 
 def few(members: int) -> int:

@@ -24,7 +24,7 @@ INTERFACES_MAX = 64
 _WORDS = 4  # port_xmit_data and port_rcv_data count words of four bytes
 
 
-class Nic(NamedTuple):
+class NicCounters(NamedTuple):
     """Holds the counters of an interface or an RDMA port. A counter that could not be read is None, or not in ``errors``."""
 
     name: str
@@ -38,7 +38,7 @@ class NodeCounters(NamedTuple):
 
     stalled_microseconds: dict[str, int]
     events: dict[str, int]
-    nics: tuple[Nic, ...]
+    nics: tuple[NicCounters, ...]
 
 
 def read(root: Root, ports: Iterable[RdmaPort]) -> NodeCounters:
@@ -67,11 +67,11 @@ def _tcp(root: Root) -> dict[str, int]:
     return {"tcp_retransmits": int(again)} if again.isascii() and again.isdecimal() and len(again) <= 18 else {}
 
 
-def _interfaces(root: Root) -> list[Nic]:
+def _interfaces(root: Root) -> list[NicCounters]:
     """Return the interfaces of /proc/net/dev, with the packets that their queues dropped."""
     text = root.read_text("/proc/net/dev", 1 << 20)
     drops = queue_drops.read() if root.is_live else {}
-    found: list[Nic] = []
+    found: list[NicCounters] = []
     for line in text.splitlines()[2:] if isinstance(text, str) else ():
         name, _, rest = line.partition(":")
         name, cells = name.strip(), rest.split()
@@ -83,17 +83,17 @@ def _interfaces(root: Root) -> list[Nic]:
         errors = {"receive_errors": numbers[2], "transmit_errors": numbers[10], "transmit_drops": numbers[11]}
         if name in drops:
             errors["queue_drops"] = drops[name]
-        found.append(Nic(name, numbers[0], numbers[8], errors))
+        found.append(NicCounters(name, numbers[0], numbers[8], errors))
     return found
 
 
-def _port(root: Root, port: RdmaPort) -> Nic:
+def _port(root: Root, port: RdmaPort) -> NicCounters:
     folder = f"/sys/class/infiniband/{port.name}/ports/{port.port}/counters"
     received, sent, waits = (root.number(f"{folder}/{name}") for name in ("port_rcv_data", "port_xmit_data", "port_xmit_wait"))
     errors = {name: value for name, value in port.counters.items() if isinstance(value, int)}
     if isinstance(waits, int):
         errors["port_xmit_wait"] = waits
-    return Nic(f"{port.name}/{port.port}", _bytes(received), _bytes(sent), errors)
+    return NicCounters(f"{port.name}/{port.port}", _bytes(received), _bytes(sent), errors)
 
 
 def _bytes(words: object) -> int | None:

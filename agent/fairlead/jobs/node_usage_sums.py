@@ -24,7 +24,7 @@ class NicReading(Struct, frozen=True, kw_only=True):
     errors: Mapping[str, int] = field(default_factory=dict)
 
 
-class NodeReading(Struct, frozen=True, kw_only=True):
+class NodeCountersReading(Struct, frozen=True, kw_only=True):
     """Holds the node's counters at one time. at: CLOCK_BOOTTIME. stalled_microseconds: for "cpu", "io" and "memory", for how long
     some task has waited since the boot (PSI). events: other counters. What could not be read is not there."""
 
@@ -34,7 +34,7 @@ class NodeReading(Struct, frozen=True, kw_only=True):
     nics: tuple[NicReading, ...] = ()
 
 
-def added(host: HostUsage, last: NodeReading, now: NodeReading, *, end: float) -> HostUsage:
+def added(host: HostUsage, last: NodeCountersReading, now: NodeCountersReading, *, end: float) -> HostUsage:
     """Return the usage with what has changed since the last reading. ``end``: of the job, on CLOCK_BOOTTIME."""
     between, inside = now.at - last.at, min(now.at, end) - last.at
     if inside <= 0:

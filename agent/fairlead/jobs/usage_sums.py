@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from fairlead.jobs import gpu_usage_sums, node_usage_sums
 from fairlead.jobs.gpu_usage_sums import GpuReading, LastReading
-from fairlead.jobs.node_usage_sums import NodeReading
+from fairlead.jobs.node_usage_sums import NodeCountersReading
 from fairlead.jobs.usage_record import FINDINGS_MAX, GPUS_MAX, JobFinding, UsageRecord
 
 CLOCK_STEP_SECONDS = 1.0  # a smaller change of the system clock against CLOCK_BOOTTIME is slewing, such as by NTP
@@ -46,7 +46,7 @@ class OpenUsage(Struct, frozen=True, kw_only=True):
     last: Mapping[str, LastReading] = field(default_factory=dict)
     cpu_counter: float | None = None
     clock: float | None = None
-    node: NodeReading | None = None
+    node: NodeCountersReading | None = None
 
 
 def begun(record: UsageRecord, *, agent_boot: float) -> OpenUsage:
@@ -114,7 +114,7 @@ def with_host(opened: OpenUsage, reading: HostReading) -> OpenUsage:
     return replace(opened, record=replace(opened.record, host=host), cpu_counter=counter)
 
 
-def with_node(opened: OpenUsage, reading: NodeReading) -> OpenUsage:
+def with_node(opened: OpenUsage, reading: NodeCountersReading) -> OpenUsage:
     """Return the record with a new reading of the whole node. ``passed`` must have been called for its time."""
     record = opened.record
     end = record.begin_boot + record.alloc_seconds

@@ -24,7 +24,7 @@ from fairlead.host.root import Root
 from fairlead.host.usage_files import UsageFiles
 from fairlead.jobs import usage_sums
 from fairlead.jobs.gpu_usage_sums import GpuReading
-from fairlead.jobs.node_usage_sums import NodeReading
+from fairlead.jobs.node_usage_sums import NodeCountersReading
 from fairlead.jobs.usage_record import BadRecord, JobFinding, UsageRecord, decoded, encoded
 from fairlead.jobs.usage_sums import HostReading, OpenUsage
 from fairlead.model.facts import Missing, Node
@@ -249,7 +249,7 @@ class UsageKeeper:
 
     # -- readings ------------------------------------------------------------------------------------------------------------
 
-    def _read_node(self, node: Node, boot: float) -> NodeReading:
+    def _read_node(self, node: Node, boot: float) -> NodeCountersReading:
         ports = () if isinstance(node.host, Missing) or isinstance(node.host.ports, Missing) else node.host.ports
         return node_reading(node_counters.read(self._root, ports), boot)
 
@@ -258,7 +258,7 @@ class UsageKeeper:
         kept: Kept,
         findings: Iterable[Finding],
         shared: frozenset[str],
-        of_node: NodeReading | None,
+        of_node: NodeCountersReading | None,
         *,
         boot: float,
         unix: float,

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from fairlead.host.job_records import Job
 from fairlead.host.node_counters import NodeCounters
 from fairlead.jobs.gpu_usage_sums import GpuReading
-from fairlead.jobs.node_usage_sums import NicReading, NodeReading
+from fairlead.jobs.node_usage_sums import NicReading, NodeCountersReading
 from fairlead.model.facts import Gpu, Missing, Node
 from fairlead.model.gpu_activity import GpuActivity
 from fairlead.model.gpu_load import REASONS
@@ -143,10 +143,12 @@ def _text(value: str) -> str:
     return _NOT_TEXT.sub("_", value)[:_TEXT_MAX]
 
 
-def node_reading(counters: NodeCounters, boot: float) -> NodeReading:
+def node_reading(counters: NodeCounters, boot: float) -> NodeCountersReading:
     """Return the counters of the node as a reading. ``boot``: the present CLOCK_BOOTTIME in seconds."""
     nics = (
         NicReading(name=_text(n.name), receive_bytes=n.receive_bytes, transmit_bytes=n.transmit_bytes, errors=n.errors)
         for n in counters.nics
     )
-    return NodeReading(at=boot, stalled_microseconds=counters.stalled_microseconds, events=counters.events, nics=tuple(nics))
+    return NodeCountersReading(
+        at=boot, stalled_microseconds=counters.stalled_microseconds, events=counters.events, nics=tuple(nics)
+    )

@@ -12,7 +12,7 @@ from typing import Literal
 
 from msgspec import Struct, field
 
-from fairlead.fleet.small_group_statistics import GROUP_MIN, Comparison, compared, few, median
+from fairlead.fleet.small_group_statistics import GROUP_MIN, GroupComparison, compared, few, median
 
 #: The median of so many readings is compared. Single readings name somebody in each job.
 READINGS_MIN = 8
@@ -51,7 +51,7 @@ SIGNALS = (
 )
 
 
-class Pattern(Struct, frozen=True, kw_only=True):
+class SlowPattern(Struct, frozen=True, kw_only=True):
     """Describes a cause by the signals that must deviate: one of each entry of ``needs``, on the same GPU or on its node.
 
     unless: the node is not accused if one of these deviates to this side ("" is either side).
@@ -63,9 +63,9 @@ class Pattern(Struct, frozen=True, kw_only=True):
 
 
 PATTERNS = (
-    Pattern(cause="slow GPU", needs=(("clock",), ("throttle",)), unless=(("activity", "low"),)),
-    Pattern(cause="slow host", needs=(("utilisation",), ("cpu_pressure", "io_pressure", "memory_pressure"))),
-    Pattern(
+    SlowPattern(cause="slow GPU", needs=(("clock",), ("throttle",)), unless=(("activity", "low"),)),
+    SlowPattern(cause="slow host", needs=(("utilisation",), ("cpu_pressure", "io_pressure", "memory_pressure"))),
+    SlowPattern(
         cause="slow network link",
         needs=(("retransmits",), ("link_errors", "queue_drops")),
         unless=(("clock", "low"), ("utilisation", "low")),
@@ -108,7 +108,7 @@ class Accusation(Struct, frozen=True, kw_only=True):
     evidence: tuple[Deviation, ...]
 
 
-class JobJudgement(Struct, frozen=True, kw_only=True):
+class NodesJudgement(Struct, frozen=True, kw_only=True):
     """Holds what one job shows. accused: nobody, if work is uneven. uneven: deviations without a pattern, or of too many nodes.
 
     least: the smallest distance that would have been seen in each compared signal, in the signal's unit. not_judged: the nodes
@@ -123,8 +123,8 @@ class JobJudgement(Struct, frozen=True, kw_only=True):
 
 
 def judged(
-    nodes: Sequence[NodeSigns], signals: Sequence[Signal] = SIGNALS, patterns: Sequence[Pattern] = PATTERNS
-) -> JobJudgement:
+    nodes: Sequence[NodeSigns], signals: Sequence[Signal] = SIGNALS, patterns: Sequence[SlowPattern] = PATTERNS
+) -> NodesJudgement:
     """Return what the medians of one job's nodes show."""
     not_judged = dict(_not_judged(nodes))
     groups: dict[str, list[NodeSigns]] = {}
@@ -150,7 +150,7 @@ def judged(
         accused = ()
     shown = {(d.node, d.gpu, d.signal) for each in accused for d in each.evidence}
     uneven = tuple(d for d in (*deviations, *too_many) if (d.node, d.gpu, d.signal) not in shown)
-    return JobJudgement(accused=accused, uneven=uneven, least=least, peers=peers, not_judged=not_judged)
+    return NodesJudgement(accused=accused, uneven=uneven, least=least, peers=peers, not_judged=not_judged)
 
 
 def _not_judged(nodes: Sequence[NodeSigns]) -> Iterator[tuple[str, str]]:
@@ -180,14 +180,16 @@ def _floor(signal: Signal, values: Mapping[str, float]) -> float:
     return signal.floor * abs(median(values.values())) if signal.relative and values else signal.floor
 
 
-def _deviations(signal: Signal, gpu: str, values: Mapping[str, float], found: Comparison) -> Iterator[Deviation]:
+def _deviations(signal: Signal, gpu: str, values: Mapping[str, float], found: GroupComparison) -> Iterator[Deviation]:
     for side, members in (("high", found.high), ("low", found.low)):
         for node in sorted(members):
             peers = median(value for other, value in values.items() if other != node)
             yield Deviation(node=node, gpu=gpu, signal=signal.name, value=values[node], peers=peers, side=side)  # type: ignore[arg-type]
 
 
-def _accused(deviations: Iterable[Deviation], patterns: Sequence[Pattern], signals: Mapping[str, Signal]) -> Iterator[Accusation]:
+def _accused(
+    deviations: Iterable[Deviation], patterns: Sequence[SlowPattern], signals: Mapping[str, Signal]
+) -> Iterator[Accusation]:
     of_node: dict[str, list[Deviation]] = {}
     for deviation in deviations:
         of_node.setdefault(deviation.node, []).append(deviation)
@@ -197,7 +199,7 @@ def _accused(deviations: Iterable[Deviation], patterns: Sequence[Pattern], signa
                 yield accusation
 
 
-def _fits(node: str, found: Sequence[Deviation], pattern: Pattern, signals: Mapping[str, Signal]) -> Accusation | None:
+def _fits(node: str, found: Sequence[Deviation], pattern: SlowPattern, signals: Mapping[str, Signal]) -> Accusation | None:
     """Return the accusation if the node's deviations fit the pattern, on one of its GPUs or on the node itself."""
     for gpu in sorted({deviation.gpu for deviation in found}, reverse=True):  # a GPU before the node as a whole
         here = [d for d in found if d.gpu in ("", gpu)]
@@ -212,7 +214,7 @@ def _fits(node: str, found: Sequence[Deviation], pattern: Pattern, signals: Mapp
     return None
 
 
-def single_signs(judgement: JobJudgement) -> tuple[Deviation, ...]:
+def single_signs(judgement: NodesJudgement) -> tuple[Deviation, ...]:
     """Return the deviations to the slow side of nodes that are not accused: one signal alone accuses nobody."""
     slow = {signal.name: signal.slow for signal in SIGNALS}
     return tuple(d for d in judgement.uneven if slow.get(d.signal) == d.side)
