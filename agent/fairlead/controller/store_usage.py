@@ -6,13 +6,18 @@ import os
 import time
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from fairlead.controller.accounting import Accounting
 from fairlead.controller.job_store import JobStore
 from fairlead.controller.records_folder import NamedRecord, Recorded, read_records
 from fairlead.errors import SlurmError
 from fairlead.jobs.job_run import JobRun
 from fairlead.jobs.node_rows import SINFO, NodeEvent, NodeGpus, node_events_of, node_gpus_of, sacctmgr_words
+from fairlead.jobs.usage_record import GpuUsage, HostUsage, UsageRecord
 from fairlead.slurm.scontrol import Scontrol
+
+_NO_HOST = HostUsage()
 
 
 def read_store(folder: str, client: Scontrol, begin_unix: float, end_unix: float, *, running: str) -> Recorded:
@@ -22,8 +27,11 @@ def read_store(folder: str, client: Scontrol, begin_unix: float, end_unix: float
     with JobStore(folder, write=False) as store:
         first = store.first_end()
         runs = store.runs_between(begin_unix, end_unix)
+        words: dict[str, str] = {}
         records: list[NamedRecord] = [
-            (f"the record of job {run.label} on {record.node}", record) for run in runs for record in store.records(run)
+            (f"the record of job {run.label} on {record.node}", _slim(record, words))
+            for run in runs
+            for record in store.records(run)
         ]
     if first is None or first > begin_unix:
         since = "has no job" if first is None else f"begins on {time.strftime('%Y-%m-%d %H:%M', time.localtime(first))}"
@@ -39,6 +47,28 @@ def read_store(folder: str, client: Scontrol, begin_unix: float, end_unix: float
         events=_events(client, begin_unix, end_unix, mistakes),
         mistakes=tuple(mistakes),
     )
+
+
+def _slim(record: UsageRecord, words: dict[str, str]) -> UsageRecord:
+    """Return a record with those values that are counted. A month of a large cluster has half a million records. words: the texts
+    that occur again and again."""
+    gpus = tuple(
+        GpuUsage(
+            uuid=words.setdefault(gpu.uuid, gpu.uuid),
+            pci=words.setdefault(gpu.pci, gpu.pci),
+            mig=gpu.mig,
+            shared=gpu.shared,
+            seen_seconds=gpu.seen_seconds,
+            busy_seconds=gpu.busy_seconds,
+            zero_seconds=gpu.zero_seconds,
+            gpm_seconds=gpu.gpm_seconds,
+            sm_active_seconds=gpu.sm_active_seconds,
+            energy_joules=gpu.energy_joules,
+            energy_gap_seconds=gpu.energy_gap_seconds,
+        )
+        for gpu in record.gpus
+    )
+    return replace(record, gpus=gpus, findings=(), host=_NO_HOST)
 
 
 def _running(client: Scontrol, end_unix: float, ended: set[tuple[int, int]], mistakes: list[str]) -> Sequence[JobRun]:
