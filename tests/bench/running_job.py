@@ -87,5 +87,5 @@ def _ask(slurm: Cluster, bin_dir: Path, job: int, count: int) -> tuple[float, fl
     env = {**os.environ, "PYTHONPATH": str(ROOT / "agent")}
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=180, check=False)
     took, after = time.monotonic() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert done.stdout.count("\"boot_id\"") == count, done.stdout[-3000:] + done.stderr
+    assert done.stdout.count('"boot_id"') == count, done.stdout[-3000:] + done.stderr
     return took, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
