@@ -43,11 +43,11 @@ class Half:
     counts: dict[str, int] = field(default_factory=dict)
     microseconds: dict[str, float] = field(default_factory=dict)
 
-    def add(self, seconds: float, probe: Probe, told: dict[str, tuple[int, int]]) -> None:
+    def add(self, seconds: float, probe: Probe, served: dict[str, tuple[int, int]]) -> None:
         self.seconds += seconds
         for name, values in probe.took.items():
             self.milliseconds[name] += values
-        for name, (count, mean) in told.items():
+        for name, (count, mean) in served.items():
             self.counts[name] = self.counts.get(name, 0) + count
             self.microseconds[name] = self.microseconds.get(name, 0.0) + count * mean
 

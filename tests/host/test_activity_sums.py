@@ -70,6 +70,24 @@ def test_a_counter_that_went_back_adds_nothing_and_a_missing_one_loses_nothing()
     assert found.energy_gap_seconds == 1 and found.energy_counter_joules == 1.5
 
 
+def test_bytes_that_cannot_be_read_any_more_are_missing_and_do_not_stand_still() -> None:
+    sums = ActivitySums()
+    found = [
+        add(
+            sums, now, part(100, now, now - 100, 0) if answers else {"error": 15}, pcie={"transmit_bytes": counter}
+        ).pcie_transmit_bytes
+        for now, counter, answers in (
+            (100, 50, True),
+            (101, 70, True),
+            (102, {"error": 3}, True),
+            (103, 90, True),
+            (104, {"error": 15}, False),
+        )
+    ]
+    assert found[:2] == [0, 20] and isinstance(found[2], Missing)
+    assert found[3:] == [40, 40], "without any answer of the GPU, the whole time is a gap"
+
+
 def test_a_value_that_was_never_there_is_missing() -> None:
     found = add(ActivitySums(), 100, {"error": 3}, power={"error": 3}, pcie={"error": 3})
     values = (found.busy_seconds, found.sm_active_seconds, found.energy_joules, found.energy_counter_joules)
@@ -87,10 +105,10 @@ NAMES = [f"{n}_nanoseconds" for n in ("began", "until", "measured", "busy", "spo
 @given(st.lists(JSON | st.dictionaries(st.sampled_from([*NAMES, "nvlink_transmit_bytes"]), JSON), max_size=6))
 def test_no_part_makes_a_sum_fall_or_raises(parts: list[Any]) -> None:
     sums = ActivitySums()
-    before: GpuActivity | None = None
+    known: dict[str, float] = {}
     for now, each in enumerate(parts, 100):
         found = add(sums, now, each)
-        for name in GpuActivity.__struct_fields__ if before is not None else ():
-            old, new = getattr(before, name), getattr(found, name)
-            assert isinstance(old, Missing) or new >= old
-        before = found
+        for name in GpuActivity.__struct_fields__:
+            if not isinstance(new := getattr(found, name), Missing):
+                assert new >= known.get(name, 0)
+                known[name] = new

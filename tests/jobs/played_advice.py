@@ -79,7 +79,7 @@ CASES = (
 )  # fmt: skip
 
 
-class Told(Struct, frozen=True, kw_only=True):
+class Advised(Struct, frozen=True, kw_only=True):
     """What the rules said of a job. found: all rules that found it. evidence: of the rule that the job is about."""
 
     case: Case
@@ -88,7 +88,7 @@ class Told(Struct, frozen=True, kw_only=True):
     coverage: float
 
 
-def played(folder: Path, library: Path, speed: float) -> list[Told]:
+def played(folder: Path, library: Path, speed: float) -> list[Advised]:
     """Play all jobs at once, which takes ``LASTS_SECONDS`` / ``speed``, and return what the rules say of each."""
     clock = Clock(speed)
     nodes = [PlayedNode(folder / f"n{number}", f"n{number + 1}", library, clock) for number in range(NODES)]
@@ -136,16 +136,16 @@ def _written(folder: Path, nodes: list[PlayedNode]) -> Path:
     return folder
 
 
-def _judged(folder: Path, now: float) -> list[Told]:
+def _judged(folder: Path, now: float) -> list[Advised]:
     read = read_folder(str(folder))
     assert not read.mistakes, read.mistakes
     found = joined(read.jobs, read.records, now)
     assert not found.left_out, found.left_out
     node_gpus = {each.node: each.gpus for each in read.nodes or ()}
-    told = []
+    advised = []
     for case in CASES:
         job = measures([a for a in found.allocations if a.job.job == case.number], node_gpus)
         said = advice(job, AdviceOptions())
         evidence = next((each.evidence for each in said if each.rule == case.rule), "")
-        told.append(Told(case=case, found=tuple(each.rule for each in said), evidence=evidence, coverage=job.coverage))
-    return told
+        advised.append(Advised(case=case, found=tuple(each.rule for each in said), evidence=evidence, coverage=job.coverage))
+    return advised

@@ -79,15 +79,15 @@ FLEET = (
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """What became of a job. judged: the words of the idle program at its last run, and why. told: how many notices. advised: the
-    rules of advice that found the job. coverage: the measured part of its time."""
+    """What became of a job. judged: the words of the idle program at its last run, and why. notices: how many the owner got.
+    advised: the rules of advice that found the job. coverage: the measured part of its time."""
 
     name: str
     truth: str
     innocent: bool
     judged: str
     why: str
-    told: int
+    notices: int
     advised: tuple[str, ...]
     coverage: float
 
@@ -135,10 +135,10 @@ def _polled(folder: Path, nodes: list[PlayedNode], clock: Clock) -> list[Outcome
                 spared = f", spared: {row.judgement.spared}" if row.judgement.spared else ""
                 judged[row.job.job] = (row.judgement.word + spared, row.judgement.why)
         time.sleep(0.1)
-    told = [event.case for event in program.journal.read() if event.kind == "accepted"]
-    assert len(told) == len(channel.got())
+    accepted = [event.case for event in program.journal.read() if event.kind == "accepted"]
+    assert len(accepted) == len(channel.got())
     records = [record for node in nodes for record in node.records()]
-    return [_outcome(each, judged, told, records) for each in FLEET]
+    return [_outcome(each, judged, accepted, records) for each in FLEET]
 
 
 def _running(nodes: list[PlayedNode]) -> list[RunningJob]:
@@ -156,7 +156,7 @@ def _running(nodes: list[PlayedNode]) -> list[RunningJob]:
     ]
 
 
-def _outcome(each: Class, judged: dict[int, tuple[str, str]], told: list[str], records: Iterable[UsageRecord]) -> Outcome:
+def _outcome(each: Class, judged: dict[int, tuple[str, str]], accepted: list[str], records: Iterable[UsageRecord]) -> Outcome:
     (record,) = [r for r in records if r.job == each.job.number]
     gpus = record.gpus
     word, why = judged.get(each.job.number, ("", ""))
@@ -166,7 +166,7 @@ def _outcome(each: Class, judged: dict[int, tuple[str, str]], told: list[str], r
         innocent=each.innocent,
         judged=word,
         why=why,
-        told=sum(case.startswith(f"{each.job.number}@") for case in told),
+        notices=sum(case.startswith(f"{each.job.number}@") for case in accepted),
         advised=_advised(each, record),
         coverage=min((gpu.seen_seconds / record.alloc_seconds for gpu in gpus), default=0.0),
     )

@@ -155,7 +155,7 @@ class PlayedNode(Agent):
                 memory = [part.memory for part in parts if part.since <= now][-1]
                 if self._memory.get(gpu) != memory:
                     self._memory[gpu] = memory
-                    self.faults.set(gpu, "memory.used_bytes", memory + 500 * MIB)  # the driver's own
+                    self.faults.set(gpu, "memory.used_bytes", memory + 4 * MIB)  # the driver's own, without what it reserves
             if job.grouped:
                 self._group(job, now)
 

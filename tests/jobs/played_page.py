@@ -39,20 +39,20 @@ Each rule has a job that it must find and a harmless twin that differs in little
 """
 
 
-def page(fleet: Sequence[played_fleet.Outcome], told: Sequence[played_advice.Told], speed: float) -> str:
+def page(fleet: Sequence[played_fleet.Outcome], advised: Sequence[played_advice.Advised], speed: float) -> str:
     """Return the page."""
     out = HEAD.format(speed=speed)
     out += FLEET_HEAD.format(minutes=int(played_fleet.LASTS_SECONDS / 60), poll=played_fleet.POLL_SECONDS / 60)
     for each in fleet:
         truth = "innocent" if each.innocent else "idle"
         advised = ", ".join(f"`{rule}`" for rule in each.advised) or "-"
-        out += f"| {each.name} | {each.truth} | {truth} | {each.judged} | {each.told} | {advised} |\n"
+        out += f"| {each.name} | {each.truth} | {truth} | {each.judged} | {each.advised} | {advised} |\n"
     out += ADVICE_HEAD.format(minutes=int(played_advice.LASTS_SECONDS / 60))
-    for each_told in told:
-        case = each_told.case
+    for each_job in advised:
+        case = each_job.case
         kind = "job" if case.finds else f"twin: {case.differs}"
-        found = "yes" if case.rule in each_told.found else "no"
-        out += f"| `{case.rule}` | {kind} | {found} | {each_told.evidence or '-'} |\n"
+        found = "yes" if case.rule in each_job.found else "no"
+        out += f"| `{case.rule}` | {kind} | {found} | {each_job.evidence or '-'} |\n"
     return out
 
 
@@ -62,8 +62,8 @@ def main(speed: float) -> None:
         for name in ("fleet", "advice"):
             Path(folder, name).mkdir()
         fleet = played_fleet.played(Path(folder, "fleet"), library, speed)
-        told = played_advice.played(Path(folder, "advice"), library, speed)
-    PAGE.write_text(page(fleet, told, speed))
+        advised = played_advice.played(Path(folder, "advice"), library, speed)
+    PAGE.write_text(page(fleet, advised, speed))
 
 
 if __name__ == "__main__":

@@ -82,6 +82,33 @@ def test_what_was_not_read_is_absent() -> None:
     assert found.energy_gap_seconds == 10
 
 
+@pytest.mark.parametrize("at", [1, 2, 3, 4])
+def test_bytes_that_were_once_not_read_are_absent_and_never_0(at: int) -> None:
+    """The GPU is measured all the time. A sum that lacks a part would say that the job has moved fewer bytes."""
+    readings = []
+    for number in range(5):
+        sums = {"measured_seconds": 10.0 * number, "pcie_receive_bytes": 500.0 * number, "energy_joules": 50.0 * number}
+        if number == at:  # the first reading is only where the sums begin
+            del sums["pcie_receive_bytes"]
+        readings.append(gpu(102 + 10 * number, **sums))
+    usage = of(read(start(), *readings))
+    assert usage.pcie_receive_bytes is None
+    assert usage.energy_joules == 200
+
+
+def test_bytes_of_a_gpu_that_did_not_answer_are_known_as_far_as_it_answered() -> None:
+    usage = of(
+        read(
+            start(),
+            gpu(102, measured_seconds=10, pcie_receive_bytes=100),
+            gpu(112, measured_seconds=20, pcie_receive_bytes=200),
+            gpu(122, measured_seconds=20, gap_seconds=10, pcie_receive_bytes=200),
+            gpu(132, measured_seconds=30, gap_seconds=10, pcie_receive_bytes=400),
+        )
+    )
+    assert usage.pcie_receive_bytes == 300 and usage.gap_seconds > 10
+
+
 def test_a_gpu_of_which_nothing_was_measured_has_a_gap_and_no_busy_seconds() -> None:
     found = of(passed(read(start(), gpu(100)), boot=160, unix=UNIX + 160))
     assert (found.busy_seconds, found.zero_seconds, found.seen_seconds, found.gap_seconds) == (None, None, 0, 60)

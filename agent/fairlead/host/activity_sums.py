@@ -159,20 +159,22 @@ class _Sums:
 
     def _made(self, read: GpuReader, *, whole: bool) -> GpuActivity:
         sums = self._sums
+        answers = _is_read_once(self._part)
 
         def seconds(name: str) -> float | Missing:
             why = read.value(f"{PART}.{name}_nanoseconds", f"{PART}.{name}_seconds")
             return sums[name] / _NANO if name in sums else why if isinstance(why, Missing) else unreadable("not read")
 
-        def count(name: str, path: str) -> int | Missing:
-            if name in sums:
-                return sums[name]
+        def count(name: str, path: str, *, gap: bool = False) -> int | Missing:
+            """``gap``: time without this counter is counted elsewhere, so that the last sum may stay."""
             why = read.value(path, f"{PART}.{name}")
+            if name in sums and (gap or not isinstance(why, Missing)):
+                return sums[name]
             return why if whole and isinstance(why, Missing) else _NOT_OF_INSTANCE
 
-        millijoules = count("energy", "power.energy_millijoules")
+        millijoules = count("energy", "power.energy_millijoules", gap=True)
         more: dict[str, Any] = {f"{name}_seconds": seconds(name) for name in _GPM}
-        more |= {name: count(name, path) for name, path in _BYTES}
+        more |= {name: count(name, path, gap=not answers) for name, path in _BYTES}
         return GpuActivity(
             measured_seconds=sums.get("measured", 0) / _NANO,
             gap_seconds=self._gap / _NANO,

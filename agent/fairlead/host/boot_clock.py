@@ -7,7 +7,7 @@ import time
 from fairlead.host.root import Root
 from fairlead.model.facts import Missing
 
-_MOMENT_SECONDS = 0.01
+_APART_SECONDS = 0.01
 _TRIES = 10
 
 
@@ -23,7 +23,7 @@ def both_clocks() -> tuple[float, float]:
     for _ in range(_TRIES):
         before, unix, after = boottime(), time.time(), boottime()
         readings.append((after - before, after, unix))
-        if after - before < _MOMENT_SECONDS:
+        if after - before < _APART_SECONDS:
             break
     _, boot, unix = min(readings)
     return boot, unix

@@ -107,9 +107,11 @@ def added(
     measured = min(after.measured_seconds - before.measured_seconds, max(0.0, end - begin - usage.seen_seconds))
     if now.at > end:
         measured = min(measured, inside)
+    begins = not usage.seen_seconds
     usage, zero_run = _with_busy(usage, before, after, max(0.0, measured), last.zero_run, at=min(now.at, end) - begin)
     usage = replace(usage, gap_seconds=max(0.0, end - begin - usage.seen_seconds))
-    usage = _with_counters(_with_gpm(usage, before, after), before, after, inside)
+    usage = _with_bytes(_with_gpm(usage, before, after), before, after, measured=measured > 0, begins=begins)
+    usage = _with_energy(usage, before, after, inside)
     usage = _with_histograms(usage, last.reading, now, inside)
     return _with_time(usage, last.reading, now, inside), LastReading(reading=now, zero_run=zero_run)
 
@@ -163,15 +165,32 @@ def _with_gpm(usage: GpuUsage, before: GpuActivity, after: GpuActivity) -> GpuUs
     return replace(usage, gpm_seconds=usage.gpm_seconds + covered, **_sums(usage, grown))
 
 
-def _with_counters(usage: GpuUsage, before: GpuActivity, after: GpuActivity, inside: float) -> GpuUsage:
-    """Return the usage with the grown counters of bytes and joules. ``inside``: the seconds between the readings."""
-    names = ("energy_joules", "pcie_transmit_bytes", "pcie_receive_bytes", "nvlink_transmit_bytes", "nvlink_receive_bytes")
-    grown = {n: _grown(getattr(before, n), getattr(after, n), from_zero=_age(before) == 0) for n in names}
-    usage = replace(usage, **_sums(usage, grown))
-    if grown["energy_joules"] is None:
+def _with_bytes(usage: GpuUsage, before: GpuActivity, after: GpuActivity, *, measured: bool, begins: bool) -> GpuUsage:
+    """Return the usage with the grown counters of bytes. ``begins``: nothing was measured before.
+
+    There is no gap of bytes alone. So a counter that is missing while the GPU is measured, now or at the beginning, makes the
+    sum of the whole job absent. Else a job would look as if it had moved no byte.
+    """
+    names = ("pcie_transmit_bytes", "pcie_receive_bytes", "nvlink_transmit_bytes", "nvlink_receive_bytes")
+    values: dict[str, float | None] = {}
+    for name in names:
+        known, now = getattr(usage, name), getattr(after, name)
+        grown = _grown(getattr(before, name), now, from_zero=_age(before) == 0)
+        if isinstance(now, Missing):
+            values[name] = None if measured else known
+        elif grown is not None and (known is not None or begins):
+            values[name] = (known or 0) + grown
+    return replace(usage, **values)
+
+
+def _with_energy(usage: GpuUsage, before: GpuActivity, after: GpuActivity, inside: float) -> GpuUsage:
+    """Return the usage with the grown counter of joules. ``inside``: the seconds between the readings."""
+    grown = _grown(before.energy_joules, after.energy_joules, from_zero=_age(before) == 0)
+    if grown is None:
         return usage
     known = inside - max(0.0, after.energy_gap_seconds - before.energy_gap_seconds)
-    return replace(usage, energy_gap_seconds=max(0.0, usage.energy_gap_seconds - max(0.0, known)))
+    gap = max(0.0, usage.energy_gap_seconds - max(0.0, known))
+    return replace(usage, energy_joules=(usage.energy_joules or 0) + grown, energy_gap_seconds=gap)
 
 
 def _with_histograms(usage: GpuUsage, last: GpuReading, now: GpuReading, inside: float) -> GpuUsage:
