@@ -46,7 +46,7 @@ class FabricRun:
         self._jobs, self._store, self._tell = jobs, store, tell
         self._stop = threading.Event()
         self._job = 0
-        self._told_at = 0.0
+        self._progress_at = 0.0
         self._tool = Tool(
             summary="",
             command="",
@@ -176,11 +176,11 @@ class FabricRun:
             command = self._jobs.step_command(self._job, v.pair, name=plan.job_name, seconds=plan.step_seconds, more=plan.srun)
             commands[f"{v.node_a} {v.node_b} {v.rail}"] = [*command, "/bin/sh", "-c", plan.script(v.rail)]
         done: list[str] = []
-        self._told_at = time.monotonic()
+        self._progress_at = time.monotonic()
 
         def progress() -> None:
-            if time.monotonic() - self._told_at > PROGRESS_SECONDS:
-                self._told_at = time.monotonic()
+            if time.monotonic() - self._progress_at > PROGRESS_SECONDS:
+                self._progress_at = time.monotonic()
                 self._tell(f"  {len(done)} of {len(commands)} steps have ended")
 
         outputs = run_all(
