@@ -18,13 +18,13 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import sys
 from typing import TYPE_CHECKING
 
 from fairlead import config
 from fairlead.cli import accept_fabric
+from fairlead.cli.accepted_nodes import nodes_of, tell
 from fairlead.cli.slurm_options import add_bin_dir
-from fairlead.errors import ExitCode, FairleadError, HostError, InputMissing, UsageError
+from fairlead.errors import ExitCode, FairleadError, HostError, UsageError
 
 if TYPE_CHECKING:
     from fairlead.measure.acceptance_plan import AcceptancePlan
@@ -95,12 +95,6 @@ def run(args: argparse.Namespace) -> ExitCode:
     return _resume(args, path) if args.resume else _measure(args, site, path)
 
 
-def tell(args: argparse.Namespace, line: str) -> None:
-    """Print a line of progress."""
-    if not args.quiet:
-        print(line, file=sys.stderr, flush=True)
-
-
 def _measure(args: argparse.Namespace, site: config.Site | None, path: str) -> ExitCode:
     import msgspec
 
@@ -144,29 +138,6 @@ def _show(args: argparse.Namespace, store: ResultStore, run: str) -> ExitCode:
     from fairlead.measure.run_judgement import judge_run
 
     return accept_text.show(judge_run(store, run), as_json=args.json)
-
-
-def nodes_of(args: argparse.Namespace, jobs: AcceptanceJobs) -> list[str]:
-    """Return the names of the nodes to measure, in Slurm's order. Raise UsageError, InputMissing."""
-    from fairlead.model.nodelist import expand, in_order
-
-    if not (args.nodelist or args.partition or args.reservation):
-        raise UsageError("name the nodes: users cannot use a node while it is measured", hint="NODELIST, or --partition NAME")
-    try:
-        wanted = set(expand(args.nodelist)) if args.nodelist else set()
-        if args.reservation and not args.nodelist:
-            wanted = {name for text in jobs.reserved(args.reservation) for name in expand(text)}
-    except ValueError as e:
-        raise UsageError(str(e), hint="such as gpu[01-16],gpu20") from None
-    found = {n.name: n for n in jobs.nodes() if not args.partition or args.partition in n.partitions}
-    missing = wanted - set(found)
-    if missing:
-        where = f" in partition {args.partition}" if args.partition else ""
-        raise InputMissing(f"Slurm has no node {', '.join(in_order(missing))}{where}", hint="sinfo -N lists them")
-    chosen = in_order(wanted or found)
-    if not chosen:
-        raise InputMissing(f"Slurm has no node in partition {args.partition}", hint="sinfo lists them")
-    return chosen
 
 
 def _make_folder(folder: str) -> None:

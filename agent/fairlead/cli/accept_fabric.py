@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from fairlead import config
+from fairlead.cli.accepted_nodes import nodes_of, tell
 from fairlead.config.accept_options import AcceptOptions
 from fairlead.errors import ExitCode, UsageError
 
@@ -95,7 +96,6 @@ def run(args: argparse.Namespace, site: config.Site | None, path: str) -> ExitCo
 def _measure(args: argparse.Namespace, site: config.Site | None, store: FabricStore) -> ExitCode:
     from fairlead import __version__
     from fairlead.cli import fabric_report
-    from fairlead.cli.accept import nodes_of, tell
     from fairlead.measure import fabric_plan
     from fairlead.measure.fabric_jobs import FabricJobs
     from fairlead.measure.fabric_run import FabricRun
@@ -161,7 +161,6 @@ def _dry(plan: FabricPlan, jobs: FabricJobs, *, as_json: bool) -> ExitCode:
 
 def _resume(args: argparse.Namespace, site: config.Site | None, store: FabricStore) -> ExitCode:
     from fairlead.cli import fabric_report
-    from fairlead.cli.accept import tell
     from fairlead.measure.acceptance_run import alive
     from fairlead.measure.fabric_jobs import FabricJobs
     from fairlead.measure.fabric_run import FabricRun

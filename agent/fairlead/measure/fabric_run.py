@@ -46,7 +46,7 @@ class FabricRun:
         self._jobs, self._store, self._tell = jobs, store, tell
         self._stop = threading.Event()
         self._job = 0
-        self._told_at = 0.0
+        self._progress_at = 0.0
         self._tool = Tool(
             summary="",
             command="",
@@ -134,7 +134,7 @@ class FabricRun:
             record = self._store.load(plan.run)
             if record.open_round:
                 todo, number, stage = list(record.open_round), record.open_round[0].round, record.open_round[0].stage
-                self._tell(f"round {number} ({stage}) goes on: {len(todo)} pairs")
+                self._tell(f"round {number} ({stage}) goes on: {_count(len(todo), 'pair')}")
             else:
                 planned = next_round(plan.pairs, record.values, record.gone)
                 if planned is None:
@@ -163,11 +163,11 @@ class FabricRun:
                     self._tell(f"  {v.node_a} - {v.node_b}{f' rail {v.rail}' if v.rail else ''}: {v.why}")
             if not again:
                 break
-            self._tell(f"  {len(again)} pairs without a figure are measured again, such as {again[0].why}")
+            self._tell(f"  {_count(len(again), 'pair')} without a figure again, such as: {again[0].why}")
             todo = again
         figures = [v.speed for v in self._store.load(self.plan.run).values if v.round == todo[0].round and v.gbps is not None]
         if figures:
-            self._tell(f"  {len(figures)} figures, from {figure_text(min(figures))} to {figure_text(max(figures))}")
+            self._tell(f"  {_count(len(figures), 'figure')}, from {figure_text(min(figures))} to {figure_text(max(figures))}")
 
     def _measured(self, todo: Sequence[PairValue]) -> list[PairValue]:
         plan = self.plan
@@ -176,11 +176,11 @@ class FabricRun:
             command = self._jobs.step_command(self._job, v.pair, name=plan.job_name, seconds=plan.step_seconds, more=plan.srun)
             commands[f"{v.node_a} {v.node_b} {v.rail}"] = [*command, "/bin/sh", "-c", plan.script(v.rail)]
         done: list[str] = []
-        self._told_at = time.monotonic()
+        self._progress_at = time.monotonic()
 
         def progress() -> None:
-            if time.monotonic() - self._told_at > PROGRESS_SECONDS:
-                self._told_at = time.monotonic()
+            if time.monotonic() - self._progress_at > PROGRESS_SECONDS:
+                self._progress_at = time.monotonic()
                 self._tell(f"  {len(done)} of {len(commands)} steps have ended")
 
         outputs = run_all(
@@ -266,6 +266,10 @@ def _without_gone(v: PairValue, gone: set[str]) -> PairValue:
     return replace(v, failed=False, why=f"{', '.join(lost)} went down") if lost and v.gbps is None else v
 
 
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
 def _announced(planned: PlannedRound, plan: FabricPlan) -> str:
     rails = f", {len(planned.rails)} rails each" if planned.rails != ("",) else ""
-    return f"round {planned.number} ({planned.stage}): {len(planned.pairs)} pairs{rails}, {plan.seconds} s at most"
+    return f"round {planned.number} ({planned.stage}): {_count(len(planned.pairs), 'pair')}{rails}, {plan.seconds} s at most"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import selectors
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from msgspec import Struct
 OUT_MAX = 1 << 20  # bytes of standard output, and of standard error, that are kept of one command
 KILL_SECONDS = 20.0  # from SIGTERM to SIGKILL; srun needs some seconds to end a step
 POLL_SECONDS = 0.5
+SPARE_FILES = 64  # open files beside two pipes for each command
 
 
 class StepOutput(Struct, kw_only=True):
@@ -56,6 +58,7 @@ def run_all(
     stopped: if it returns True, all commands are ended. ended: is called with each command that has ended. waiting: is called
     twice a second. The commands are ended if this function raises an error.
     """
+    _allow_files(2 * len(commands) + SPARE_FILES)
     running: dict[str, _Running] = {}
     found: dict[str, StepOutput] = {}
     selector = selectors.DefaultSelector()
@@ -94,6 +97,14 @@ def run_all(
                     stream.close()
         selector.close()
     return found
+
+
+def _allow_files(count: int) -> None:
+    """Raise the soft limit of open files, which is 1,024 on most hosts. 512 pairs have as many pipes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < count:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (count if hard == resource.RLIM_INFINITY else min(count, hard), hard))
 
 
 def _watch(
