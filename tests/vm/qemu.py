@@ -17,6 +17,8 @@ from msgspec import Struct
 PROGRAM = "qemu-system-x86_64"
 PACKAGE = "qemu-system-x86"
 CPUS_PER_SOCKET, MEMORY_MIB = 4, 3072
+#: Without the flag of a hypervisor: fairlead would rightly refuse what makes no sense in a virtual machine.
+PROCESSOR = "max,hypervisor=off,la57=off"
 
 
 class Direct(Struct, frozen=True):
@@ -35,12 +37,11 @@ def arguments(
     Without ``writable`` QEMU keeps what the guest writes in a file that has no name any more, so it ends with QEMU.
     """
     half = MEMORY_MIB // 2
-    # Without the flag of a hypervisor: fairlead would rightly refuse what makes no sense in a virtual machine.
     words = [
         "-machine",
         "q35,kernel-irqchip=split",
         "-cpu",
-        "max,hypervisor=off,la57=off",
+        PROCESSOR,
         "-accel",
         "tcg,thread=multi" if accelerator == "tcg" else accelerator,
     ]

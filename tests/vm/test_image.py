@@ -85,6 +85,35 @@ def test_without_kvm_the_guest_is_emulated(tmp_path: Path, monkeypatch: pytest.M
     assert (tmp_path / "accelerator").read_text() == "tcg\n"
 
 
+def test_a_kvm_without_vt_x_or_amd_v_is_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accelerator, "KVM", tmp_path)
+    monkeypatch.setattr(accelerator, "CPUINFO", tmp_path / "cpuinfo")
+    (tmp_path / "cpuinfo").write_text("flags\t\t: fpu sse2 hypervisor\nvmx flags\t: vnmi\n")
+    said = accelerator.obstacle(tmp_path, program="no-such-qemu")
+    assert "neither VT-x nor AMD-V" in said and "\n" not in said
+
+
+@pytest.mark.parametrize("flag", ["vmx", "svm"])
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("echo 'KVM internal error. Suberror: 1' >&2; exec sleep 60", "QEMU said: KVM internal error. Suberror: 1"),
+        ("exit 1", "its console said: nothing"),
+    ],
+)
+def test_a_kvm_that_does_not_boot_the_kernel_is_told_in_one_line(
+    script: str, said: str, flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accelerator, "KVM", tmp_path)
+    monkeypatch.setattr(accelerator, "CPUINFO", tmp_path / "cpuinfo")
+    (tmp_path / "cpuinfo").write_text(f"flags\t\t: fpu {flag} sse2\n")
+    broken = tmp_path / "qemu"
+    broken.write_text(f"#!/bin/sh\n{script}\n")
+    broken.chmod(0o755)
+    told = accelerator.obstacle(tmp_path, program=str(broken))
+    assert told.endswith(said) and "\n" not in told
+
+
 def test_an_unknown_accelerator_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAIRLEAD_VM_ACCEL", "xen")
     with pytest.raises(LabError, match=r"^FAIRLEAD_VM_ACCEL=xen: write kvm or tcg$"):
