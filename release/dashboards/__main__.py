@@ -9,14 +9,14 @@ from release.dashboards import drift, fleet, gpu_health, jobs, node
 from release.dashboards.panel import as_json
 
 FOLDER = Path(__file__).resolve().parents[2] / "agent/fairlead/dashboards"
-BOARDS = (fleet.BOARD, node.BOARD, gpu_health.BOARD, jobs.BOARD, drift.BOARD)
+DASHBOARDS = (fleet.DASHBOARD, node.DASHBOARD, gpu_health.DASHBOARD, jobs.DASHBOARD, drift.DASHBOARD)
 
 
 def main() -> int:
     stale = []
-    for board in BOARDS:
-        path = FOLDER / f"{board.name}.json"
-        text = as_json(board)
+    for dashboard in DASHBOARDS:
+        path = FOLDER / f"{dashboard.name}.json"
+        text = as_json(dashboard)
         if path.exists() and path.read_text() == text:
             continue
         stale.append(path.name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from release.dashboards.panel import Board, Panel, Row
+from release.dashboards.panel import Dashboard, Panel, Row
 
 DRIFT = 'fairlead_findings{check=~"setting[.].+"}'
 NOW = (
@@ -45,7 +45,7 @@ EACH = (
         query="count by (module, library, library_on_disk) (fairlead_driver_info)",
     ),
 )  # fmt: skip
-BOARD = Board(
+DASHBOARD = Dashboard(
     name="drift",
     title="fairlead: provisioning",
     text="Nodes that are not as their document declares them.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from release.dashboards.panel import FRESH, Board, Panel, Row
+from release.dashboards.panel import FRESH, Dashboard, Panel, Row
 
 BY_STATE = (
     f"sum by (state) (fairlead_verdict_state and {FRESH})"
@@ -87,7 +87,7 @@ AGENTS = (
         query="count by (module) (fairlead_driver_info)",
     ),
 )  # fmt: skip
-BOARD = Board(
+DASHBOARD = Dashboard(
     name="fleet",
     title="fairlead: fleet",
     text="All nodes with a fairlead agent: verdicts, drains, limits and silent agents.",

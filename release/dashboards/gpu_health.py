@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from release.dashboards.panel import Board, Panel, Row
+from release.dashboards.panel import Dashboard, Panel, Row
 
 NOW = (
     Panel(kind="stat", title="GPUs", text="The number of GPUs that agents report.", query="count(fairlead_gpu_info)"),
@@ -65,7 +65,7 @@ WORST = (
         query='fairlead_ladder_step{step=~"check_hardware|contact_support"}', hidden=("Value",),
     ),
 )  # fmt: skip
-BOARD = Board(
+DASHBOARD = Dashboard(
     name="gpu-health",
     title="fairlead: GPU health",
     text="The GPUs of all nodes, the worst first.",

@@ -5,7 +5,7 @@ A series of a GPU has no label of a job. ``fairlead_job_gpu`` says which job has
 
 from __future__ import annotations
 
-from release.dashboards.panel import FRESH, Board, Panel, Row
+from release.dashboards.panel import FRESH, Dashboard, Panel, Row
 
 WITH_JOB = f"(count(count by (instance, pci) (fairlead_job_gpu and {FRESH})) or vector(0))"
 
@@ -63,7 +63,7 @@ TIME = (
         query=f"sum(fairlead_gpu_power_draw_watts and {FRESH})",
     ),
 )  # fmt: skip
-BOARD = Board(
+DASHBOARD = Dashboard(
     name="jobs",
     title="fairlead: jobs",
     text="What running jobs do with their GPUs. With MIG no job is shown, because Slurm's indices then mean instances.",

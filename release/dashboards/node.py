@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from release.dashboards.panel import Board, Panel, Row
+from release.dashboards.panel import Dashboard, Panel, Row
 
 ON = 'instance="$instance"'
 JUDGED = (
@@ -94,7 +94,7 @@ ERRORS = (
         query=f"fairlead_sweep_duration_seconds{{{ON}}}",
     ),
 )  # fmt: skip
-BOARD = Board(
+DASHBOARD = Dashboard(
     name="node",
     title="fairlead: node",
     text="One node: findings over time, GPUs, links, clocks and errors.",

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from grafana_foundation_sdk.builders import dashboard as board
-from grafana_foundation_sdk.builders import prometheus, stat, statetimeline, table, timeseries
+from grafana_foundation_sdk.builders import dashboard, prometheus, stat, statetimeline, table, timeseries
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
@@ -47,7 +46,7 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Board:
+class Dashboard:
     """Describes one dashboard. ``variables``: the name of each variable with the query of its values. ``drains``: marks the
     time of each drain in all panels."""
 
@@ -59,23 +58,25 @@ class Board:
     drains: str = ""
 
 
-def as_json(described: Board) -> str:
+def as_json(described: Dashboard) -> str:
     """Return a dashboard as Grafana imports it."""
-    made = board.Dashboard(described.title).uid(f"fairlead-{described.name}").description(described.text)
+    made = dashboard.Dashboard(described.title).uid(f"fairlead-{described.name}").description(described.text)
     made = made.tags(["fairlead"]).timezone("browser").time("now-6h", "now").refresh("1m").readonly()
-    made = made.with_variable(board.DatasourceVariable("source").label("Data source").type("prometheus"))
+    made = made.with_variable(dashboard.DatasourceVariable("source").label("Data source").type("prometheus"))
     for name, query in described.variables:
-        variable = board.QueryVariable(name).label(name.capitalize()).datasource(SOURCE).query(query)
+        variable = dashboard.QueryVariable(name).label(name.capitalize()).datasource(SOURCE).query(query)
         made = made.with_variable(
             variable.refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED).sort(models.VariableSort.NATURAL_ASC)
         )
-    link = board.DashboardLink("fairlead").type(models.DashboardLinkType.DASHBOARDS).tags(["fairlead"]).as_dropdown(True)
+    link = dashboard.DashboardLink("fairlead").type(models.DashboardLinkType.DASHBOARDS).tags(["fairlead"]).as_dropdown(True)
     made = made.link(link.keep_time(True).include_vars(True))
     if described.drains:
-        marks = board.AnnotationQuery().name("Drains").datasource(SOURCE).enable(True).icon_color("red").expr(described.drains)
+        marks = (
+            dashboard.AnnotationQuery().name("Drains").datasource(SOURCE).enable(True).icon_color("red").expr(described.drains)
+        )
         made = made.annotation(marks)
     for row in described.rows:
-        made = made.with_row(board.Row(row.title))
+        made = made.with_row(dashboard.Row(row.title))
         for panel in row.panels:
             made = made.with_panel(_panel(panel))
     return JSONEncoder(sort_keys=True, indent=1).encode(_numbered(made.build())) + "\n"

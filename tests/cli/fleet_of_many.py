@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fairlead.cli.fleet_poll import FleetPoll
 from fairlead.provision.agent_accounts import AgentAccount
-from fairlead.provision.node_details import Action, GpuSlot, NodeDetails
+from fairlead.provision.node_details import AuditAction, GpuSlot, NodeDetails
 from fairlead.provision.roster import OutOfService, RosterRow
 
 AT = 1_795_800_000.0
@@ -67,9 +67,9 @@ def details() -> NodeDetails:
             ],
         },
         actions=(
-            Action(unix=AT - 86400, who="ann", what="hold", why="riser 2", outcome="done"),
-            Action(unix=AT - 600, who="agent", what="drained", detail="xid", outcome="done"),
-            Action(unix=AT - 60, who=HOSTILE, what=HOSTILE, why=HOSTILE),
+            AuditAction(unix=AT - 86400, who="ann", what="hold", why="riser 2", outcome="done"),
+            AuditAction(unix=AT - 600, who="agent", what="drained", detail="xid", outcome="done"),
+            AuditAction(unix=AT - 60, who=HOSTILE, what=HOSTILE, why=HOSTILE),
         ),
         gpus=tuple(GpuSlot(pci=pci, index=i, numa=i // 4) for i, pci in enumerate(gpus)),
     )

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 import pytest
 from promql_parser import parse
-from release.dashboards.__main__ import BOARDS, FOLDER
+from release.dashboards.__main__ import DASHBOARDS, FOLDER
 from release.dashboards.panel import Panel, as_json
 
 from tests.dashboards import hour, prometheus
 
-PANELS = [(board, panel) for board in BOARDS for row in board.rows for panel in row.panels]
-IDS = [f"{board.name}: {panel.kind} {panel.title}" for board, panel in PANELS]
+PANELS = [(dashboard, panel) for dashboard in DASHBOARDS for row in dashboard.rows for panel in row.panels]
+IDS = [f"{dashboard.name}: {panel.kind} {panel.title}" for dashboard, panel in PANELS]
 #: What no fault of the hour causes, as the agent would export it (tests/daemon/publishing hold that form).
 MADE_UP = (
     'fairlead_drain_limited{limit="partition",name="gpu",instance="n3:9477"} 1',
@@ -128,9 +128,9 @@ EXPECTED: dict[str, Expected] = {
 }
 
 
-@pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.name)
-def test_what_is_shipped_is_what_the_code_describes(board: Any) -> None:
-    assert (FOLDER / f"{board.name}.json").read_text() == as_json(board), "run `make dashboards`"
+@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.name)
+def test_what_is_shipped_is_what_the_code_describes(dashboard: Any) -> None:
+    assert (FOLDER / f"{dashboard.name}.json").read_text() == as_json(dashboard), "run `make dashboards`"
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.json")), ids=lambda path: path.stem)

@@ -28,7 +28,7 @@ _PCI = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _NUMBER = re.compile(r"[0-9]{1,4}")
 
 
-class Action(Struct, frozen=True, kw_only=True):
+class AuditAction(Struct, frozen=True, kw_only=True):
     """Describes one entry of the audit trail. why: the reason that the person stated."""
 
     unix: float
@@ -51,11 +51,11 @@ class NodeDetails(Struct, frozen=True, kw_only=True):
     """Holds the details of one node. status: {} if the node did not give it."""
 
     status: Status
-    actions: tuple[Action, ...] = ()
+    actions: tuple[AuditAction, ...] = ()
     gpus: tuple[GpuSlot, ...] = ()
 
 
-_ACTION = msgspec.json.Decoder(Action)
+_ACTION = msgspec.json.Decoder(AuditAction)
 
 
 def details_of(answer: bytes) -> NodeDetails:
@@ -68,9 +68,9 @@ def details_of(answer: bytes) -> NodeDetails:
     return NodeDetails(status=status, actions=_actions(parts.get(AUDIT, b"")), gpus=_gpus(parts.get(TOPOLOGY, b"")))
 
 
-def _actions(content: bytes) -> tuple[Action, ...]:
+def _actions(content: bytes) -> tuple[AuditAction, ...]:
     """Return the last entries. Of the two entries with one id, the second one has the outcome."""
-    found: dict[Any, Action] = {}
+    found: dict[Any, AuditAction] = {}
     for number, line in enumerate(content.splitlines()[-2 * ENTRIES_MAX :]):
         try:
             entry = _ACTION.decode(line)
@@ -82,7 +82,7 @@ def _actions(content: bytes) -> tuple[Action, ...]:
     return tuple(list(found.values())[-ENTRIES_MAX:])
 
 
-def _printable(entry: Action) -> Action:
+def _printable(entry: AuditAction) -> AuditAction:
     texts = {name: one_line(getattr(entry, name), TEXT_MAX) for name in ("who", "what", "why", "outcome", "detail")}
     return msgspec.structs.replace(entry, **texts)
 
