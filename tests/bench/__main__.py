@@ -1,6 +1,6 @@
 """Measure everything and print one table: what, measured now, budget, what it is compared to. Needs root and the lab's roots.
 
-python -m tests.bench [hooks|plan|locality|task_prolog|window|faults|rack|crowd|fleet|maintain|provision ...] [--json FILE]
+python -m tests.bench [hooks|plan|locality|task_prolog|window|faults|rack|crowd|fleet|fleet_report|maintain ...] [--json FILE]
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from pathlib import Path
 
 from tests.bench.rows import Row, table
 
-PARTS = ("hooks", "plan", "locality", "task_prolog", "window", "faults", "rack", "crowd", "fleet", "maintain", "provision")
+PARTS = (
+    *("hooks", "plan", "locality", "task_prolog", "window", "faults", "rack", "crowd", "fleet", "fleet_report", "maintain"),
+    "provision",
+)
 
 
 def main() -> int:

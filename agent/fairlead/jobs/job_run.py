@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 
 from msgspec import Struct
 
@@ -189,6 +190,7 @@ def _span(text: str) -> int | None:
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
+@lru_cache(maxsize=16384)  # most jobs of a cluster have few different nodelists
 def _nodes(text: str) -> tuple[str, ...]:
     try:
         names = tuple(expand(text))
