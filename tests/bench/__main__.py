@@ -1,7 +1,7 @@
 """Measure everything and print one table: what, measured now, budget, what it is compared to. Needs root and the lab's roots.
 
-python -m tests.bench [hooks|plan|locality|task_prolog|window|faults|rack|crowd|fleet|maintain|provision|agent|collect|
-running_job ...] [--json FILE]
+python -m tests.bench [hooks|plan|locality|task_prolog|window|faults|rack|crowd|fleet|fleet_report|maintain|provision|agent|
+collect|running_job ...] [--json FILE]
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from pathlib import Path
 
 from tests.bench.rows import Row, table
 
-PARTS = ("hooks", "plan", "locality", "task_prolog", "window", "faults", "rack", "crowd", "fleet", "maintain", "provision",
-         "agent", "collect", "running_job")  # fmt: skip
+PARTS = (
+    *("hooks", "plan", "locality", "task_prolog", "window", "faults", "rack", "crowd", "fleet", "fleet_report", "maintain"),
+    *("provision", "agent", "collect", "running_job"),
+)
 
 
 def main() -> int:

@@ -186,7 +186,10 @@ def _values(node: int, begin: float, end: float) -> dict[str, dict[str, tuple[tu
     found: dict[str, dict[str, tuple[tuple[int, float], ...]]] = {}
     for slot in range(8):
         found[f"{node:05d}{slot}"] = {
-            "rows.uncorrected": tuple((day, float(node % 3 if slot == 0 else 0)) for day in weeks),
+            # one node of twenty has a card whose rows are remapped
+            "rows.uncorrected": tuple(
+                (day, float((day - BEGIN // DAY) // 7 if node % 20 == 7 and slot == 0 else 0)) for day in weeks
+            ),
             "pcie.replays": tuple((day, 0.0) for day in weeks),
             "pcie.lanes": tuple((day, 16.0) for day in weeks),
             "pcie.lanes_max": tuple((day, 16.0) for day in weeks),

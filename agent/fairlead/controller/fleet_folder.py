@@ -21,6 +21,7 @@ from fairlead.controller.fleet_jobs import recorded_jobs
 from fairlead.controller.fleet_store import FleetStore
 from fairlead.controller.service_files import records_of
 from fairlead.errors import DataError, InputMissing
+from fairlead.fleet.early_warning import without_still_values
 from fairlead.fleet.fleet_report import FleetInput
 from fairlead.fleet.job_exposure import FleetJob
 from fairlead.fleet.node_events import NodeOut, out_of_service
@@ -44,7 +45,7 @@ def from_store(folder: str) -> FleetInput:
         groups: dict[str, list[str]] = store.kept("groups") or {}
         owned: list[str] | None = store.kept("nodes")
         return FleetInput(
-            records=tuple(store.records()),
+            records=tuple(map(without_still_values, store.records())),
             events=events if has_events else None,
             owned=tuple(owned) if owned is not None else None,
             groups={node: tuple(of) for node, of in groups.items()},
@@ -106,11 +107,11 @@ def _of_node(folder: str, node: str, mistakes: list[str]) -> Iterator[ServiceRec
                 written = max(written, at)
     except OSError as e:
         mistakes.append(f"nodes/{node}: {e.strerror}")
-    by_machine: dict[str, ServiceRecord] = {}
+    by_machine: dict[str, list[ServiceRecord]] = {}
     for record in records_of(node, files, written, mistakes):
-        known = by_machine.get(record.machine)
-        by_machine[record.machine] = record if known is None else merged(known, record)
-    yield from by_machine.values()
+        by_machine.setdefault(record.machine, []).append(record)
+    for of in by_machine.values():
+        yield without_still_values(merged(*of))
 
 
 def _content(path: str) -> tuple[bytes, float]:

@@ -16,14 +16,15 @@ from itertools import pairwise
 from statistics import median
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from fairlead.fleet.mechanical_values import BER, CAP, LANES, LANES_MAX, LINKS, LOADED, REPLAYS, ROWS, SLOWED
-from fairlead.fleet.service_record import DAY_SECONDS, Point
+from fairlead.fleet.service_record import DAY_SECONDS, Point, ServiceRecord
 
 ROWS_MAX = 512
 BER_MAX = 2.4e-4
 REPLAYS_PER_HOUR_MAX = 480.0  # checks/pcie_errors.py warns at 8 a minute
-THROTTLE_MAX = 0.5
+THROTTLE_MAX, THROTTLE_LEAST = 0.5, 0.05
 SIBLINGS_MIN = 3
 REPLAYS_MIN = 100  # fewer replays in the window say nothing
 LOADED_MIN_SECONDS = 24 * 3600.0
@@ -169,7 +170,7 @@ def _throttle(node: str, known: Values) -> list[Distance]:
     found = []
     for device, (value, cap_watts) in part.items():
         others = [v for other, (v, watts) in part.items() if other != device and abs(watts - cap_watts) < 1]
-        if len(others) < SIBLINGS_MIN or value - median(others) <= 0.05:
+        if len(others) < SIBLINGS_MIN or value - median(others) <= THROTTLE_LEAST:
             continue
         over = value - median(others)
         text = f"slowed in {100 * value:.0f} % of the time under load, siblings at {cap_watts:.0f} W {100 * median(others):.0f} %"
@@ -211,14 +212,18 @@ def _reaches(value: float, slope: float, limit: float, day: int) -> float | None
 
 
 def possible(values: Values) -> bool:
-    """Say whether a node can have any distance at all: most nodes have none, and are not measured week by week."""
+    """Say whether a node can have any distance at any time: most nodes have none, and their values need not be kept in memory."""
     for of in values.values():
         rows, ber, lanes, links = (of.get(name, ()) for name in (ROWS, BER, LANES, LINKS))
-        moved = any(points and points[-1][1] != points[0][1] for points in (rows, lanes, links)) or len(ber) > 1
+        moved = any(len({value for _, value in points}) > 1 for points in (rows, lanes, links)) or len(ber) > 1
         lost = bool(lanes) and lanes[-1][1] < max((v for _, v in of.get(LANES_MAX, ())), default=0.0)
         if moved or lost or (growth(of.get(REPLAYS, ())) or 0.0) >= REPLAYS_MIN:
             return True
-        loaded, slowed = growth(of.get(LOADED, ())), growth(of.get(SLOWED, ()))
-        if loaded and slowed and slowed > 0.02 * loaded:
+        if (growth(of.get(SLOWED, ())) or 0.0) >= THROTTLE_LEAST * LOADED_MIN_SECONDS:
             return True
     return False
+
+
+def without_still_values(record: ServiceRecord) -> ServiceRecord:
+    """Return the record without its values if they can give no distance."""
+    return record if possible(record.values) else replace(record, values={})

@@ -68,21 +68,19 @@ def fleet_of(records: Iterable[ServiceRecord], events: Sequence[NodeOut], now: f
 def _machine(key: str, records: Sequence[ServiceRecord], troubles: list[str]) -> FleetMachine:
     names: list[tuple[float, str]] = []
     entry_nodes: dict[str, str] = {}
-    together = records[0]
     for record in records:
         if not names or names[-1][1] != record.node:
             begin = record.written_unix if names else min((b for b, _ in record.watched), default=record.written_unix)
             names.append((begin, record.node))
         for entry in record.entries:
             entry_nodes.setdefault(entry.id, record.node)
-        together = record if record is together else merged(together, record)
     node = names[-1][1]
     if len(names) > 1:
         troubles.append(f"{node}: was renamed: {' then '.join(name for _, name in names)}; its history is counted once")
     return FleetMachine(
         key=key,
         node=node,
-        record=together,
+        record=records[0] if len(records) == 1 else merged(*records),
         names=tuple(names),
         entry_nodes={each: name for each, name in entry_nodes.items() if name != node},
     )

@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
 from fairlead.fleet.service_record import CardSeen, Point, ServiceEntry, ServiceRecord, Span, VersionSeen
 
 
-def merged(first: ServiceRecord, second: ServiceRecord) -> ServiceRecord:
-    """Return one record with what both say. The one that was written later says what is now: node, class, findings,
+def merged(*records: ServiceRecord) -> ServiceRecord:
+    """Return one record with what all say. The one that was written last says what is now: node, class, findings,
     acknowledgements."""
-    older, newer = sorted((first, second), key=lambda r: (r.written_unix, r.node))
+    ordered = sorted(records, key=lambda r: (r.written_unix, r.node))
+    newest = ordered[-1]
     return replace(
-        newer,
-        node_class=newer.node_class or older.node_class,
-        watched=joined((*older.watched, *newer.watched)),
-        versions=_versions((*older.versions, *newer.versions)),
-        cards=_cards((*older.cards, *newer.cards)),
+        newest,
+        node_class=next((r.node_class for r in reversed(ordered) if r.node_class), ""),
+        watched=joined(span for r in ordered for span in r.watched),
+        versions=_versions(version for r in ordered for version in r.versions),
+        cards=_cards(card for r in ordered for card in r.cards),
         strikes={
-            name: tuple(sorted({*older.strikes.get(name, ()), *newer.strikes.get(name, ())}))
-            for name in sorted(older.strikes.keys() | newer.strikes.keys())
+            name: tuple(sorted({unix for r in ordered for unix in r.strikes.get(name, ())}))
+            for name in sorted({name for r in ordered for name in r.strikes})
         },
-        entries=_entries(older.entries, newer.entries),
-        values={
-            device: {
-                name: _points(older.values.get(device, {}).get(name, ()), newer.values.get(device, {}).get(name, ()))
-                for name in sorted(older.values.get(device, {}).keys() | newer.values.get(device, {}).keys())
-            }
-            for device in sorted(older.values.keys() | newer.values.keys())
-        },
+        entries=_entries(entry for r in ordered for entry in r.entries),
+        values=_values(ordered),
     )
 
 
@@ -62,10 +57,10 @@ def since(record: ServiceRecord, unix: float) -> ServiceRecord:
     )
 
 
-def _entries(older: Sequence[ServiceEntry], newer: Sequence[ServiceEntry]) -> tuple[ServiceEntry, ...]:
+def _entries(entries: Iterable[ServiceEntry]) -> tuple[ServiceEntry, ...]:
     """An entry is written twice under one id: before a command begins, and with its outcome."""
-    found = {entry.id: entry for entry in older}
-    for entry in newer:
+    found: dict[str, ServiceEntry] = {}
+    for entry in entries:
         if entry.outcome != "asked" or entry.id not in found:
             found[entry.id] = entry
     return tuple(sorted(found.values(), key=lambda e: (e.unix, e.id)))
@@ -89,5 +84,20 @@ def _cards(cards: Iterable[CardSeen]) -> tuple[CardSeen, ...]:
     return tuple(card for of in found.values() for card in of)
 
 
-def _points(older: Sequence[Point], newer: Sequence[Point]) -> tuple[Point, ...]:
-    return tuple(sorted((dict(older) | dict(newer)).items()))
+def _values(records: Sequence[ServiceRecord]) -> dict[str, dict[str, tuple[Point, ...]]]:
+    found: dict[str, dict[str, dict[int, float]]] = {}
+    for record in records:
+        for device, of in record.values.items():
+            known = found.setdefault(device, {})
+            for name, points in of.items():
+                known.setdefault(name, {}).update(points)
+    return {d: {name: _points(points) for name, points in sorted(of.items())} for d, of in sorted(found.items())}
+
+
+def _points(points: Mapping[int, float]) -> tuple[Point, ...]:
+    """Return the values in order, the first and the last of a run of equal values."""
+    both = sorted(points.items())
+    if len(both) < 3:
+        return tuple(both)
+    kept = [b for a, b, c in zip(both, both[1:], both[2:], strict=False) if not a[1] == b[1] == c[1]]
+    return (both[0], *kept, both[-1])

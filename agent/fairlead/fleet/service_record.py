@@ -8,6 +8,7 @@ so this module accepts known keys of known types and sizes only, and makes every
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Annotated, Any
 
 import msgspec
@@ -171,8 +172,13 @@ def checked(record: ServiceRecord) -> ServiceRecord:
         strikes={one_line(name): times for name, times in record.strikes.items()},
         acknowledged=tuple(one_line(name, TEXT_MAX) for name in record.acknowledged),
         entries=tuple(map(_printable, record.entries)),
-        values={one_line(device): {one_line(n): p for n, p in of.items()} for device, of in record.values.items()},
+        values={_name(device): {_name(name): points for name, points in of.items()} for device, of in record.values.items()},
     )
+
+
+@lru_cache(maxsize=65536)  # the names of values are the same in every record
+def _name(text: str) -> str:
+    return one_line(text)
 
 
 def _printable(value: Any) -> Any:

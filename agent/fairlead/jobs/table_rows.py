@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 
 from fairlead.model.nodelist import expand, is_name
 
@@ -56,6 +57,7 @@ def seconds_of(text: str, column: str) -> int:
     return int(text)
 
 
+@lru_cache(maxsize=16384)  # most jobs of a cluster have few different nodelists
 def nodes_of(text: str) -> tuple[str, ...]:
     """Return the nodes of a nodelist. Raises BadRow."""
     try:
