@@ -210,7 +210,7 @@ def test_another_allocation_is_refused(bench: Bench, monkeypatch: pytest.MonkeyP
         (("--a", "x", "--b", "y", "--set", SETTING), "either --b (two versions) or --set"),
         (("--a", "x", "--set", "NCCL_PROTO=LL128"), "a forced LL128 has corrupted data"),
         (("--a", "x", "--set", "NCCL_P2P_DISABLE=1"), "it hides hardware"),
-        (("--a", "x", "--set", "NCCL_TUNER_PLUGIN=x.so"), "decision 51"),
+        (("--a", "x", "--set", "NCCL_TUNER_PLUGIN=x.so"), "decision 50"),
         (("--a", "x", "--set", "LD_PRELOAD=x.so"), "does not measure this variable"),
         (("--a", "x", "--set", "NCCL_BUFFSIZE=4M"), "takes 4M for 4"),
         (("--a", "x", "--set", "NCCL_ALGO=a$(id)"), "not one plain word"),

@@ -5,7 +5,7 @@ and the answer lies beside the image. ``FAIRLEAD_VM_ACCEL=kvm|tcg`` overrides th
 
 A KVM without VT-x or AMD-V, as some virtual machines offer it, runs only kernels that are made for it. It interprets each
 instruction of another kernel, which is slower than TCG, and its interpreter does not know them all. So such a KVM is not tried
-(docs/decisions/0052-kvm-needs-vt-x-or-amd-v.md).
+(docs/decisions/0051-kvm-needs-vt-x-or-amd-v.md).
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ _NAMES = """
 TUNED = frozenset("NCCL_" + name for name in _NAMES.split())
 REFUSED = {
     "NCCL_PROTO": "a forced LL128 has corrupted data (nccl#2001)",
-    "NCCL_TUNER_PLUGIN": "tuner plug-ins are not supported (decision 51)",
-    "NCCL_TUNER_CONFIG_FILE": "tuner plug-ins are not supported (decision 51)",
+    "NCCL_TUNER_PLUGIN": "tuner plug-ins are not supported (decision 50)",
+    "NCCL_TUNER_CONFIG_FILE": "tuner plug-ins are not supported (decision 50)",
 }
 _VALUE = re.compile(r"[A-Za-z0-9_.:;,^+-]{1,100}")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,14})")
