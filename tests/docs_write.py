@@ -413,7 +413,7 @@ def fabric_page() -> str:
         "of the measurements a passing disturbance takes 5 to 30 % away. A pair is too slow below 0.93 of the median. A",
         "node-run is one node in one round. The simulation shows that the rounds and the judgement find the guilty part. It",
         "does not show that a real fabric behaves like this. [Decision",
-        "50](../decisions/0049-a-node-is-accused-by-two-good-partners.md) says why the rounds are as they are.",
+        "49](../decisions/0049-a-node-is-accused-by-two-good-partners.md) says why the rounds are as they are.",
         "",
     ]
     out += [fabric_simulation.page(found)]
