@@ -47,8 +47,10 @@ def pages(root: Path) -> list[Path]:
 
 
 def without_a_link(root: Path) -> list[str]:
-    """Return the pages of the documentation that the index does not link, and the index where README does not link it."""
+    """Return the pages of the documentation that the index does not link, and the index where README does not link it. A folder
+    may have an index of its own: its README.md, which the index links."""
     linked = {path for _, path, _ in links(root / INDEX)}
+    linked |= {path for own in linked if own.name == "README.md" and own.is_file() for _, path, _ in links(own)}
     missing = [str(page.relative_to(root)) for page in pages(root) if page.resolve() not in linked]
     return missing if (root / INDEX).resolve() in {p for _, p, _ in links(root / "README.md")} else [INDEX, *missing]
 

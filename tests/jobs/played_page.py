@@ -45,8 +45,8 @@ def page(fleet: Sequence[played_fleet.Outcome], advised: Sequence[played_advice.
     out += FLEET_HEAD.format(minutes=int(played_fleet.LASTS_SECONDS / 60), poll=played_fleet.POLL_SECONDS / 60)
     for each in fleet:
         truth = "innocent" if each.innocent else "idle"
-        advised = ", ".join(f"`{rule}`" for rule in each.advised) or "-"
-        out += f"| {each.name} | {each.truth} | {truth} | {each.judged} | {each.advised} | {advised} |\n"
+        rules = ", ".join(f"`{rule}`" for rule in each.advised) or "-"
+        out += f"| {each.name} | {each.truth} | {truth} | {each.judged} | {each.notices} | {rules} |\n"
     out += ADVICE_HEAD.format(minutes=int(played_advice.LASTS_SECONDS / 60))
     for each_job in advised:
         case = each_job.case
