@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
-from fairlead.jobs.accounting_rows import COLUMNS
 
 from fairlead.cli import main
 from fairlead.jobs.usage_record import JobFinding, encoded
+from tests.jobs.few_columns import COLUMNS
 from tests.jobs.made_jobs import a_record
 
 DAY = 86400

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fairlead.jobs.accounting_rows import COLUMNS
 
 from fairlead.cli import main
 from fairlead.cli.job_nodes import nodes_text
@@ -16,6 +15,7 @@ from fairlead.controller.job_store import JobStore
 from fairlead.jobs.job_run import JobRun
 from fairlead.jobs.usage_merge import merged
 from fairlead.jobs.usage_record import GpuUsage, HostUsage, UsageRecord, encoded
+from tests.jobs.few_columns import COLUMNS
 from tests.jobs.job_reports import gpu_of, record_of, run_of
 
 SECONDS = 3600.0

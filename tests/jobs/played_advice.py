@@ -9,14 +9,14 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from fairlead.controller.usage_folder import read_folder
-from fairlead.jobs.accounting_rows import COLUMNS
 from msgspec import Struct
 
+from fairlead.controller.records_folder import read_folder
 from fairlead.jobs.advice import AdviceOptions, advice
 from fairlead.jobs.allocations import joined
 from fairlead.jobs.job_measures import measures
 from fairlead.jobs.usage_record import encoded
+from tests.jobs.few_columns import COLUMNS
 from tests.jobs.played_node import GB, Clock, Part, PlayedJob, PlayedNode
 from tests.lab.faults import Load
 
@@ -139,7 +139,7 @@ def _written(folder: Path, nodes: list[PlayedNode]) -> Path:
 def _judged(folder: Path, now: float) -> list[Advised]:
     read = read_folder(str(folder))
     assert not read.mistakes, read.mistakes
-    found = joined(read.jobs, read.records, now)
+    found = joined(read.runs, (record for _, record in read.records), now)
     assert not found.left_out, found.left_out
     node_gpus = {each.node: each.gpus for each in read.nodes or ()}
     advised = []

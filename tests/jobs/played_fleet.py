@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from fairlead.jobs.accounting_rows import AccountedJob
 from msgspec import Struct
 
 from fairlead.controller.idle_program import IdleProgram
@@ -18,6 +17,7 @@ from fairlead.jobs.advice import AdviceOptions, advice
 from fairlead.jobs.allocations import joined
 from fairlead.jobs.idle_rule import IdleOptions, RunningJob
 from fairlead.jobs.job_measures import measures
+from fairlead.jobs.job_run import JobRun
 from fairlead.jobs.usage_record import UsageRecord
 from tests.controller.played_idle import FileChannel
 from tests.jobs.played_node import GB, MIB, Clock, Part, PlayedJob, PlayedNode
@@ -173,13 +173,14 @@ def _outcome(each: Class, judged: dict[int, tuple[str, str]], accepted: list[str
 
 
 def _advised(each: Class, record: UsageRecord) -> tuple[str, ...]:
-    job = AccountedJob(
+    job = JobRun(
         job=record.job,
+        label=str(record.job),
         user="alice",
         account="a",
         partition="gpu",
         state="RUNNING",
-        begin_unix=record.begin_unix,
+        begin_unix=int(record.begin_unix),
         nodes=(record.node,),
         gpus=len(each.job.parts),
     )
