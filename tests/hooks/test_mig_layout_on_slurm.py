@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from fairlead.apply import apply
+from fairlead.apply.apply_report import Item
 from fairlead.apply.draining_node import on_draining_node
-from fairlead.apply.report import Item
 from fairlead.config import Document
 from fairlead.config.document import resolve_layers
 from fairlead.daemon.jobs.blame import Blame

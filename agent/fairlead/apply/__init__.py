@@ -5,9 +5,9 @@ file for the next boot has the value), effective (the running kernel or hardware
 effective). A setting that is written but does not become effective has failed or is pending.
 """
 
+from fairlead.apply.apply_report import AppliedStep, ApplyReport, Item, Phase
 from fairlead.apply.apply_steps import NvmlCalls, apply
 from fairlead.apply.node_lock import applying
-from fairlead.apply.report import AppliedStep, ApplyReport, Item, Phase
 from fairlead.host.tree_nvml import TreeNvml
 
 __all__ = ["AppliedStep", "ApplyReport", "Item", "NvmlCalls", "Phase", "TreeNvml", "apply", "applying"]

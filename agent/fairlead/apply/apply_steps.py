@@ -10,9 +10,9 @@ import msgspec
 
 from fairlead import settings as setting_list
 from fairlead.apply import items, metrics_folder, undeclared
+from fairlead.apply.apply_report import ApplyReport, Item, Phase
 from fairlead.apply.image import left_by_image, note_left
 from fairlead.apply.node_lock import APPLYING_SECONDS, applying
-from fairlead.apply.report import ApplyReport, Item, Phase
 from fairlead.apply.work import ApplyWork, plan
 from fairlead.config import Document
 from fairlead.host import change as changing

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fairlead import settings as setting_list
-from fairlead.apply.report import Item
+from fairlead.apply.apply_report import Item
 from fairlead.host import change as changing
 from fairlead.host.root import Root
 

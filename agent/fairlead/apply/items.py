@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from fairlead.apply.report import AppliedStep, Item
+from fairlead.apply.apply_report import AppliedStep, Item
 from fairlead.host import change as changing
 from fairlead.model import tuned_profile
 from fairlead.model.change import AnyChange, Disruption, File, Layer, Packages

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 
-from fairlead.apply.report import Item
+from fairlead.apply.apply_report import Item
 from fairlead.config import Document
 from fairlead.host.root import Root
 

@@ -5,7 +5,7 @@ Packages that fairlead has put on hold for such a setting are no longer on hold 
 
 from __future__ import annotations
 
-from fairlead.apply.report import AppliedStep, Item
+from fairlead.apply.apply_report import AppliedStep, Item
 from fairlead.config import Document
 from fairlead.host import change as changing
 from fairlead.host.root import Root

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
-from fairlead.apply.report import Item
+from fairlead.apply.apply_report import Item
 from fairlead.errors import ConfigError
 from fairlead.host import change as changing
 from fairlead.model.change import AnyChange, Packages, Unit
