@@ -36,15 +36,15 @@ sys.exit(code)
 def rows(nodes: int = NODES) -> list[Row]:
     """Make the year, then report its last quarter from the folder and from the store."""
     made = year(nodes, (Planted("a", (3,), 20, 60, 2),), driver_day=200)
-    with tempfile.TemporaryDirectory() as folder_of_store:
-        folder = write_folder(Path(folder_of_store) / "recorded", made, hours=HOURS)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = write_folder(Path(temporary) / "recorded", made, hours=HOURS)
         runs = sum(1 for _ in (folder / "jobs.psv").open()) - 1
-        store = fill_store(Path(folder_of_store) / "store", folder, made)
+        store = fill_store(Path(temporary) / "store", folder, made)
         period = _period()
         beside = f"{nodes:,} nodes, {runs:,} runs of jobs, {len(made.incidents):,} incidents, load {os.getloadavg()[0]:.0f}"
         found = []
         for name, source in (("recorded inputs", ("--from", str(folder))), ("the store", ("--store", str(store)))):
-            cpu, memory, wall = _run("report", period, *source, "--html", f"{folder_of_store}/{name[:3]}.html")
+            cpu, memory, wall = _run("report", period, *source, "--html", f"{temporary}/{name[:3]}.html")
             found.append(
                 Row(f"fleet report of a quarter, a year of {name}", cpu, SECONDS, "s CPU", f"{wall:.1f} s on the clock", beside)
             )
@@ -52,12 +52,12 @@ def rows(nodes: int = NODES) -> list[Row]:
     return found
 
 
-def fill_store(folder_of_store: Path, folder: Path, made: Year) -> Path:
+def fill_store(at: Path, folder: Path, made: Year) -> Path:
     """Put the same year into a store, as a year of rounds would have."""
-    with FleetStore(str(folder_of_store), write=True) as store:
+    with FleetStore(str(at), write=True) as store:
         store.add(from_folder(str(folder)).records, 0.0)
         store.keep({"nodes": [made.name(node) for node in range(made.nodes)]})
-    with JobStore(str(folder_of_store), write=True) as runs:
+    with JobStore(str(at), write=True) as runs:
         block: list[JobRun] = []
         for job in jobs(made, hours=HOURS):
             values = {"label": str(job.job), "account": "lab", "partition": "gpu", "cpus": 8}
@@ -67,7 +67,7 @@ def fill_store(folder_of_store: Path, folder: Path, made: Year) -> Path:
                 runs.add_runs(block, 0)
                 block = []
         runs.add_runs(block, 0)
-    return folder_of_store
+    return at
 
 
 def _period() -> str:

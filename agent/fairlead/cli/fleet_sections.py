@@ -238,8 +238,8 @@ def _score(report: FleetReport) -> FleetSection:
         notes.append("no better than counting incidents")
     shown = [card.counting, *([card.score] if card.better and card.score is not None else [])]
     for each in shown if card.enough else ():
-        spans = [_span(interval) for interval in each.precision]
-        rows.append((each.name, f"{each.hits} of {each.alerts}", *spans, f"{each.hits} of {each.repairs}", _span(each.recall)))
+        spans = [_range(interval) for interval in each.precision]
+        rows.append((each.name, f"{each.hits} of {each.alerts}", *spans, f"{each.hits} of {each.repairs}", _range(each.recall)))
     if card.enough:
         rows.append(("random", f"{card.random_hits:.1f} of as many", "", "", "", "", ""))
     elif card.counting.alerts:
@@ -279,7 +279,7 @@ def _percent(value: float | None) -> str:
     return NOT_KNOWN if value is None else f"{100 * value:.2f} %"
 
 
-def _span(interval: Interval | None) -> str:
+def _range(interval: Interval | None) -> str:
     return "-" if interval is None else f"{interval.low:.2f} to {interval.high:.2f}"
 
 
