@@ -90,7 +90,7 @@ def test_clocks_that_differ_are_named(folder: Path, capsys: pytest.CaptureFixtur
     (folder / "3.json").write_bytes(encoded(record))
     out, err = said(capsys, "--nodes", "64", "--from", str(folder), "--json")
     assert "job 901 is from the future: do the clocks differ?" in err
-    assert "record of job 3 on n03: the job did not run at that time" in err
+    assert "3.json: is of another time than the job: it is set aside" in err
     assert json.loads(out)["rate"]["failures"] == 7
 
 
