@@ -414,7 +414,7 @@ def test_what_the_trail_and_the_log_say_of_it(scene: Scene, row: str, tmp_path: 
     for _ in courier.turn():
         pass
     trail = Trail(str(tmp_path / "state"), str(tmp_path / "run"))
-    transitions.slurm(trail, before, courier.take())
+    transitions.slurm(trail, before, courier.take(), {})
     courier.close()
     told = [f"{e.what}: {e.detail}" for e in trail.read()]
     by_a_person = [line for line in told if line.startswith("resumed by a person")]
