@@ -40,7 +40,7 @@ def test_a_tree_that_is_of_no_declared_node_says_how_it_is_named(site: str, caps
 def test_a_tree_without_a_site_says_what_else_can_be_named(
     site: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fairlead.cli.plan.SITE", "/nonexistent/site.toml")
+    monkeypatch.setattr("fairlead.cli.provision.SITE", "/nonexistent/site.toml")
     said = hint(capsys, "plan", "--root", TREE, code=66)
     assert "--profile NAME, --document FILE or --site FILE" in said
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import stat
 import sys
 import time
 from collections.abc import Mapping
@@ -36,6 +37,8 @@ def read_result(file: str) -> tuple[bytes, MeasuredResult]:
     """Return a result and its file. Raise InputMissing, DataError."""
     try:
         with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as f:
+            if not stat.S_ISREG(os.fstat(f.fileno()).st_mode):
+                raise OSError(0, "is not a regular file")
             data = f.read(FILE_MAX_BYTES + 1)
     except (OSError, ValueError) as e:
         hint = "name the result.json of fairlead nccl measure"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import stat
 import subprocess
 import sys
 import tempfile
@@ -56,6 +57,8 @@ def file_hash(file: str) -> str:
     """Return the SHA-256 of a file, or "missing" if it cannot be read or is too large for a result."""
     try:
         with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as f:
+            if not stat.S_ISREG(os.fstat(f.fileno()).st_mode):
+                return "missing"
             data = f.read(FILE_MAX_BYTES + 1)
     except (OSError, ValueError):
         return "missing"
