@@ -32,9 +32,15 @@ from tests.lab.faults import Faults
 
 GPU = 2
 #: Calls that take no GPU; an error of one of them is for all.
-SYSTEM = ("nvmlInitWithFlags", "nvmlShutdown", "nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2")
-#: Their answer changes nothing for anybody: the session is over.
-OF_NO_CONSEQUENCE = ("nvmlShutdown", "nvmlErrorString")
+SYSTEM = (
+    *("nvmlInitWithFlags", "nvmlShutdown", "nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2"),
+    *("nvmlGpmSampleAlloc", "nvmlGpmMetricsGet"),
+)
+#: Their answer changes nothing for anybody: the session is over, or memory is given back.
+OF_NO_CONSEQUENCE = ("nvmlShutdown", "nvmlErrorString", "nvmlGpmSampleFree")
+#: They measure what jobs used, and say nothing of a GPU's health. If they fail, the counters say that something was not measured.
+MEASURING = ("nvmlDeviceGetSamples", "nvmlGpm")
+APART_SECONDS = 0.4  # between two sweeps: longer than two samples of the driver and than GPM's shortest pair
 
 
 class Spy:
@@ -82,6 +88,19 @@ def main(tree: str, codes: list[str]) -> None:
         finally:
             session.release()
 
+    def unmeasured() -> set[str]:
+        """What the counters of a GPU lack after two sweeps: the driver's own samples, or GPM."""
+        pynvml._nvmlGetFunctionPointer_cache.clear()
+        session = Session(beat)
+        try:
+            session.sweep()
+            time.sleep(APART_SECONDS)
+            activity = session.sweep(closely=True)["gpus"][GPU]["activity"]
+        finally:
+            session.release()
+        lacking = {"samples"} if activity["spot_nanoseconds"] or not activity["measured_nanoseconds"] else set()
+        return lacking | ({"gpm"} if not activity["gpm_nanoseconds"] else set())
+
     healthy = read()
     gatherer = Gatherer(Root(tree), reads=reads(document), unsupported=document.unsupported, slow_seconds=3600.0)
     base = gatherer.gather(healthy)
@@ -97,11 +116,13 @@ def main(tree: str, codes: list[str]) -> None:
         gpu_cards=gpu_cards_of(base),
     )
     usual = said(healthy)
+    lacking = unmeasured()
+    assert "samples" not in lacking, "a healthy GPU is measured by the driver's samples"
     calls = list(spy.made)
     silent = []
     for call in calls:
         for code in codes:
-            if call in OF_NO_CONSEQUENCE:
+            if call in OF_NO_CONSEQUENCE or (call.startswith("nvmlGpm") and "gpm" in lacking):  # this GPU has no GPM
                 continue
             if code == "absent":
                 spy.absent = call
@@ -109,7 +130,7 @@ def main(tree: str, codes: list[str]) -> None:
                 system = call in SYSTEM or call.startswith("nvmlSystem")
                 faults.error(None if system else GPU, call, int(code))
                 time.sleep(0.0015)
-            if not said(read()) - usual:
+            if not (unmeasured() - lacking if call.startswith(MEASURING) else said(read()) - usual):
                 silent.append(f"{call} {code}")
             spy.absent = ""
             if code != "absent":
