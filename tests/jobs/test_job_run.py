@@ -68,7 +68,7 @@ def test_the_steps_say_what_kind_of_job_it_is() -> None:
 
 
 def test_a_job_of_a_cluster_without_accounting_has_no_account() -> None:
-    row = "23|23|N/A|1001|alice|(null)|gpu|RUNNING|1790000000|N/A|2:00:00|128|cpu=128,gres/gpu:h100=16|gpu[001-002]"
+    row = "23|23|N/A|1001|alice|(null)|gpu|(null)|RUNNING|1790000000|N/A|2:00:00|128|cpu=128,gres/gpu:h100=16|gpu[001-002]|1"
     (run,) = squeue_runs([row.split("|")], mistakes := [])
     assert not mistakes
     assert (run.account, run.nodes, run.gpus) == ("", ("gpu001", "gpu002"), 16)
