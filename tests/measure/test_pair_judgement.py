@@ -201,7 +201,8 @@ def test_no_table_accuses_a_node_for_one_pair(values: list[PairValue]) -> None:
         own = [v for v in whole(values) if name in v.pair]
         good = {v.partner(name) for v in own if of.inside(v)} & verdict.good
         assert len(good) >= 2 and not good & accused
-        assert all(v.speed < 0.93 * verdict.expected_gbps for v in own)
+        # a pair across leaves clears a node only in the upper half between the limit and the expected bandwidth (decision 49)
+        assert all(v.speed < (0.93 if of.inside(v) else 0.965) * verdict.expected_gbps for v in own)
     for v in whole(values):
         if set(v.pair) <= accused:
             others = [o for o in whole(values) if o is not v and set(o.pair) & set(v.pair)]
