@@ -198,6 +198,7 @@ def test_the_data_of_each_node() -> None:
         "user": "root",
         "since_unix": NOW - 7200,
         "why": "Xid 79 on GPU 0000:1b:00.0 job=11",
+        "reason": "fairlead:xid:abcdef012345 Xid 79 on GPU 0000:1b:00.0 job=11",
     }
     assert seventh["slurm"] == {"states": ["DRAIN", "IDLE"], "partitions": ["gpu"], "slurmd": "24.11.5"}
     assert seventh["agent"]["verdict"] == "drain" and data["nodes"][0]["jobs"] == [11, 12]
