@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import os
 import re
 from pathlib import Path
 
@@ -110,3 +111,23 @@ def test_nothing_that_a_node_says_breaks_the_reader(topology: str, audit: str, s
 @given(st.binary(max_size=400))
 def test_nothing_that_is_no_answer_breaks_the_reader(data: bytes) -> None:
     assert details_of(data).gpus == ()
+
+
+@pytest.mark.parametrize("word", ["stale", "none", "unknown"])
+def test_a_gpu_is_not_drawn_as_well_where_nothing_is_known_of_it(tmp_path: Path, word: str) -> None:
+    known = details()
+    poll = FleetPoll(rows=(row(17, word=word, text="x"), row(18), row(19)), at=AT, seconds=1.0)
+    unread = replace(known, status={})
+    PageFolder(str(tmp_path)).write(poll, {"gpu0017": replace(known, status={"findings": []}), "gpu0018": unread, "gpu0019":
+                                           replace(known, status={"findings": []})}, site="site")  # fmt: skip
+    for node, words in (("gpu0017", "not known"), ("gpu0018", "not known"), ("gpu0019", "no finding")):
+        page = (tmp_path / f"node/{node}.html").read_text()
+        assert page.count(f">{words}</text>") == 8 and page.count(">no finding</text>") == (8 if words == "no finding" else 0)
+
+
+def test_root_does_not_write_where_others_can_lay_a_link(tmp_path: Path) -> None:
+    if os.geteuid():
+        pytest.skip("needs root")
+    tmp_path.chmod(0o777)
+    with pytest.raises(UsageError, match="others than root can write there"):
+        PageFolder(str(tmp_path))

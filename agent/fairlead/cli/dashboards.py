@@ -18,6 +18,7 @@ from pathlib import Path
 from fairlead import assets
 from fairlead.cli.output import columns, print_json
 from fairlead.errors import ExitCode, HostError, InputMissing, UsageError, next_step
+from fairlead.host.atomic_file import write_atomic
 
 RULES = "usr/share/fairlead/alerts.yml"
 
@@ -63,11 +64,8 @@ def _written(path: str, text: str, *, dry_run: bool) -> str:
     """Write one file as a whole, by rename. Raises HostError."""
     if dry_run:
         return path
-    half = f"{path}.new"
     try:
-        with open(half, "w", encoding="utf-8") as f:
-            f.write(text)
-        os.replace(half, path)
+        write_atomic(path, text.encode())
     except OSError as e:
         raise HostError(f"{path}: {e.strerror}", hint=next_step(e)) from None
     return path

@@ -11,8 +11,9 @@ from fairlead.provision.node_details import GpuSlot
 WIDE, HIGH, GAP, LABEL = 130, 58, 10, 26
 
 
-def gpu_picture(gpus: Sequence[GpuSlot], findings: Sequence[Mapping[str, Any]]) -> str:
-    """Return the picture as SVG. ``findings``: with ``device``, ``check`` and ``level``; a device may be a PCI address."""
+def gpu_picture(gpus: Sequence[GpuSlot], findings: Sequence[Mapping[str, Any]] | None) -> str:
+    """Return the picture as SVG. ``findings``: with ``device``, ``check`` and ``level``; a device may be a PCI address. None: the
+    findings are not known, so that no GPU is drawn as well."""
     groups: dict[int | None, list[GpuSlot]] = {}
     for gpu in gpus:
         groups.setdefault(gpu.numa, []).append(gpu)
@@ -33,14 +34,14 @@ def gpu_picture(gpus: Sequence[GpuSlot], findings: Sequence[Mapping[str, Any]]) 
     return f'<svg viewBox="0 0 {width} {y}" width="{width}" role="img" aria-label="{said}">{"".join(out)}</svg>'
 
 
-def _gpu(gpu: GpuSlot, findings: Sequence[Mapping[str, Any]], x: int, y: int) -> list[str]:
-    own = [f for f in findings if gpu.pci in str(f.get("device", ""))]
+def _gpu(gpu: GpuSlot, findings: Sequence[Mapping[str, Any]] | None, x: int, y: int) -> list[str]:
+    own = [f for f in findings or () if gpu.pci in str(f.get("device", ""))]
     drains = any(f.get("level") == "drain" for f in own)
-    style = "gpu bad" if drains else "gpu warned" if own else "gpu"
+    style = "gpu bad" if drains else "gpu warned" if own else "gpu" if findings is not None else "gpu unknown"
     checks = ", ".join(dict.fromkeys(str(f.get("check", "")) for f in own))
     name = f"GPU {gpu.index}" if gpu.index is not None else "GPU"
-    said = checks[:18] + ("..." if len(checks) > 18 else "") if own else "no finding"
-    sign = "✗ " if drains else "! " if own else ""
+    said = checks[:18] + ("..." if len(checks) > 18 else "") if own else "no finding" if findings is not None else "not known"
+    sign = "✗ " if drains else "! " if own else "" if findings is not None else "? "
     box = f'<rect class="{style}" x="{x}" y="{y}" width="{WIDE}" height="{HIGH}" rx="4">'
     return [
         f"{box}<title>{escape(checks or said)}</title></rect>",

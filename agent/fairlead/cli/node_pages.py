@@ -22,6 +22,7 @@ from fairlead.cli.output import age_text
 from fairlead.cli.time_options import local
 from fairlead.cli.why_text import why_text
 from fairlead.errors import HostError, UsageError, next_step
+from fairlead.host.atomic_file import write_atomic
 from fairlead.provision.node_details import NodeDetails
 from fairlead.provision.roster import WORDS, RosterRow
 
@@ -40,12 +41,16 @@ _SAFE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 class PageFolder:
     """Writes pages into one folder. A page is replaced by rename, so that a web server never serves half of it.
 
-    Raises UsageError for a folder with files that are not such pages, and HostError.
+    Raises UsageError for a folder with files that are not such pages. As root, also for a folder where others can write, because
+    they could lead root elsewhere by a link. Raises HostError.
     """
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         try:
+            found = os.stat(folder)
+            if os.geteuid() == 0 and (found.st_uid != 0 or found.st_mode & 0o022):
+                raise UsageError(f"{folder}: others than root can write there", hint="name a folder of root, or run as its owner")
             there = os.listdir(folder)
             if there and MARKER not in there:
                 raise UsageError(f"{folder}: has other files, and no page of fairlead", hint="name an empty folder")
@@ -82,9 +87,7 @@ class PageFolder:
     def _write(self, name: str, text: str) -> None:
         path = os.path.join(self._folder, name)
         try:
-            with open(f"{path}.new", "w", encoding="utf-8") as f:
-                f.write(text)
-            os.replace(f"{path}.new", path)
+            write_atomic(path, text.encode())
         except OSError as e:
             raise HostError(f"{path}: {e.strerror}", hint=next_step(e)) from None
 
@@ -154,7 +157,9 @@ def node_data(row: RosterRow, details: NodeDetails | None, now: float) -> dict[s
         "word": word_of(row),
         "facts": list(_facts(row)),
         "why": "\n".join(why_text(row.node, _agent(row, status), _slurm(row))),
-        "picture": gpu_picture(details.gpus, findings) if details is not None and details.gpus else "",
+        "picture": gpu_picture(details.gpus, findings if _is_news(row, status) else None)
+        if details is not None and details.gpus
+        else "",
         "findings": [
             {
                 "level": one_of_levels(f.get("level", "")),
@@ -170,6 +175,11 @@ def node_data(row: RosterRow, details: NodeDetails | None, now: float) -> dict[s
             for a in reversed(details.actions if details is not None else ())
         ],
     }
+
+
+def _is_news(row: RosterRow, status: Mapping[str, Any]) -> bool:
+    """Say whether the findings in a status are those of now. Without a valid verdict, nothing is known of the GPUs."""
+    return "findings" in status and row.account is not None and row.account.verdict in ("ok", "warn", "drain")
 
 
 def one_of_levels(level: str) -> str:
@@ -193,8 +203,8 @@ def _agent(row: RosterRow, status: Mapping[str, Any]) -> dict[str, Any]:
     if account is None or not account.reached:
         return {"error": account.trouble if account is not None else "the agent was not asked"}
     known = account.verdict if account.verdict in ("ok", "warn", "drain") else "unknown"
-    return {"state": known, "text": account.text or account.trouble, "age_seconds": account.age_seconds, "status": dict(status),
-            "expired": account.verdict == "stale"}  # fmt: skip
+    return {"state": known, "text": account.trouble or account.text, "age_seconds": account.age_seconds, "status": dict(status),
+            "running": account.verdict != "stale"}  # fmt: skip
 
 
 def _slurm(row: RosterRow) -> dict[str, Any]:

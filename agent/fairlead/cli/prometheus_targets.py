@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fairlead.errors import HostError, InputMissing, next_step
+from fairlead.host.atomic_file import write_if_changed
 
 if TYPE_CHECKING:
     from fairlead.provision.inventory import Target
@@ -43,15 +44,7 @@ def write(file: str, text: str) -> bool:
     folder = os.path.dirname(os.path.abspath(file))
     if not os.path.isdir(folder):
         raise InputMissing(f"{folder}: no such folder", hint="make it, or name another file")
-    half = f"{file}.new"  # file_sd_configs names *.json, so Prometheus does not read this one
     try:
-        if os.path.exists(file):
-            with open(file, encoding="utf-8", errors="replace") as f:
-                if f.read() == text:
-                    return False
-        with open(half, "w", encoding="utf-8") as f:
-            f.write(text)
-        os.replace(half, file)
+        return write_if_changed(file, text.encode())
     except OSError as e:
         raise HostError(f"{file}: {e.strerror}", hint=next_step(e)) from None
-    return True
