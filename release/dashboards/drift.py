@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from release.dashboards.panel import Dashboard, Panel, Row
+from release.dashboards.panel import NONE, Dashboard, Panel, Row
 
 DRIFT = 'fairlead_findings{check=~"setting[.].+"}'
 NOW = (
     Panel(
         kind="stat", title="Nodes with drift", text="Nodes on which a setting is not as the node's document declares it.",
-        query=f"count(count by (instance) ({DRIFT})) or vector(0)",
+        query=f"count(count by (instance) ({DRIFT})) {NONE}",
     ),
     Panel(
         kind="stat", title="Settings that drifted", text="The number of different settings with drift on any node.",
-        query=f"count(count by (check) ({DRIFT})) or vector(0)",
+        query=f"count(count by (check) ({DRIFT})) {NONE}",
     ),
     Panel(
         kind="stat", title="Documents behind", text="Nodes whose document has a lower generation than the newest of their hardware profile.",
-        query="count(fairlead_document_generation < on (profile) group_left max by (profile) (fairlead_document_generation)) or vector(0)",
+        query=f"count(fairlead_document_generation < on (profile) group_left max by (profile) (fairlead_document_generation)) {NONE}",
     ),
     Panel(
         kind="stat", title="Driver versions", text="The number of different kernel modules of NVIDIA on all nodes.",
-        query="count(count by (module) (fairlead_driver_info)) or vector(0)",
+        query="count(count by (module) (fairlead_driver_info))",
     ),
 )  # fmt: skip
 EACH = (

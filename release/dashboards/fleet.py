@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from release.dashboards.panel import FRESH, Dashboard, Panel, Row
+from release.dashboards.panel import FRESH, NONE, Dashboard, Panel, Row
 
 BY_STATE = (
     f"sum by (state) (fairlead_verdict_state and {FRESH})"
@@ -21,16 +21,16 @@ VERDICTS = (
     ),
     Panel(
         kind="stat", title="Findings held", text="Nodes on which a finding would drain the node, and something delays or suppresses it.",
-        query="count(fairlead_held_findings > 0) or vector(0)",
+        query=f"count(fairlead_held_findings > 0) {NONE}",
     ),
     Panel(
         kind="stat", title="Agents silent", text="Nodes whose agent has not finished a sweep for five minutes.",
-        query="count(time() - fairlead_sweep_timestamp_seconds > 300) or vector(0)",
+        query=f"count(time() - fairlead_sweep_timestamp_seconds > 300) {NONE}",
     ),
     Panel(
         kind="stat", title="Agents missing",
         text="Scrape targets with the label fairlead=\"expected\" that show no metrics of an agent.",
-        query='count(up{fairlead="expected"} unless on (instance) fairlead_build_info) or vector(0)',
+        query='count(up{fairlead="expected"} unless on (instance) fairlead_build_info) or 0 * count(up{fairlead="expected"})',
     ),
     Panel(
         kind="lines", title="Verdicts", text="The number of nodes with each verdict over time.", legend="{{state}}",

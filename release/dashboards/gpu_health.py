@@ -11,11 +11,11 @@ NOW = (
     ),
     Panel(
         kind="stat", title="Remap failed or pending", text="GPUs with a row remap that failed or waits for a reset.",
-        query="count(count by (instance, pci) (fairlead_gpu_row_remap_state == 1)) or vector(0)",
+        query="count(count by (instance, pci) (fairlead_gpu_row_remap_state == 1)) or 0 * count(fairlead_gpu_row_remap_state)",
     ),
     Panel(
         kind="stat", title="Narrow PCIe links", text="GPUs whose PCIe link has fewer lanes than it could have.",
-        query="count(fairlead_gpu_pcie_link_width_lanes < fairlead_gpu_pcie_link_width_max_lanes) or vector(0)",
+        query="count(fairlead_gpu_pcie_link_width_lanes < fairlead_gpu_pcie_link_width_max_lanes) or 0 * count(fairlead_gpu_pcie_link_width_lanes)",
     ),
 )  # fmt: skip
 WORST = (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from release.dashboards.panel import FRESH, Dashboard, Panel, Row
 
-WITH_JOB = f"(count(count by (instance, pci) (fairlead_job_gpu and {FRESH})) or vector(0))"
+WITH_JOB = f"(count(count by (instance, pci) (fairlead_job_gpu and {FRESH})) or 0 * count(fairlead_gpu_info))"
 
 NOW = (
     Panel(
@@ -25,7 +25,7 @@ NOW = (
     ),
     Panel(
         kind="stat", title="GPUs with a job and no kernel for an hour", text="Look at them with `fairlead idle observe`.",
-        query="count(gpu_job:fairlead_gpu_busy:ratio1h == 0) or vector(0)",
+        query="count(gpu_job:fairlead_gpu_busy:ratio1h == 0) or 0 * count(gpu_job:fairlead_gpu_busy:ratio1h)",
     ),
 )  # fmt: skip
 EACH = (
@@ -66,7 +66,7 @@ TIME = (
 DASHBOARD = Dashboard(
     name="jobs",
     title="fairlead: jobs",
-    text="What running jobs do with their GPUs. With MIG no job is shown, because Slurm's indices then mean instances.",
+    text="What running jobs do with their GPUs. The busy time of a MIG instance is not known.",
     rows=(
         Row(title="Now", panels=NOW),
         Row(title="Jobs", panels=EACH),

@@ -16,6 +16,9 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 #: An agent that has finished a sweep in the last five minutes. The last metrics of a silent agent may stay for ever (textfile
 #: collector), and they are no news of the node.
 FRESH = "on (instance) (time() - fairlead_sweep_timestamp_seconds < 300)"
+#: Adds 0 to a count of nothing only if there are agents (or what else is counted): a Prometheus without our series shows no number.
+ZERO = "or 0 * count({})"
+NONE = ZERO.format("fairlead_build_info")
 #: Each kind of panel with its width (of 24) and height.
 SIZES = {"stat": (6, 4), "lines": (12, 8), "table": (12, 8), "states": (24, 6)}
 SOURCE = models.DataSourceRef(type_val="prometheus", uid="${source}")

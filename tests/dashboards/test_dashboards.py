@@ -197,3 +197,15 @@ def _labels(series: dict[str, Any], by: tuple[str, ...]) -> tuple[str, ...]:
 
 def _value(values: list[float], *, most: bool) -> float:
     return max(values) if most else values[-1]
+
+
+def test_a_prometheus_without_our_series_shows_no_number(tmp_path: Path) -> None:
+    """What nobody has reported is not 0 faults."""
+    prometheus.blocks(tmp_path, ['up{job="other",instance="x"} 1 1790000000.000'])
+    with prometheus.serving(tmp_path, 1789999900, 1790000000) as server:
+        shown = {
+            name: found
+            for name, panel in zip(IDS, (panel for _, panel in PANELS), strict=True)
+            if (found := server.instant(panel.query.replace("$instance", "n1:9477"), 1790000000))
+        }
+    assert shown == {}
