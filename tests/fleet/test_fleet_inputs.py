@@ -84,7 +84,7 @@ def test_sacct_that_is_cut_off_is_named(tmp_path: Path) -> None:
     (folder / "jobs.psv").write_bytes(whole[: len(whole) // 2])
     mistakes: list[str] = []
     jobs = list(jobs_in(str(folder), mistakes))
-    assert jobs and mistakes == ["jobs: the output of sacct is cut off: its last line has no end and is left out"]
+    assert jobs and mistakes == ["jobs.psv: the last line has no end: the output was cut off, and this line is not counted"]
     (folder / "jobs.psv").write_bytes(b"")
     assert list(jobs_in(str(folder), mistakes)) == [] and "is empty" in mistakes[-1]
 

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from fairlead.controller.fleet_jobs import recorded_jobs
 from fairlead.controller.fleet_store import FleetStore
 from fairlead.controller.service_files import records_of
+from fairlead.controller.table_file import table_lines
 from fairlead.errors import DataError, InputMissing
 from fairlead.fleet.early_warning import without_still_values
 from fairlead.fleet.fleet_report import FleetInput
@@ -33,8 +34,6 @@ from fairlead.model.plain_text import one_line
 FORMAT = "fleet-folder/1"
 NODES_MAX = 100_000
 FILES_MAX = 1000  # of one node
-LINE_MAX_BYTES = 1 << 20
-ROWS_MAX_BYTES = 4 << 30
 
 
 def from_store(folder: str) -> FleetInput:
@@ -80,14 +79,18 @@ def from_folder(folder: str) -> FleetInput:
 
 def jobs_in(folder: str, mistakes: list[str]) -> Iterator[FleetJob]:
     """Yield the runs of jobs.psv. If there is no such file, yield none."""
-    lines = lines_of(folder, "jobs.psv")
+    lines = table_lines(folder, "jobs.psv", mistakes)
     if lines is not None:
         yield from recorded_jobs(lines, mistakes)
 
 
 def _check_format(folder: str) -> None:
-    lines = lines_of(folder, "format")
-    said = next(lines, "").strip() if lines is not None else FORMAT
+    try:
+        said = _content(os.path.join(folder, "format"))[0].decode("utf-8", "replace").strip()
+    except FileNotFoundError:
+        return
+    except OSError as e:
+        raise InputMissing(f"{os.path.join(folder, 'format')}: {e.strerror}") from None
     if said != FORMAT:
         raise DataError(
             f'{os.path.join(folder, "format")}: is "{one_line(said, 40)}", and this fairlead reads "{FORMAT}"',
@@ -124,30 +127,8 @@ def _content(path: str) -> tuple[bytes, float]:
         return file.read(RECORD_MAX_BYTES + 1), found.st_mtime
 
 
-def lines_of(folder: str, name: str) -> Iterator[str] | None:
-    """Return the lines of a file of rows, or None if there is no such file. Raises InputMissing, DataError."""
-    path = os.path.join(folder, name)
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as e:
-        raise InputMissing(f"{path}: {getattr(e, 'strerror', None) or e}") from None
-    found = os.fstat(fd)
-    if not stat.S_ISREG(found.st_mode) or found.st_size > ROWS_MAX_BYTES:
-        os.close(fd)
-        raise DataError(f"{path}: is not a regular file of at most {ROWS_MAX_BYTES >> 30} GiB")
-    return _read(fd)
-
-
-def _read(fd: int) -> Iterator[str]:
-    with open(fd, "rb") as file:
-        while line := file.readline(LINE_MAX_BYTES):
-            yield line.decode("utf-8", "replace")
-
-
 def _events(folder: str, mistakes: list[str]) -> tuple[NodeOut, ...] | None:
-    lines = lines_of(folder, "events.psv")
+    lines = table_lines(folder, "events.psv", mistakes)
     if lines is None:
         return None
     before = len(mistakes)
@@ -157,7 +138,7 @@ def _events(folder: str, mistakes: list[str]) -> tuple[NodeOut, ...] | None:
 
 
 def _owned(folder: str, mistakes: list[str]) -> tuple[str, ...] | None:
-    lines = lines_of(folder, "nodes.psv")
+    lines = table_lines(folder, "nodes.psv", mistakes)
     if lines is None:
         return None
     found = dict.fromkeys(line.partition("|")[0].strip() for line in lines if not line.startswith("NODELIST"))
@@ -170,7 +151,7 @@ def _owned(folder: str, mistakes: list[str]) -> tuple[str, ...] | None:
 def _groups(folder: str, mistakes: list[str]) -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {}
     wrong = 0
-    for line in lines_of(folder, "groups.psv") or ():
+    for line in table_lines(folder, "groups.psv", mistakes) or ():
         node, _, group = line.rstrip("\n").partition("|")
         if is_name(node) and " " in group:
             found[node] = (*found.get(node, ()), one_line(group, 80))

@@ -46,16 +46,12 @@ def _expanded(nodelist: str) -> tuple[str, ...]:
 
 
 def recorded_jobs(lines: Iterable[str], mistakes: list[str]) -> Iterator[FleetJob]:
-    """Yield the runs in the lines of ``sacct -a -D -X -P``. A last line without a line break is cut off: it is named and left
-    out. The reason of each line that cannot be read is added to ``mistakes``."""
+    """Yield the runs in the lines of ``sacct -a -D -X -P``. The reason of each line that cannot be read is added to
+    ``mistakes``."""
     header = ""
     block: list[str] = []
     start = 1
-    cut = ""
     for line in lines:
-        if not line.endswith("\n"):
-            cut = line
-            break
         if not header:
             header = line
             continue
@@ -66,9 +62,7 @@ def recorded_jobs(lines: Iterable[str], mistakes: list[str]) -> Iterator[FleetJo
             block = []
     if header:
         yield from _block(header, block, start, mistakes)
-    if cut:
-        mistakes.append("jobs: the output of sacct is cut off: its last line has no end and is left out")
-    elif not header:
+    else:
         mistakes.append("jobs: is empty, not even a first line with the names of the columns")
 
 

@@ -6,7 +6,6 @@ Only one process writes the file at a time. A process that is killed leaves it a
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +14,8 @@ from typing import Any
 
 import msgspec
 
-from fairlead.errors import DataError, HostError, InputMissing, NodeBusy, next_step
+from fairlead.controller.store_file import failed, locked
+from fairlead.errors import DataError, InputMissing
 from fairlead.fleet.node_events import NodeOut
 from fairlead.fleet.service_merge import merged, since
 from fairlead.fleet.service_record import ServiceRecord
@@ -41,7 +41,7 @@ class FleetStore:
 
     def __init__(self, folder: str, *, write: bool) -> None:
         self.path = os.path.join(folder, FILE)
-        self._lock = _locked(folder, self.path) if write else None
+        self._lock = locked(folder, self.path) if write else None
         try:
             self._db = self._opened(write)
         except BaseException:
@@ -68,7 +68,7 @@ class FleetStore:
                 os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
             db = sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None)
         except (OSError, sqlite3.Error) as e:
-            raise _failed(self.path, e) from None
+            raise failed(self.path, e) from None
         try:
             version = db.execute("PRAGMA user_version").fetchone()[0]
             if version > SCHEMA:
@@ -84,7 +84,7 @@ class FleetStore:
                 db.execute("PRAGMA query_only = ON")
         except sqlite3.Error as e:
             db.close()
-            raise _failed(self.path, e) from None
+            raise failed(self.path, e) from None
         except BaseException:
             db.close()
             raise
@@ -101,13 +101,13 @@ class FleetStore:
                 raise
             self._db.execute("COMMIT")
         except sqlite3.Error as e:
-            raise _failed(self.path, e) from None
+            raise failed(self.path, e) from None
 
     def _rows(self, statement: str, values: Sequence[object] = ()) -> Iterator[tuple[Any, ...]]:
         try:
             yield from self._db.execute(statement, values)
         except sqlite3.Error as e:
-            raise _failed(self.path, e) from None
+            raise failed(self.path, e) from None
 
     # -- service records ---------------------------------------------------------------------------
 
@@ -168,26 +168,3 @@ class FleetStore:
         with self._changes() as db:
             rows = [(key, msgspec.msgpack.encode(value)) for key, value in values.items()]
             db.executemany("INSERT OR REPLACE INTO kept VALUES (?, ?)", rows)
-
-
-def _locked(folder: str, path: str) -> int:
-    """Return the open lock file. Raises NodeBusy, HostError."""
-    try:
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-        fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError as e:
-        raise _failed(folder, e) from None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(fd)
-        raise NodeBusy(f"{path}: another fairlead collect writes it", hint="try again when it has ended") from None
-    return fd
-
-
-def _failed(path: str, error: OSError | sqlite3.Error) -> HostError | DataError:
-    if isinstance(error, OSError):
-        return HostError(f"{path}: {error.strerror}", hint=next_step(error))
-    if isinstance(error, sqlite3.OperationalError):
-        return HostError(f"{path}: {error}")
-    return DataError(f"{path}: {error}", hint="restore a backup, or move the file away")

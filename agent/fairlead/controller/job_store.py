@@ -6,7 +6,6 @@ Only the account that collects may read the file, because it says who used what.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +14,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from fairlead.errors import DataError, HostError, InputMissing, NodeBusy, next_step
+from fairlead.controller.store_file import failed, locked
+from fairlead.errors import DataError, HostError, InputMissing, next_step
 from fairlead.jobs.job_run import JobRun
 from fairlead.jobs.usage_merge import SetAside
 from fairlead.jobs.usage_record import BadRecord, UsageRecord, decoded, encoded
@@ -69,7 +69,7 @@ class JobStore:
 
     def __init__(self, folder: str, *, write: bool) -> None:
         self.path = os.path.join(folder, FILE)
-        self._lock = _locked(folder, self.path) if write else None
+        self._lock = locked(folder, self.path) if write else None
         try:
             self._db = self._opened(write)
         except BaseException:
@@ -102,7 +102,7 @@ class JobStore:
                 os.chmod(self.path, 0o600)
             db = sqlite3.connect(f"file:{_quoted(self.path)}?mode={mode}", uri=True, timeout=_BUSY_SECONDS, isolation_level=None)
         except (OSError, sqlite3.Error) as e:
-            raise _failed(self.path, e) from None
+            raise failed(self.path, e) from None
         try:
             version = db.execute("PRAGMA user_version").fetchone()[0]
             if version > SCHEMA:
@@ -122,7 +122,7 @@ class JobStore:
                 db.executescript(f"BEGIN IMMEDIATE;{_ADDED.get(version, '')}{_TABLES}PRAGMA user_version = {SCHEMA};COMMIT;")
         except sqlite3.Error as e:
             db.close()
-            raise _failed(self.path, e) from None
+            raise failed(self.path, e) from None
         except BaseException:
             db.close()
             raise
@@ -144,13 +144,13 @@ class JobStore:
                 raise
             self._db.execute("COMMIT")
         except sqlite3.Error as e:
-            raise _failed(self.path, e) from None
+            raise failed(self.path, e) from None
 
     def _rows(self, statement: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         try:
             return self._db.execute(statement, values).fetchall()
         except sqlite3.Error as e:
-            raise _failed(self.path, e) from None
+            raise failed(self.path, e) from None
 
     # -- runs --------------------------------------------------------------------------------------
 
@@ -289,7 +289,7 @@ class JobStore:
         try:
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         except sqlite3.Error as e:
-            raise _failed(self.path, e) from None
+            raise failed(self.path, e) from None
         return count
 
     def _remove(self, condition: str, values: Sequence[object]) -> int:
@@ -322,7 +322,7 @@ class JobStore:
                 os.unlink(new)
                 raise
         except (OSError, sqlite3.Error) as e:
-            raise _failed(path, e) from None
+            raise failed(path, e) from None
 
 
 def _check_there(path: str) -> None:
@@ -341,26 +341,3 @@ def _quoted(path: str) -> str:
     from urllib.parse import quote
 
     return quote(os.path.abspath(path))
-
-
-def _locked(folder: str, path: str) -> int:
-    """Return the open lock file of the store. Raises NodeBusy, HostError."""
-    try:
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-        fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError as e:
-        raise _failed(folder, e) from None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(fd)
-        raise NodeBusy(f"{path}: another fairlead collect writes it", hint="try again when it has ended") from None
-    return fd
-
-
-def _failed(path: str, error: OSError | sqlite3.Error) -> HostError | DataError:
-    if isinstance(error, OSError):
-        return HostError(f"{path}: {error.strerror}", hint=next_step(error))
-    if isinstance(error, sqlite3.OperationalError):
-        return HostError(f"{path}: {error}")
-    return DataError(f"{path}: {error}", hint="restore a backup (fairlead collect --backup), or move the file away")

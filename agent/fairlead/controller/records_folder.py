@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 
 from fairlead.controller.record_reader import RecordReader
+from fairlead.controller.table_file import table_lines
 from fairlead.errors import DataError, InputMissing
 from fairlead.jobs.job_run import SACCT_COLUMNS, JobRun, sacct_runs
 from fairlead.jobs.node_rows import NodeEvent, NodeGpus, node_events_of, node_gpus_of
@@ -26,7 +27,6 @@ from fairlead.jobs.usage_record import RECORD_MAX_BYTES, UsageRecord
 from fairlead.model.plain_text import one_line
 
 ROWS = "jobs.psv"
-ROWS_MAX_BYTES = 1 << 30
 FILES_MAX = 4_000_000
 SACCT = f"SLURM_TIME_FORMAT=%s sacct -a -D -P --format={','.join(SACCT_COLUMNS)} --starttime=... > {ROWS}"
 #: A record, and the name under which messages speak of it.
@@ -48,13 +48,13 @@ def read_folder(folder: str) -> Recorded:
     """Return what a folder has. Raises InputMissing for a folder or a jobs.psv that is not there, DataError for a jobs.psv of
     which no line can be read, HostError if no process can be started that reads records."""
     mistakes: list[str] = []
-    lines = _lines(folder, ROWS, mistakes)
+    lines = table_lines(folder, ROWS, mistakes)
     if lines is None:
         raise InputMissing(f"{folder}/{ROWS}: No such file or directory", hint=SACCT)
     runs = sacct_runs(lines, mistakes)
     if not runs and mistakes:
         raise DataError(f"{folder}/{ROWS}: {mistakes[0].removeprefix('sacct: ')}", hint=SACCT)
-    nodes, events = _lines(folder, "nodes.psv", mistakes), _lines(folder, "events.psv", mistakes)
+    nodes, events = table_lines(folder, "nodes.psv", mistakes), table_lines(folder, "events.psv", mistakes)
     return Recorded(
         runs=tuple(runs),
         nodes=None if nodes is None else tuple(node_gpus_of(nodes, mistakes)),
@@ -109,28 +109,3 @@ def _files(folder: str, mistakes: list[str]) -> Iterator[tuple[str, bytes]]:
             mistakes.append(f"{name}: is no regular file")
         except OSError as e:
             mistakes.append(f"{name}: {e.strerror}")
-
-
-def _lines(folder: str, name: str, mistakes: list[str]) -> Iterator[str] | None:
-    """Return the lines of a table, or None if there is no such file. Raises InputMissing, DataError."""
-    path = os.path.join(folder, name)
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as e:
-        raise InputMissing(f"{path}: {getattr(e, 'strerror', None) or e}") from None
-    found = os.fstat(fd)
-    if not stat.S_ISREG(found.st_mode) or found.st_size > ROWS_MAX_BYTES:
-        os.close(fd)
-        raise DataError(f"{path}: is not a regular file of at most {ROWS_MAX_BYTES >> 30} GiB")
-    return _decoded_lines(fd, name, mistakes)
-
-
-def _decoded_lines(fd: int, name: str, mistakes: list[str]) -> Iterator[str]:
-    with open(fd, "rb") as file:
-        while line := file.readline(1 << 20):
-            if not line.endswith(b"\n") and len(line) < 1 << 20:  # the end of a cut output may look like a whole row
-                mistakes.append(f"{name}: the last line has no end: the output was cut off, and this line is not counted")
-                return
-            yield line.decode("ascii", "replace")

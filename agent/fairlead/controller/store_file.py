@@ -1,0 +1,33 @@
+"""Locks a store on the controller for its one writer, and says in one line why a store cannot be used."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+
+from fairlead.errors import DataError, HostError, NodeBusy, next_step
+
+
+def locked(folder: str, path: str) -> int:
+    """Return the open lock file of the store at ``path``. Make the folder if it is not there. Raises NodeBusy, HostError."""
+    try:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as e:
+        raise failed(folder, e) from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise NodeBusy(f"{path}: another fairlead collect writes it", hint="try again when it has ended") from None
+    return fd
+
+
+def failed(path: str, error: OSError | sqlite3.Error) -> HostError | DataError:
+    """Return what an error of the file system or of SQLite means for the caller."""
+    if isinstance(error, OSError):
+        return HostError(f"{path}: {error.strerror}", hint=next_step(error))
+    if isinstance(error, sqlite3.OperationalError):
+        return HostError(f"{path}: {error}")
+    return DataError(f"{path}: {error}", hint="restore a backup, or move the file away")
