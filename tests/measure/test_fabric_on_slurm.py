@@ -103,6 +103,7 @@ def test_a_node_that_dies_in_mid_run_is_named(lab: FabricLab, repeat: int) -> No
     assert all("n7" not in (p["node_a"], p["node_b"]) for p in data["pairs"] if p["round"] > 2), "a dead node gets no more pair"
 
 
+@pytest.mark.slow  # two rails share the few links of this machine, and beside other tests a part between leaves is named too
 @pytest.mark.parametrize("repeat", REPEATS)
 def test_one_slow_rail_is_named_with_its_node(lab: FabricLab, repeat: int) -> None:
     lab.write(rails=2)
@@ -215,7 +216,7 @@ def test_a_command_that_is_nowhere_ends_the_run_in_one_line(quick: FabricLab) ->
     quick.write(tool=f"{quick.folder}/bin/no-such-file")
     code, out, err = quick.accept(ALL)
     assert code == 69 and "no pair could be measured: not installed" in err and "pair_command" in err, out + err
-    assert quick.jobs() == []
+    until(lambda: quick.jobs() == [], "its job is gone")
     quick.write(tool="all_reduce_perf -b 8G -e 8G")
     code, _, err = quick.accept(ALL)
     assert code == 64 and "no test of a fabric" in err

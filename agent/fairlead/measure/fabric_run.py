@@ -37,6 +37,9 @@ PROGRESS_SECONDS = 10.0
 TRIES = 2  # how often a pair is measured that gave no figure for a reason that is not its nodes'
 WHY_MAX = 300
 
+#: The status of a task that a signal of srun has ended (SIGTERM, SIGKILL), and how srun reports that a command was not found.
+SIGNALLED, NOT_FOUND = (143, 137), "Exited with exit code 127"
+
 
 class FabricRun:
     """Runs the plan. ``tell`` is called with each line of progress."""
@@ -201,6 +204,8 @@ class FabricRun:
         if output.cut or (output.late and output.status is None):
             return replace(planned, why="its output is too long" if output.cut else "srun did not end")
         status = 124 if output.late else output.status
+        if status in SIGNALLED and NOT_FOUND in err:  # srun then ends the other task, and reports the end of that one
+            status = 127
         ran = job_output.ToolRun(out=out, err=err, status=status, seconds=int(output.seconds), begun=status is not None)
         if status == 137 and output.seconds >= self.plan.seconds + GRACE_SECONDS:
             ran = replace(ran, status=124)
@@ -236,8 +241,10 @@ class FabricRun:
         return lost
 
     def _holding_ended(self) -> bool:
+        """Say whether the job that keeps the nodes does not run any more. A cancelled job completes for some time, and no step
+        starts in it, which says nothing about the nodes."""
         job = self._jobs.state(self._job)
-        return job is None or job.ended
+        return job is None or job.state != "RUNNING"
 
     # -- ports ------------------------------------------------------------------------------------
 
