@@ -7,12 +7,11 @@ not answer. They end at their own time limit, and the run can be resumed by its 
 from __future__ import annotations
 
 import os
-import signal
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 
 from msgspec import Struct
 
@@ -22,6 +21,7 @@ from fairlead.measure.acceptance_plan import AcceptancePlan, PlannedNode, gpu_ki
 from fairlead.measure.job_script import ToolStep
 from fairlead.measure.results_store import RAW_MAX, ResultStore, StoredResult
 from fairlead.measure.slurm_jobs import WAITING, AcceptanceJob, AcceptanceJobs, by_node
+from fairlead.measure.stop_signals import stopped_by_signals
 from fairlead.measure.tool import MeasuredOutcome, ToolReading
 from fairlead.measure.tools import load
 from fairlead.model.plain_text import one_line
@@ -81,7 +81,7 @@ class AcceptanceRun:
     def measure(self, *, resumed: bool = False) -> None:
         """Submit the jobs (or find the jobs of a resumed run), wait for them, and store their results. Raises SlurmError,
         HostError, and KeyboardInterrupt if the run was interrupted."""
-        with self._interruptible():
+        with stopped_by_signals(self._stop):
             try:
                 self._find() if resumed else self._submit()
                 self._wait()
@@ -96,19 +96,6 @@ class AcceptanceRun:
                     self._close(progress, "the run was interrupted")
                 self._store.ended(self.plan.run)
                 raise KeyboardInterrupt
-
-    @contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        """Let SIGINT, SIGTERM and SIGHUP stop the run, so that it cancels its jobs and ends. A second signal has no effect."""
-        kept = {}
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                kept[number] = signal.signal(number, lambda *_: self._stop.set())
-        try:
-            yield
-        finally:
-            for number, handler in kept.items():
-                signal.signal(number, handler)
 
     def _cancel(self) -> None:
         try:

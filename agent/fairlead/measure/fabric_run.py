@@ -7,11 +7,9 @@ time limit, and the run can be resumed by its name.
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
@@ -27,6 +25,7 @@ from fairlead.measure.pairs.pair_table import PairValue, figure_text
 from fairlead.measure.pairs.round_plan import PlannedRound, next_round
 from fairlead.measure.slurm_jobs import WAITING
 from fairlead.measure.step_output import StepOutput, run_all
+from fairlead.measure.stop_signals import stopped_by_signals
 from fairlead.measure.tool import MeasuredOutcome, Tool, last_line
 from fairlead.model.nodelist import fold
 from fairlead.model.plain_text import one_line
@@ -61,7 +60,7 @@ class FabricRun:
     def measure(self, *, resumed: bool = False) -> None:
         """Keep the nodes, and measure round after round. Raises SlurmError, HostError, and KeyboardInterrupt if the run was
         interrupted."""
-        with self._interruptible():
+        with stopped_by_signals(self._stop):
             try:
                 self._hold(resumed=resumed)
                 self._ports(after=False)
@@ -77,19 +76,6 @@ class FabricRun:
             if self._stop.is_set():
                 raise KeyboardInterrupt
             self._store.ended(self.plan.run)
-
-    @contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        """Let SIGINT, SIGTERM and SIGHUP stop the run, so that it ends its steps and cancels its job."""
-        kept = {}
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                kept[number] = signal.signal(number, lambda *_: self._stop.set())
-        try:
-            yield
-        finally:
-            for number, handler in kept.items():
-                signal.signal(number, handler)
 
     def _cancel(self) -> None:
         try:
