@@ -13,10 +13,10 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-#: An agent that has finished a sweep in the last five minutes. The last metrics of a silent agent may stay for ever (textfile
-#: collector), and they are no news of the node.
+#: An agent that has finished a sweep in the last five minutes. The textfile collector shows the last metrics of a silent
+#: agent for ever, and they say nothing about the node as it is now.
 FRESH = "on (instance) (time() - fairlead_sweep_timestamp_seconds < 300)"
-#: Adds 0 to a count of nothing only if there are agents (or what else is counted): a Prometheus without our series shows no number.
+#: Ends the query of a count. If nothing is counted, the result is 0 as long as there are series of this name, and else no number.
 ZERO = "or 0 * count({})"
 NONE = ZERO.format("fairlead_build_info")
 #: Each kind of panel with its width (of 24) and height.

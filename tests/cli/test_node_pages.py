@@ -129,5 +129,5 @@ def test_root_does_not_write_where_others_can_lay_a_link(tmp_path: Path) -> None
     if os.geteuid():
         pytest.skip("needs root")
     tmp_path.chmod(0o777)
-    with pytest.raises(UsageError, match="others than root can write there"):
+    with pytest.raises(UsageError, match="users other than root can write to this folder"):
         PageFolder(str(tmp_path))

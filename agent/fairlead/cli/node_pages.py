@@ -50,7 +50,8 @@ class PageFolder:
         try:
             found = os.stat(folder)
             if os.geteuid() == 0 and (found.st_uid != 0 or found.st_mode & 0o022):
-                raise UsageError(f"{folder}: others than root can write there", hint="name a folder of root, or run as its owner")
+                hint = "name a folder of root, or run as its owner"
+                raise UsageError(f"{folder}: users other than root can write to this folder", hint=hint)
             there = os.listdir(folder)
             if there and MARKER not in there:
                 raise UsageError(f"{folder}: has other files, and no page of fairlead", hint="name an empty folder")
@@ -157,7 +158,7 @@ def node_data(row: RosterRow, details: NodeDetails | None, now: float) -> dict[s
         "word": word_of(row),
         "facts": list(_facts(row)),
         "why": "\n".join(why_text(row.node, _agent(row, status), _slurm(row))),
-        "picture": gpu_picture(details.gpus, findings if _is_news(row, status) else None)
+        "picture": gpu_picture(details.gpus, findings if _is_current(row, status) else None)
         if details is not None and details.gpus
         else "",
         "findings": [
@@ -177,8 +178,8 @@ def node_data(row: RosterRow, details: NodeDetails | None, now: float) -> dict[s
     }
 
 
-def _is_news(row: RosterRow, status: Mapping[str, Any]) -> bool:
-    """Say whether the findings in a status are those of now. Without a valid verdict, nothing is known of the GPUs."""
+def _is_current(row: RosterRow, status: Mapping[str, Any]) -> bool:
+    """Say whether a status has the present findings. If the node has no valid verdict, its findings may be old."""
     return "findings" in status and row.account is not None and row.account.verdict in ("ok", "warn", "drain")
 
 

@@ -1,8 +1,7 @@
 """Print this node's usage records of some jobs, one record a line, below the name of each file.
 
-`fairlead collect` runs this command on the nodes over ssh, and `fairlead job` runs it as a step of a job, where a user reads the
-record of the own job. A key for `fairlead
-collect` can be limited to this command, in authorized_keys on the node:
+`fairlead collect` runs this command on the nodes over ssh. `fairlead job` runs it as a step of a running job, and there it reads
+the record of that job. The ssh key of `fairlead collect` can be limited to this command, in authorized_keys on the node:
   restrict,command="/opt/fairlead/current/bin/fairlead usage-records --asked" ssh-ed25519 ...
 """
 

@@ -18,6 +18,7 @@ from fairlead.errors import SlurmError
 from fairlead.fleet.node_events import COLUMNS, out_of_service
 from fairlead.fleet.service_record import ServiceRecord
 from fairlead.model.isolated import isolated
+from fairlead.model.nodelist import fold
 from fairlead.slurm.scontrol import Scontrol
 
 EACH_SECONDS = 6 * 3600.0
@@ -90,17 +91,22 @@ class FleetCollection:
         asked: dict[str, float] = self._store.kept("asked") or {}
         due = [n for n in nodes if states.get(n) != list(_stable(listed[n])) or now >= asked.get(n, 0.0)]
         found, silent = [], []
+        without: dict[str, list[str]] = {}
         if due:
             answers = self._source.fetch(due)
             for node in due:
                 files, trouble = answers.get(node, ({}, "no answer"))
                 records, mistakes = _read(node, files, now)
-                for mistake in [f"{node}: {trouble}"] if trouble else mistakes:
+                if trouble:
+                    without.setdefault(trouble, []).append(node)
+                for mistake in mistakes:
                     self._say(mistake)
                 found += records
                 asked[node] = now + (EACH_SECONDS if records else AGAIN_SECONDS)
                 silent += [] if records else [node]
                 states[node] = list(_stable(listed[node]))
+            for trouble, names in without.items():  # a rack that is off is one line
+                self._say(f"{fold(names)}: {trouble}")
             done.changed = self._store.add(found, now - self._days * DAY_SECONDS)
         done.asked, done.silent = len(due), tuple(silent)
         self._store.keep({"states": states, "asked": asked, "nodes": list(nodes)})
