@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from functools import lru_cache
 
 from fairlead.jobenv.batch_script import Script
 from fairlead.jobenv.lint_data import DEAD, DEBUG_ONLY, GUIDE, PARAM, PLATFORM, SIZES, SWITCHES
@@ -80,6 +81,13 @@ def _number(script: Script, site: LintSite) -> Found:
         )
 
 
+@lru_cache(maxsize=4096)
+def _similar(name: str) -> str:
+    """Return NCCL's own name that is most like this one, or an empty text. A script may set one name thousands of times."""
+    near = difflib.get_close_matches(name.removeprefix("NCCL_"), ENDINGS, n=1, cutoff=NEAR)
+    return "NCCL_" + near[0] if near else ""
+
+
 def _name(script: Script, site: LintSite) -> Found:
     for a in script.assignments:
         if not a.name.startswith("NCCL_") or a.name in KNOWN or a.name.startswith(PLUGINS):
@@ -87,9 +95,8 @@ def _name(script: Script, site: LintSite) -> Found:
         if a.name in INVENTED:
             yield a.line, LintLevel.WARN, f"{a.name}: neither NCCL nor PyTorch reads it", INVENTED[a.name], NAMES
             continue
-        near = difflib.get_close_matches(a.name.removeprefix("NCCL_"), ENDINGS, n=1, cutoff=NEAR)
-        if near:
-            meant = "NCCL_" + near[0]
+        meant = _similar(a.name)
+        if meant:
             gone = f"; that is gone since NCCL {DEAD[meant][0]}: remove it" if meant in DEAD else ""
             yield a.line, LintLevel.WARN, f"{a.name}: NCCL has no variable of this name", f"did you mean {meant}?{gone}", NAMES
         elif a.name.startswith(FAMILIES):

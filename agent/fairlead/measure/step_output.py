@@ -17,7 +17,7 @@ from msgspec import Struct
 OUT_MAX = 1 << 20  # bytes of standard output, and of standard error, that are kept of one command
 KILL_SECONDS = 20.0  # from SIGTERM to SIGKILL; srun needs some seconds to end a step
 POLL_SECONDS = 0.5
-SPARE_FILES = 64  # open files beside two pipes for each command
+SPARE_FILES = 64  # files that this process may open beside two pipes for each command
 
 
 class StepOutput(Struct, kw_only=True):
@@ -58,7 +58,7 @@ def run_all(
     stopped: if it returns True, all commands are ended. ended: is called with each command that has ended. waiting: is called
     twice a second. The commands are ended if this function raises an error.
     """
-    _allow_files(2 * len(commands) + SPARE_FILES)
+    _allow_files(len(os.listdir("/proc/self/fd")) + 2 * len(commands) + SPARE_FILES)
     running: dict[str, _Running] = {}
     found: dict[str, StepOutput] = {}
     selector = selectors.DefaultSelector()
