@@ -77,11 +77,13 @@ def pack(files: Iterable[tuple[str, bytes, int]], dist_info: str) -> bytes:
 
 def _tree(folder: Path, prefix: str) -> list[tuple[str, bytes, int]]:
     found = []
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and "__pycache__" not in path.parts and path.suffix not in {".pyc", ".pyo"}:
-            mode = 0o755 if path.stat().st_mode & 0o100 else 0o644
-            found.append((f"{prefix}/{path.relative_to(folder).as_posix()}", path.read_bytes(), mode))
-    return found
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        for path in (os.path.join(parent, name) for name in names if not name.endswith((".pyc", ".pyo"))):
+            with open(path, "rb") as file:
+                mode = 0o755 if os.fstat(file.fileno()).st_mode & 0o100 else 0o644
+                found.append((f"{prefix}/{os.path.relpath(path, folder)}", file.read(), mode))
+    return sorted(found)
 
 
 def own_wheel() -> Wheel:
