@@ -1,4 +1,4 @@
-"""Finds playbooks/, templates/ and slurm/: in a wheel they are below the package, in a checkout beside agent/.
+"""Finds playbooks/, templates/, slurm/ and docs/: in a wheel they are below the package, in a checkout beside agent/.
 
 No other module searches for these folders. An editable install uses the folders of the checkout, which are always up to date.
 """
@@ -9,14 +9,16 @@ from pathlib import Path
 
 from fairlead.errors import InputMissing
 
+#: The folders of docs/ whose pages the package has. Decisions and man pages are not in it.
+DOC_KINDS = ("tutorial", "how-to", "explanation", "reference")
 _PACKAGE = Path(__file__).resolve().parent
 _ROOT = _PACKAGE / "_data" if (_PACKAGE / "_data").is_dir() else _PACKAGE.parents[1]
 
 
 def directory(name: str) -> Path:
-    """Return the folder ``playbooks``, ``templates`` or ``slurm``. Raises InputMissing for a broken installation."""
+    """Return the folder ``playbooks``, ``templates``, ``slurm`` or ``docs``. Raises InputMissing for a broken installation."""
     path = _ROOT / name
-    if name not in {"playbooks", "templates", "slurm"} or not path.is_dir():
+    if name not in {"playbooks", "templates", "slurm", "docs"} or not path.is_dir():
         raise InputMissing(f"{path}: missing from this installation", hint="reinstall fairlead")
     return path
 
@@ -29,6 +31,13 @@ def profile_directory() -> Path:
 def dashboard_directory() -> Path:
     """Return the folder of Grafana dashboards (JSON, written by ``make dashboards``)."""
     return _PACKAGE / "dashboards"
+
+
+def doc_pages() -> dict[str, Path]:
+    """Return the pages of the documentation by their names, such as "how-to/driver". Raises InputMissing where there are none."""
+    folder = directory("docs")
+    found = (path for kind in DOC_KINDS for path in (folder / kind).rglob("*.md"))
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(found)}
 
 
 def sbatch_template_names() -> list[str]:

@@ -15,6 +15,7 @@ import pytest
 from fairlead.cli import main
 from fairlead.cli.env import LEGEND
 from fairlead.host.environments import of_job
+from fairlead.model.cpulist import format_cpulist
 
 JOB = f"9{os.getpid()}"
 OURS = {
@@ -52,6 +53,13 @@ def test_a_job_of_ones_own(tasks: None, capsys: pytest.CaptureFixture[str]) -> N
     assert main(["env", "explain", "--job", JOB]) == 0
     said = capsys.readouterr().out
     assert f"Job {JOB}, step 0, rank 1 (pid " in said and "instead of fairlead's WARN" in said
+    cpus = format_cpulist(tuple(os.sched_getaffinity(0)))
+    assert said.splitlines()[:3] == [  # a variable of fairlead that the job has removed is the job's own choice, too
+        f"step batch: 1 variable set, 1 of yours kept; CPUs {cpus}",
+        f"step 0, rank 0: 0 variables set, 2 of yours kept; CPUs {cpus}",
+        f"step 0, rank 1: 1 variable set, 1 of yours kept; CPUs {cpus}",
+    ]
+    assert [t["cpus"]["cpus"] for t in told] == [cpus] * 3
 
 
 def test_jobs_that_are_not_here(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,12 +8,13 @@ import subprocess
 import zipfile
 from pathlib import Path
 
+from fairlead.assets import DOC_KINDS
 from fairlead.provision.wheels import own_wheel
 from tests.contracts.conftest import run
 from tests.lab.trees import MACHINES
 
 PROJECT = Path(__file__).resolve().parents[2]
-DATA = ("playbooks", "templates", "slurm")
+DATA = ("playbooks", "templates", "slurm", *(f"docs/{kind}" for kind in DOC_KINDS))
 Files = dict[str, tuple[int, str]]  # path -> executable bits, sha256
 
 
@@ -22,7 +23,7 @@ def digest(content: bytes) -> str:
 
 
 def tracked() -> Files:
-    """What git has of playbooks/, templates/, slurm/ and the package, by its place in a wheel."""
+    """What git has of playbooks/, templates/, slurm/, the pages of docs/ and the package, by its place in a wheel."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--", *DATA, "agent/fairlead"], cwd=PROJECT, capture_output=True, check=True, text=True
     )
@@ -90,6 +91,7 @@ def test_the_installed_command_works_without_the_extras(environment: Path) -> No
     tree = MACHINES / "hgx-h100.xid79"
     assert "xid" in run(fairlead, "check", "--root", tree, "--profile", "hgx-h100", code=2)
     assert "hgx-h100" in run(fairlead, "config", "profiles")
+    assert run(fairlead, "docs", "driver") == (PROJECT / "docs/how-to/driver.md").read_text()
 
 
 def test_provision_without_its_extra_says_what_to_install(environment: Path, tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ COMMANDS = {
     "selftest": "test fairlead on this machine, change nothing, and write a report that a site can send back",
     "profile": "draft a hardware profile from a good node",
     "doctor": "review a site's Slurm configuration and this installation",
+    "docs": "print a page of this release's documentation",
     "version": "print the version",
 }
 

@@ -1,6 +1,6 @@
 """Explain the job environment that the task prolog sets.
 
-  fairlead env explain             in a job: each variable with value, origin and reason, and what the user has set instead
+  fairlead env explain             in a job: in one line what is set, then each variable with value, origin and reason
   fairlead env explain --job ID    the same for a job's tasks on this node (your own job, or as root)
   fairlead env list                every variable that may be set, what only a site decides, and what is never set
 
@@ -15,6 +15,8 @@ import os
 
 from fairlead.cli.output import columns, print_json
 from fairlead.errors import ExitCode, FairleadError, InputMissing, UsageError
+from fairlead.host.environments import allowed_cpus
+from fairlead.jobenv.environment_summary import cpu_binding, summary
 from fairlead.jobenv.environment_text import explain, published
 from fairlead.jobenv.never import NEVER, SITE
 from fairlead.jobenv.variable_table import ROWS, VariableRow, assemble
@@ -46,7 +48,8 @@ def run(args: argparse.Namespace) -> ExitCode:
             raise UsageError("env list takes no --job")
         return _list(args.json)
     if not args.job:
-        return _explain([{"job": os.environ.get("SLURM_JOB_ID", ""), **_variables(dict(os.environ))}], as_json=args.json)
+        own = _variables(dict(os.environ), allowed_cpus(0))
+        return _explain([{"job": os.environ.get("SLURM_JOB_ID", ""), **own}], as_json=args.json)
     from fairlead.host.environments import of_job
 
     tasks = of_job(args.job)
@@ -55,7 +58,9 @@ def run(args: argparse.Namespace) -> ExitCode:
             f"job {args.job} has no task on this node whose environment you may read",
             hint=f"run on a node of the job, as its user: srun --jobid={args.job} --overlap fairlead env explain",
         )
-    explained = [{"job": args.job, "step": t.step, "rank": t.rank, "pid": t.pid, **_variables(t.environment)} for t in tasks]
+    explained = [
+        {"job": args.job, "step": t.step, "rank": t.rank, "pid": t.pid, **_variables(t.environment, t.cpus)} for t in tasks
+    ]
     return _explain(explained, as_json=args.json)
 
 
@@ -100,8 +105,8 @@ def _text(path: str) -> str:
         return ""
 
 
-def _variables(environment: dict[str, str]) -> dict[str, object]:
-    """Return the variables of one environment, compared with the rules that are published on this node."""
+def _variables(environment: dict[str, str], cpus: tuple[int, ...]) -> dict[str, object]:
+    """Return the variables of one environment, compared with the rules that are published on this node, and who chose the CPUs."""
     wanted = profile = environment.get("FAIRLEAD_PROFILE") or "full"
     table = TABLE
     if profile not in ("full", "minimal", "off"):
@@ -110,10 +115,13 @@ def _variables(environment: dict[str, str]) -> dict[str, object]:
             profile = "off"
     rows = published(_text(table), _known()) or ROWS
     variables = explain(environment, profile, rows=rows, conf=parse(_text(CONF)))
+    binding = cpu_binding(environment, cpus)
     return {
         "profile": wanted,
         "set": "FAIRLEAD_SET" in environment,
         "known": profile == wanted,
+        "summary": summary(variables, environment, binding),
+        "cpus": binding,
         "variables": variables,
     }
 
@@ -126,12 +134,22 @@ def _explain(explained: list[dict[str, object]], *, as_json: bool) -> ExitCode:
             else explained
         )
         return ExitCode.OK
-    print(LEGEND)
+    for each in explained:
+        if each["job"]:
+            print(f"{_task(each)}{each['summary']}")
+    print(f"\n{LEGEND}" if explained[0]["job"] else LEGEND)
     for number, each in enumerate(explained):
         if number:
             print()
         _print(each)
     return ExitCode.OK
+
+
+def _task(each: dict[str, object]) -> str:
+    """Return "step 0, rank 1: " for a task of another process, and "" for this process."""
+    if "step" not in each:
+        return ""
+    return f"step {each['step']}, rank {each['rank']}: " if each["rank"] != "" else f"step {each['step']}: "
 
 
 def _print(each: dict[str, object]) -> None:

@@ -13,12 +13,22 @@ ENVIRON_MAX_BYTES = 1 << 20
 
 
 class Task(Struct, frozen=True, kw_only=True):
-    """Describes one task. ``step`` is "batch" or a number. ``rank`` is SLURM_PROCID, "" in the batch step."""
+    """Describes one task. ``step`` is "batch" or a number. ``rank`` is SLURM_PROCID, "" in the batch step. ``cpus``: the CPUs that
+    the process may use now (sched_getaffinity(2)), or () if they cannot be read."""
 
     step: str
     rank: str
     pid: int
     environment: dict[str, str]
+    cpus: tuple[int, ...] = ()
+
+
+def allowed_cpus(pid: int) -> tuple[int, ...]:
+    """Return the CPUs that a process may use, or () if the process has ended or may not be read. 0 is this process."""
+    try:
+        return tuple(sorted(os.sched_getaffinity(pid)))
+    except OSError:
+        return ()
 
 
 def of_job(job: str, proc: str = "/proc") -> tuple[Task, ...]:
@@ -31,7 +41,8 @@ def of_job(job: str, proc: str = "/proc") -> tuple[Task, ...]:
         step = environment.get("SLURM_STEP_ID", "")
         batch = not step.isdecimal() or len(step) > 9
         key = ("batch", "") if batch else (step, environment.get("SLURM_PROCID", ""))
-        found.setdefault(key, Task(step=key[0], rank=key[1], pid=pid, environment=environment))
+        if key not in found:
+            found[key] = Task(step=key[0], rank=key[1], pid=pid, environment=environment, cpus=allowed_cpus(pid))
     return tuple(sorted(found.values(), key=lambda t: (t.step != "batch", len(t.step), t.step, len(t.rank), t.rank)))
 
 

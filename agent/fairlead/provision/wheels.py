@@ -92,6 +92,8 @@ def own_wheel() -> Wheel:
     files = [f for f in _tree(package, "fairlead") if not f[0].startswith("fairlead/_data/")]
     for name in ("playbooks", "templates", "slurm"):
         files += _tree(assets.directory(name), f"fairlead/_data/{name}")
+    for name in assets.DOC_KINDS:
+        files += _tree(assets.directory("docs") / name, f"fairlead/_data/docs/{name}")
     version = fairlead.__version__
     info = f"fairlead-{version}.dist-info"
     requires = "".join(f"Requires-Dist: {d}\n" for d in DEPENDENCIES)
