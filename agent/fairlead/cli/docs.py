@@ -19,7 +19,9 @@ from fairlead.errors import ExitCode, InputMissing, UsageError
 
 
 def register(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("page", nargs="?", default="", metavar="NAME", help="the page: driver, how-to/driver, docs/how-to/driver.md")
+    parser.add_argument(
+        "page", nargs="?", default="", metavar="NAME", help="the page: driver, how-to/driver, docs/how-to/driver.md"
+    )
     parser.add_argument("--search", default="", metavar="TEXT", help="list the pages that have this text, in capitals or not")
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
 
