@@ -30,6 +30,7 @@ from fairlead.host.gather import gather
 from fairlead.host.root import Root
 from fairlead.jobenv.never import NEVER, SITE
 from fairlead.jobenv.variable_table import assemble
+from fairlead.fleet.event_options import EventsOptions
 from fairlead.jobs.advice import RULES, AdviceOptions
 from fairlead.jobs.cost_and_energy import UsageOptions
 from fairlead.jobs.idle_rule import IdleOptions
@@ -233,6 +234,7 @@ site.toml --node NODE --origin` says where each value of a node comes from.
 | `partitions.NAME.KEY` | Keys of a partition for [`fairlead slurm-config`](../how-to/slurm-config.md), below. |
 | `usage.KEY`, `advice.KEY` | Prices and thresholds of [`fairlead usage`](../how-to/usage.md), below. |
 | `idle.KEY` | What [`fairlead idle`](../how-to/idle-gpus.md) may do, below. |
+| `events.KEY` | Where [`fairlead events`](../how-to/events.md) sends what happens to nodes, below. |
 
 What `config check` finds:
 
@@ -280,6 +282,7 @@ def options_page() -> str:
         "usage": UsageOptions,
         "advice": AdviceOptions,
         "idle": IdleOptions,
+        "events": EventsOptions,
     }
     sections |= on_site
     for section, struct in sections.items():

@@ -9,8 +9,9 @@ import sqlite3
 from fairlead.errors import DataError, HostError, NodeBusy, next_step
 
 
-def locked(folder: str, path: str) -> int:
-    """Return the open lock file of the store at ``path``. Make the folder if it is not there. Raises NodeBusy, HostError."""
+def locked(folder: str, path: str, by: str = "fairlead collect") -> int:
+    """Return the open lock file of the store at ``path``. Make the folder if it is not there. ``by``: the command that writes it.
+    Raises NodeBusy, HostError."""
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -20,7 +21,7 @@ def locked(folder: str, path: str) -> int:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(fd)
-        raise NodeBusy(f"{path}: another fairlead collect writes it", hint="try again when it has ended") from None
+        raise NodeBusy(f"{path}: another {by} writes it", hint="try again when it has ended") from None
     return fd
 
 
