@@ -480,11 +480,9 @@ def test_a_full_disk_sends_nothing_twice(tmp_path: Path) -> None:
 
         run()
         site.history(record(drained(T), written_unix=NOW + 1))
-        with (state / "filler").open("wb") as filler:
-            with pytest.raises(OSError):
-                while True:
-                    filler.write(b"x" * 4096)
-                    filler.flush()
+        with (state / "filler").open("wb", buffering=0) as filler, pytest.raises(OSError):
+            while True:
+                filler.write(b"x" * 4096)
         for _ in range(3):
             with pytest.raises(HostError, match="full|I/O"):
                 run()
