@@ -39,6 +39,7 @@ from fairlead.model.check_definition import CheckParams
 from fairlead.policy.decision_rules import Rules
 from fairlead.topology.picture.machine_svg import draw
 from tests import completion_scripts, man_pages, rooms, selftest_pages
+from tests.kept_files import kept_files_page
 from tests.lab.trees import MACHINES, ensure
 from tests.measure import fabric_simulation
 from tests.slurm import node_states
@@ -492,6 +493,7 @@ GENERATED: dict[Path, Callable[[], str]] = {
     ROOT / "docs/reference/options.md": options_page,
     ROOT / "docs/reference/metrics.md": metrics_page,
     ROOT / "docs/reference/advice.md": advice_page,
+    ROOT / "docs/reference/kept-files.md": kept_files_page,
     ROOT / "docs/reference/fabric-acceptance.md": fabric_page,
     ROOT / "docs/reference/selftest-report.md": selftest_pages.format_page,
     PROVED: lambda: with_block(PROVED.read_text(), "claims", selftest_pages.claims_block()),
