@@ -56,7 +56,7 @@ ON_NODES = (
              limit="20,000 files and 64 MiB; aside: 100 files", keeps="`agent.usage_days` (30 days)",
              erase="goes after `agent.usage_days`, or remove usage/JOB-*", backup="collected into jobs.sqlite", each_bytes=64 << 20),
     KeptFile(path=f"{STATE}/requests/", writers=("daemon/requests/spool.py", "cli/agent_client.py"), mode="root 0600",
-             limit="only root can add a request; a request is at most 64 KiB", keeps="until the agent has applied it", each_bytes=4096),
+             limit="1,000 requests of at most 1 MiB, which only root can add", keeps="until the agent has applied it", each_bytes=4096),
     KeptFile(path=f"{STATE}/hold", writers=("cli/hold.py",), mode=ROOT, limit="one", keeps="until the hold ends",
              erase="has the admin's name", each_bytes=300),
     KeptFile(path=f"{STATE}/return.json", writers=("daemon/loop/return_command.py",), mode=ROOT, limit="one run, 200 characters",

@@ -11,12 +11,12 @@ from msgspec.structs import replace
 from fairlead.cli import main
 from fairlead.fleet.card_details import XIDS_MAX, details_of, xids_of
 from fairlead.fleet.service_merge import merged, since
-from fairlead.fleet.service_record import ActiveFinding, CardDetails, CardSeen, XidSeen, decoded, encoded
+from fairlead.fleet.service_record import ActiveFinding, CardDetails, CardSeen, ServiceEntry, XidSeen, decoded, encoded
 from fairlead.host.pci_slots import chassis_slots
 from fairlead.host.root import Root
 from fairlead.model.facts import unreadable
 from tests.checks.nodes import gpu, node
-from tests.fleet.made_records import BEGIN, DAY, HOUR, NOW, OTHER_PCI, PCI, clear, drained, record, resumed
+from tests.fleet.made_records import BEGIN, DAY, HOUR, NOW, OTHER_PCI, PCI, drained, record, resumed
 
 T = BEGIN + 10 * DAY
 DETAILS = CardDetails(
@@ -24,6 +24,10 @@ DETAILS = CardDetails(
     vbios="96.00.74", inforom="G520", slot="21", remapped=(1, 2), remap_pending=False, remap_failed=True, uncorrected_errors=7,
 )  # fmt: skip
 XID = XidSeen(boot="b1", pci=PCI, kind="xid", code="79", count=4, first_unix=T, last_unix=T + HOUR)
+
+
+def repaired(unix: float, why: str, what: str) -> ServiceEntry:
+    return ServiceEntry(unix=unix, id=f"c{unix}", what="closed as repaired", who="agent", args={"for": "ada"}, why=why, detail=what)
 
 
 def folder(path: Path, *records: object) -> str:
@@ -37,7 +41,8 @@ def folder(path: Path, *records: object) -> str:
 @pytest.mark.parametrize("word", [PCI, "1B:00.0", "00000000:1B:00.0", "3", "A1", "GPU-1"])
 def test_every_name_of_a_card(tmp_path: Path, capsys: pytest.CaptureFixture[str], word: str) -> None:
     one = record(
-        drained(T, serials=f"{PCI}=A1"), resumed(T + HOUR), clear(T + 2 * HOUR, "replaced GPU"),
+        drained(T, serials=f"{PCI}=A1"), resumed(T + HOUR), repaired(T + 2 * HOUR, "replaced GPU", PCI),
+        repaired(T + 3 * HOUR, "new riser", "the whole node"), repaired(T + 4 * HOUR, "other", OTHER_PCI),
         details=(DETAILS,), xids=(XID, replace(XID, pci=OTHER_PCI)),
         findings=(ActiveFinding(check="row_remap", device=PCI, serial="A1", since_unix=T),),
     )  # fmt: skip
@@ -47,7 +52,7 @@ def test_every_name_of_a_card(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert data["identity"]["VBIOS"] == "96.00.74" and data["identity"]["chassis_slot"] == "21"
     assert data["identity"]["retired_pages"] is None, "what was not read is null"
     assert [x["count"] for x in data["xids"]] == [4] and [i["check"] for i in data["incidents"]] == ["xid"]
-    assert [r["why"] for r in data["repairs"]] == ["replaced GPU"] and data["where"] == [f"n1 {PCI}"]
+    assert [r["why"] for r in data["repairs"]] == ["replaced GPU", "new riser"] and data["where"] == [f"n1 {PCI}"]
     assert main(["rma", "n1", word, "--from", str(tmp_path)]) == 0
     text = capsys.readouterr().out
     assert "retired pages" in text and "not readable" in text and "XID 79" in text and "1 corrected, 2 uncorrected" in text

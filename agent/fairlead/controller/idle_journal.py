@@ -71,7 +71,7 @@ class IdleJournal:
                 if size and os.pread(fd, 1, size - 1) != b"\n":
                     line = b"\n" + line  # the torn line of a killed process stays apart
                 if os.write(fd, line) != len(line):
-                    raise HostError(f"{path}: the disk is full")
+                    raise HostError(f"{path}: the disk is full", hint="make room there")
                 os.fsync(fd)
             finally:
                 os.close(fd)

@@ -12,9 +12,10 @@ from msgspec import Struct
 
 from fairlead.fleet.incidents import FleetHistory, Incident
 from fairlead.fleet.machines import Fleet, FleetMachine
-from fairlead.fleet.service_record import CLEAR, REPAIRED, CardDetails, CardSeen, XidSeen
+from fairlead.fleet.service_record import REPAIRED, CardDetails, CardSeen, XidSeen
 
 NOT_READABLE = "not readable"
+WHOLE_NODE = "the whole node"  # what `fairlead clear --all` closes
 
 
 class CardUnknown(Struct, frozen=True):
@@ -106,7 +107,7 @@ def sheet(fleet: Fleet, history: FleetHistory, machine: FleetMachine, pci: str, 
         repairs=tuple(
             CardEvent(unix=e.unix, what=e.what, who=e.args.get("for", e.who), why=e.why)
             for e in record.entries
-            if e.what in (REPAIRED, CLEAR) and names & set((e.args.get("devices") or e.detail).replace(",", " ").split())
+            if e.what == REPAIRED and _covers(e.args.get("devices") or e.detail, names)
         ),
         cards=tuple(cards),
         where=_places(fleet, serial),
@@ -117,6 +118,10 @@ def _is_of(incident: Incident, machine: FleetMachine, pci: str, serial: str, sin
     if serial and incident.serial:
         return incident.serial == serial
     return incident.machine == machine.key and incident.device == pci and since <= incident.begin_unix < until
+
+
+def _covers(words: str, names: set[str]) -> bool:
+    return words == WHOLE_NODE or bool(names & set(words.replace(",", " ").split()))
 
 
 def _identity(machine: FleetMachine, details: CardDetails | None, serial: str, pci: str) -> dict[str, str | None]:
