@@ -26,11 +26,11 @@ from fairlead.config.fabric import fabric_names, load_fabric
 from fairlead.config.partitions import Partition
 from fairlead.config.site import AnsibleOptions
 from fairlead.daemon.publishing.metrics import Metrics, MetricsInput
+from fairlead.fleet.event_options import EventsOptions
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
 from fairlead.jobenv.never import NEVER, SITE
 from fairlead.jobenv.variable_table import assemble
-from fairlead.fleet.event_options import EventsOptions
 from fairlead.jobs.advice import RULES, AdviceOptions
 from fairlead.jobs.cost_and_energy import UsageOptions
 from fairlead.jobs.idle_rule import IdleOptions

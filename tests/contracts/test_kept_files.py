@@ -17,12 +17,20 @@ from fairlead.fleet.service_record import ServiceRecord, VersionSeen, encoded
 from fairlead.jobs.usage_record import encoded as usage_encoded
 from tests.fleet.made_records import DAY, HOUR, NOW, PCI, drained, record, resumed
 from tests.jobs.job_reports import BEGIN, record_of, run_of
-from tests.kept_files import AGENT, IN_MEMORY, KEEPS_NOTHING, ON_CONTROLLER, PLACES, KeptFile, writing_modules
+from tests.kept_files import AGENT, IN_MEMORY, KEEPS_NOTHING, ON_CONTROLLER, HOSTS, KeptFile, writing_modules
 
 ROOT = AGENT.parents[1]
-FILES = [file for _, _, files in PLACES for file in files]
+FILES = [file for _, _, files in HOSTS for file in files]
 VALUES = (
-    *("rows.uncorrected", "banks.used_spare_rows", "pcie.replays", "pcie.lanes", "pcie.lanes_max", "nvlink.active", "load.seconds"),
+    *(
+        "rows.uncorrected",
+        "banks.used_spare_rows",
+        "pcie.replays",
+        "pcie.lanes",
+        "pcie.lanes_max",
+        "nvlink.active",
+        "load.seconds",
+    ),
     *("load.slowed_seconds", "power.cap_watts"),
 )
 
@@ -73,7 +81,9 @@ def yearly(number: int, days: int = 365, drains: int = 12) -> ServiceRecord:
         machine=f"{number:036}",
         values={f"16543220061{gpu:02}": dict.fromkeys(VALUES, points) for gpu in range(8)},
         watched=tuple((begin + week * 7 * DAY, begin + week * 7 * DAY + 6 * DAY) for week in range(days // 7)),
-        versions=tuple(VersionSeen(since_unix=begin + n * 30 * DAY, driver="570.86.15", agent_version="0.1.0") for n in range(days // 30)),
+        versions=tuple(
+            VersionSeen(since_unix=begin + n * 30 * DAY, driver="570.86.15", agent_version="0.1.0") for n in range(days // 30)
+        ),
         details=tuple(replace(DETAILS, pci=f"0000:{gpu:02x}:00.0") for gpu in range(8)),
         xids=tuple(replace(XID, boot=f"{boot:036}") for boot in range(12)),
     )
@@ -86,7 +96,7 @@ def test_the_measured_sizes(tmp_path: Path) -> None:
     with EventStore(str(tmp_path), write=True) as store:
         made = [
             FleetEvent(
-                kind="drained", node=f"n{n % 100}", at_unix=NOW + n, by="fairlead", cause="xid", device=PCI, serial="1654322006161",
+                kind="drained", node=f"n{n % 100}", at_unix=NOW + n, by="fairlead", cause="xid", device=PCI, serial="16543220",
                 summary="Xid 79 on GPU 0000:1b:00.0 (GPU has fallen off the bus)", node_class="hgx-h100", machine="m" * 36,
                 jobs=(123456, 123457), token=f"{n:012}",
             )
@@ -98,7 +108,10 @@ def test_the_measured_sizes(tmp_path: Path) -> None:
         jobs.add_runs(runs, 100)
         for run in runs:
             jobs.put_records(run, [record_of("gpu001", job=run.job, begin_unix=run.begin_unix)], [])
-    sizes = {name: os.path.getsize(tmp_path / f"{name}.sqlite") / count for name, count in (("fleet", 50), ("events", 4000), ("jobs", 1000))}
+    sizes = {
+        name: os.path.getsize(tmp_path / f"{name}.sqlite") / count
+        for name, count in (("fleet", 50), ("events", 4000), ("jobs", 1000))
+    }
     for name, size in sizes.items():
         assert size == pytest.approx(of(f"{name}.sqlite").each_bytes, rel=0.25), f"{name}.sqlite: correct tests/kept_files.py"
     assert len(usage_encoded(record_of("gpu001"))) == pytest.approx(of("fairlead-running/").each_bytes, rel=0.25)

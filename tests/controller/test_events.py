@@ -1,4 +1,4 @@
-"""Events: each once by its id, over restarts, kills, wrong clocks and restored backups; channels that hang, flood or do not answer."""
+"""Events: each once by its id, over kills, wrong clocks and restored backups; channels that hang, flood or do not answer."""
 
 from __future__ import annotations
 
@@ -146,7 +146,9 @@ def test_slurms_own_and_persons_drains_and_maintenance(site: Site) -> None:
     site.history(outs=())
     site.run()
     person = NodeOut(node="n9", begin_unix=T, end_unix=T + 60, whose=Whose.PERSON, reason="riser\x1b[31m swap")
-    planned = NodeOut(node="n9", begin_unix=T + 60, end_unix=T + 120, whose=Whose.MAINTENANCE, reason="fairlead:maintain:abcdef1 x")
+    planned = NodeOut(
+        node="n9", begin_unix=T + 60, end_unix=T + 120, whose=Whose.MAINTENANCE, reason="fairlead:maintain:abcdef1 x"
+    )
     down = NodeOut(node="n8", begin_unix=T, end_unix=None, whose=Whose.FAULT, reason="Not responding", down=True)
     site.history(outs=(person, planned, down))
     site.run()
@@ -161,7 +163,9 @@ def test_slurms_own_and_persons_drains_and_maintenance(site: Site) -> None:
 
 def test_the_first_run_sends_nothing_old_and_says_so(tmp_path: Path) -> None:
     site = Site(tmp_path)
-    site.history(record(drained(T), resumed(T + HOUR)), outs=(NodeOut(node="n1", begin_unix=T, end_unix=T + 9, whose=Whose.PERSON),))
+    site.history(
+        record(drained(T), resumed(T + HOUR)), outs=(NodeOut(node="n1", begin_unix=T, end_unix=T + 9, whose=Whose.PERSON),)
+    )
     site.run()
     assert site.channel.taken == [] and len(site.said) == 1 and "4 earlier events" in site.said[0]
     site.history(record(drained(NOW - 100), node="n2", machine="m2"), record(drained(T), node="n3", machine="m3"))
@@ -190,7 +194,9 @@ def test_lemons_are_new_ones_once(site: Site) -> None:
 
 def test_hostile_text_is_plain(site: Site) -> None:
     evil = "x\x1b[2J</script><script>\u202e\"\n\r'; rm -rf / #" + "y" * 2000
-    site.history(record(entry("hold", outcome="held", why=evil, who=evil[:100]), drained(T, device="\x07<b>", jobs="9" * 40 + ",5")))
+    site.history(
+        record(entry("hold", outcome="held", why=evil, who=evil[:100]), drained(T, device="\x07<b>", jobs="9" * 40 + ",5"))
+    )
     site.run()
     assert len(site.channel.taken) == 2
     for event in site.channel.taken:
@@ -474,6 +480,7 @@ def test_a_full_disk_sends_nothing_twice(tmp_path: Path) -> None:
     site.history(record())
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(state)], check=True)
     try:
+
         def run() -> None:
             with FleetStore(str(tmp_path), write=False) as fleet, EventStore(str(state), write=True) as store:
                 EventProgram(store, fleet, site.options, {"command": site.channel}, say=site.said.append).run()
@@ -484,7 +491,7 @@ def test_a_full_disk_sends_nothing_twice(tmp_path: Path) -> None:
             while True:
                 filler.write(b"x" * 4096)
         for _ in range(3):
-            with pytest.raises(HostError, match="full|I/O"):
+            with pytest.raises(HostError, match=r"full|I/O"):
                 run()
         assert site.channel.taken == [], "what cannot be saved as sent is not sent"
         (state / "filler").unlink()

@@ -1,7 +1,7 @@
 """Each writer on a full disk, a tmpfs without a free byte: one line, no half of anything, and all of it when there is room again.
 
-The running agent on a full disk is tested by tests/alive/test_disk.py, with real Slurm and jobs by tests/faults/test_disk_faults.py,
-the journal of maintenance by tests/provision/test_maintain_journal.py, the queue of events by test_events.py.
+The running agent on a full disk is tested by tests/alive/test_disk.py, with real Slurm by tests/faults/test_disk_faults.py, the
+journal of maintenance by tests/provision/test_maintain_journal.py, the queue of events by test_events.py.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ def readings(folder: str, number: int) -> None:
 
 def journal(folder: str, number: int) -> None:
     for n in range(40):
-        IdleJournal(folder).append(IdleEvent(kind="observed", at_unix=1_790_000_000.0 + number, case=f"{n}", user="ada", detail="x" * 200))
+        IdleJournal(folder).append(
+            IdleEvent(kind="observed", at_unix=1_790_000_000.0 + number, case=f"{n}", user="ada", detail="x" * 200)
+        )
 
 
 def results(folder: str, number: int) -> None:
@@ -207,6 +209,8 @@ def test_the_audit_trail_and_usage_files(small: Path, tmp_path: Path) -> None:
 
 def test_old_months_of_the_journal_go(tmp_path: Path) -> None:
     for month in range(30):
-        IdleJournal(str(tmp_path)).append(IdleEvent(kind="observed", at_unix=1_600_000_000.0 + month * 31 * DAY, case="1", user="ada"))
+        IdleJournal(str(tmp_path)).append(
+            IdleEvent(kind="observed", at_unix=1_600_000_000.0 + month * 31 * DAY, case="1", user="ada")
+        )
     names = sorted(os.listdir(tmp_path))
     assert len(names) == MONTHS and names[-1] > "idle-2022"

@@ -1,4 +1,4 @@
-"""The RMA sheet: found by address, index, serial and UUID; what is missing is said; a lost GPU keeps what was read; hostile records."""
+"""The RMA sheet: found by each name of a card; what is missing is said; a lost GPU keeps what was read; hostile records."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ XID = XidSeen(boot="b1", pci=PCI, kind="xid", code="79", count=4, first_unix=T, 
 
 
 def repaired(unix: float, why: str, what: str) -> ServiceEntry:
-    return ServiceEntry(unix=unix, id=f"c{unix}", what="closed as repaired", who="agent", args={"for": "ada"}, why=why, detail=what)
+    return ServiceEntry(
+        unix=unix, id=f"c{unix}", what="closed as repaired", who="agent", args={"for": "ada"}, why=why, detail=what
+    )
 
 
 def folder(path: Path, *records: object) -> str:

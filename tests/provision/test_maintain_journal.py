@@ -7,8 +7,8 @@ import shutil
 import signal
 import sqlite3
 import subprocess
-import time
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path

@@ -5,8 +5,8 @@ fairlead events deliver            find new events in what `fairlead collect` ke
 fairlead events retry ID | --all   let events wait again that were given up or left out
 fairlead events test [NODE]        send a test event now, by each channel
 
-A timer on the controller runs deliver each minute. [events] of site.toml says where events go. Each event has an id: what was confirmed
-is never sent again. docs/how-to/events.md lists the fields of an event.
+A timer on the controller runs deliver each minute. [events] of site.toml says where events go. Each event has an id: what was
+confirmed is never sent again. docs/how-to/events.md lists the fields of an event.
 Exit codes: 0, 75 if a channel has not taken an event (it is tried again).
 """
 
@@ -105,18 +105,16 @@ def _deliver(args: argparse.Namespace) -> ExitCode:
         return _would(args, options)
     channels = channels_of(options, where)
     with FleetStore(args.store, write=False) as fleet, EventStore(args.state, write=True) as store:
-        program = EventProgram(
-            store, fleet, options, channels, say=say, lemons=lambda: lemon_events(args.store, time.time())
-        )
+        program = EventProgram(store, fleet, options, channels, say=say, lemons=lambda: lemon_events(args.store, time.time()))
         done = program.run()
     if args.json:
         print_json(msgspec.to_builtins(done))
     else:
         print(
-            f"{done.found} new events; {done.delivered} delivered, {done.failed} not taken, {done.given_up} given up,"
+            f"{done.found} new events; {done.delivered} delivered, {done.failed} not taken, {done.abandoned} given up,"
             f" {done.waiting} wait" + ("" if channels else "; [events] declares neither command nor url")
         )
-    return ExitCode.TRY_AGAIN if done.failed or done.given_up else ExitCode.OK
+    return ExitCode.TRY_AGAIN if done.failed or done.abandoned else ExitCode.OK
 
 
 def _would(args: argparse.Namespace, options: EventsOptions) -> ExitCode:

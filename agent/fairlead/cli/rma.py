@@ -4,8 +4,8 @@ fairlead rma gpu007 0000:1b:00.0           by PCI address, from what `fairlead c
 fairlead rma gpu007 1654322006161 --json   by serial number, also of a card that was there earlier
 fairlead rma gpu007 3 --from DIR           by NVML's index, from a recorded folder (see `fairlead report --help`)
 
-The values are those that the node's agent has last sent, so a GPU that is lost still has its sheet. What could not be read is shown
-as "not readable".
+The values are those that the node's agent has last sent, so a GPU that is lost still has its sheet. What could not be read is
+shown as "not readable".
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fairlead.cli.controller_paths import STORE
@@ -63,7 +63,9 @@ def run(args: argparse.Namespace) -> ExitCode:
             break
     else:
         known = [name for _, each in answers if isinstance(each, rma_sheet.CardUnknown) for name in each.known]
-        raise InputMissing(f"{args.node} has no GPU {one_line(word, 64)}", hint=f"it has: {', '.join(known) or 'none that is known'}")
+        raise InputMissing(
+            f"{args.node} has no GPU {one_line(word, 64)}", hint=f"it has: {', '.join(known) or 'none that is known'}"
+        )
     if args.json:
         print_json(as_data(made))
     else:
@@ -91,7 +93,15 @@ def text(made: RmaSheet) -> Iterator[str]:
     xids = [(f"{x.kind.upper()} {x.code}", str(x.count), _time(x.first_unix), _time(x.last_unix)) for x in made.xids]
     yield from _section("Xids since the card is at this address", xids, ("CODE", "RECORDS", "FIRST SEEN", "LAST SEEN"))
     incidents = [
-        (_time(i.begin_unix), i.node, i.check, str(len(i.times)), _time(i.end_unix) if i.end_unix else "open", i.ended.value, i.how)
+        (
+            _time(i.begin_unix),
+            i.node,
+            i.check,
+            str(len(i.times)),
+            _time(i.end_unix) if i.end_unix else "open",
+            i.ended.value,
+            i.how,
+        )
         for i in made.incidents
     ]
     yield from _section("incidents", incidents, ("BEGIN", "NODE", "CHECK", "TIMES", "END", "ENDED BY", "HOW"))
@@ -102,7 +112,7 @@ def text(made: RmaSheet) -> Iterator[str]:
     yield from _section("where this card was", [(name,) for name in made.where], ())
 
 
-def _section(title: str, rows: list[tuple[str, ...]], head: tuple[str, ...]) -> Iterator[str]:
+def _section(title: str, rows: Sequence[tuple[str, ...]], head: tuple[str, ...]) -> Iterator[str]:
     yield ""
     yield f"{title}: {'none known' if not rows else ''}".rstrip()
     if rows:

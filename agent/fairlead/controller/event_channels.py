@@ -1,7 +1,7 @@
 """Hands one event to the site's program, or posts it to an address. Each is a process of its own, with a deadline.
 
-The program has taken the event if it ends with exit code 0, and the address if it answers with 2xx. Everything else is tried again.
-At the deadline, or when the program has written too much, its whole process group is ended.
+The program has taken the event if it ends with exit code 0, and the address if it answers with 2xx. Everything else is tried
+again. At the deadline, or when the program has written too much, its whole process group is ended.
 """
 
 from __future__ import annotations
@@ -87,7 +87,9 @@ def channels_of(options: EventsOptions, where: str) -> dict[str, EventChannel]:
     found: dict[str, EventChannel] = {}
     if options.command:
         if not options.command[0].startswith("/"):
-            raise ConfigError(where, "events.command", "its first word must be the path of a program, such as /etc/fairlead/event")
+            raise ConfigError(
+                where, "events.command", "its first word must be the path of a program, such as /etc/fairlead/event"
+            )
         found["command"] = SiteCommand(options.command, options.deadline_seconds)
     if options.url:
         found["webhook"] = Webhook(options.url, _key(options, where), options.deadline_seconds)
@@ -166,7 +168,8 @@ def ran(command: Sequence[str], text: bytes, seconds: float, environment: dict[s
 
 def _spoken_with(process: subprocess.Popen[bytes], text: bytes, end: float, seconds: float) -> tuple[bytes, str]:
     """Write the text and read the output until the program has ended. Return the output and why the program has to be ended."""
-    assert process.stdin is not None and process.stdout is not None
+    if process.stdin is None or process.stdout is None:
+        raise HostError("the process has no pipes")
     said, left = bytearray(), memoryview(text)
     sink, source = process.stdin.fileno(), process.stdout.fileno()
     os.set_blocking(sink, False)
@@ -176,7 +179,7 @@ def _spoken_with(process: subprocess.Popen[bytes], text: bytes, end: float, seco
         selector.register(source, selectors.EVENT_READ)
         while process.poll() is None:
             if time.monotonic() >= end:
-                return said, f"no answer in {seconds:g} s: it was ended"
+                return bytes(said), f"no answer in {seconds:g} s: it was ended"
             for key, _ in selector.select(min(0.05, max(0.0, end - time.monotonic()))):
                 if key.fd == sink:
                     try:
@@ -194,10 +197,10 @@ def _spoken_with(process: subprocess.Popen[bytes], text: bytes, end: float, seco
                 if data == b"":
                     selector.unregister(source)
                 if len(said) > OUTPUT_MAX_BYTES:
-                    return said, f"wrote more than {OUTPUT_MAX_BYTES >> 10} KiB: it was ended"
+                    return bytes(said), f"wrote more than {OUTPUT_MAX_BYTES >> 10} KiB: it was ended"
     while len(said) <= OUTPUT_MAX_BYTES and (data := _read(source)):
         said += data
-    return said, ""
+    return bytes(said), ""
 
 
 def _read(fd: int) -> bytes | None:

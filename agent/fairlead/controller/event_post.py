@@ -1,7 +1,8 @@
 """Posts one event to an address: ``python -m fairlead.controller.event_post`` with a ``Post`` as JSON on standard input.
 
-This is a process of its own, so that an address that never answers can be ended with it. It follows no redirect: the body would go to
-somebody whom the site has not named. Exit code 0: the address has answered with 2xx. Otherwise one line on standard output says why not.
+This is a process of its own, so that an address that never answers can be ended with it. It follows no redirect: the body would
+go to somebody whom the site has not named. Exit code 0: the address has answered with 2xx. Otherwise one line on standard output
+says why not.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Finds new events in what `fairlead collect` keeps, and delivers those that wait: one run of `fairlead events deliver`.
 
-A run that is killed at any moment is continued by the next one. What was confirmed and saved is never sent again. A try is saved before
-it is made, so that an event that kills the run is not tried for ever. Nothing here is on the path of a drain.
+A run that is killed at any moment is continued by the next one. What was confirmed and saved is never sent again. A try is saved
+before it is made, so that an event that kills the run is not tried for ever. Nothing here is on the path of a drain.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class EventRun(Struct, kw_only=True):
     found: int = 0
     delivered: int = 0
     failed: int = 0
-    given_up: int = 0
+    abandoned: int = 0
     waiting: int = 0
     left_out: int = 0
 
@@ -80,7 +80,7 @@ class EventProgram:
             events += [(event, not first_slurm) for event in self._of_slurm(first_slurm)]
         kept: dict[str, object] = {"begun": True, **({"slurm_begun": True} if has_slurm else {})}
         events += self._of_lemons(first, kept)
-        kinds = set(self._options.kinds)
+        kinds: set[str] = set(self._options.kinds)
         channels = {kind: tuple(self._channels) for kind in kinds}
         self.done.found, over = self._store.add(events, sources, self._clock(), channels, kept)
         if first:
@@ -112,7 +112,9 @@ class EventProgram:
             for event, ago in of_records(records):
                 events.append((event, not first and (not new_machine or ago <= DAY_SECONDS)))
         if older:
-            self._say(f"{fold(older)}: the history of the fleet is older than before (a restored backup?): no event is sent twice")
+            self._say(
+                f"{fold(older)}: the history of the fleet is older than before (a restored backup?): no event is sent twice"
+            )
         return events, sources
 
     def _of_slurm(self, first: bool) -> Iterator[FleetEvent]:
@@ -167,7 +169,7 @@ class EventProgram:
         elif tries >= TRIES_MAX:
             self._store.tried(queued, GIVEN_UP, tries, 0.0, why)
             self._say(f"event {queued.id} of {queued.event.node}: given up after {tries} tries: {why}")
-            self.done.given_up += 1
+            self.done.abandoned += 1
         else:
             self._store.tried(queued, WAITING, tries, again, why)
             self.done.failed += 1

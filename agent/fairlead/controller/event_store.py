@@ -1,7 +1,7 @@
 """Keeps the queue of events in one SQLite file: each event once, by its id, and for each channel whether it was delivered.
 
-The file is separate from the history of the fleet. One process writes it at a time. Each step is one transaction on the disk, so a
-process that is killed has either done a step or not. An event that is known is never put into the queue again.
+The file is separate from the history of the fleet. One process writes it at a time. Each step is one transaction on the disk, so
+a process that is killed has either done a step or not. An event that is known is never put into the queue again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ DAY_SECONDS = 86400.0
 WAITING, DELIVERED, GIVEN_UP, LEFT_OUT = "waiting", "delivered", "given up", "left out"
 _BUSY_SECONDS = 10.0
 _TABLES = """
-CREATE TABLE IF NOT EXISTS event (seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL, node TEXT, found_unix REAL, data BLOB);
+CREATE TABLE IF NOT EXISTS event (seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL, node TEXT, found_unix REAL,
+                                  data BLOB);
 CREATE INDEX IF NOT EXISTS of_node ON event (node, found_unix) WHERE data != x'';
 CREATE TABLE IF NOT EXISTS delivery (seq INTEGER, channel TEXT, state TEXT NOT NULL, tries INTEGER NOT NULL, next_unix REAL,
                                      said TEXT NOT NULL, PRIMARY KEY (seq, channel)) WITHOUT ROWID;

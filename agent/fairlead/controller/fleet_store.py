@@ -131,7 +131,7 @@ class FleetStore:
             yield self._decoded(_RECORD, data, node)
 
     def raw_records(self) -> Iterator[tuple[str, str, bytes]]:
-        """Yield machine, NodeName and encoded record of each row, so that a reader finds out what has changed without decoding."""
+        """Yield machine, NodeName and encoded record of each row. A reader finds out without decoding what has changed."""
         yield from self._rows("SELECT machine, node, data FROM service ORDER BY machine, node")
 
     def records_of(self, machine: str, node: str) -> list[ServiceRecord]:

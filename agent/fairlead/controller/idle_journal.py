@@ -1,7 +1,7 @@
 """Keeps the journal of idle jobs: one line for each event, on the disk before the program goes on. It is the audit file too.
 
-A file holds the events of one month (UTC). The newest ``MONTHS`` files are kept. A line is written with one write(2) and fsync(2).
-A process that is killed while it writes leaves at most a torn last line, and has then not yet done what the line says.
+A file holds the events of one month (UTC). The newest ``MONTHS`` files are kept. A line is written with one write(2) and
+fsync(2). A process that is killed while it writes leaves at most a torn last line, and has then not yet done what the line says.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Makes the sheet that a vendor asks for when a GPU is returned (RMA): what the card is, the evidence, and its history.
 
-Everything comes from the node's own service record, as it was last collected: a GPU that is lost or a node that is off still has its
-sheet. A value that could not be read says so, and is never left out.
+Everything comes from the node's own service record, as it was last collected: a GPU that is lost or a node that is off still has
+its sheet. A value that could not be read says so, and is never left out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from fairlead.fleet.incidents import FleetHistory, Incident
 from fairlead.fleet.machines import Fleet, FleetMachine
-from fairlead.fleet.service_record import REPAIRED, CardDetails, CardSeen, XidSeen
+from fairlead.fleet.service_record import REPAIRED, CardDetails, CardSeen, Span, XidSeen
 
 NOT_READABLE = "not readable"
 WHOLE_NODE = "the whole node"  # what `fairlead clear --all` closes
@@ -77,8 +77,8 @@ def address_of(machine: FleetMachine, word: str) -> str | CardUnknown:
 
 
 def sheet(fleet: Fleet, history: FleetHistory, machine: FleetMachine, pci: str, word: str = "") -> RmaSheet:
-    """Return the sheet of the card at an address. ``word``: if it is the serial number of a card that was there earlier, the sheet
-    is of that card."""
+    """Return the sheet of the card at an address. ``word``: if it is the serial number of a card that was there earlier, the
+    sheet is of that card."""
     record = machine.record
     cards = [card for card in record.cards if card.pci == pci]
     named = [card for card in cards if card.serial == word]
@@ -89,7 +89,7 @@ def sheet(fleet: Fleet, history: FleetHistory, machine: FleetMachine, pci: str, 
         details = None  # they are of the card that is there now
     serial = (details.serial if details is not None else "") or (card.serial if card is not None else "")
     since = card.since_unix if card is not None else 0.0
-    own = [i for i in history.incidents if _is_of(i, machine, pci, serial, since, until)]
+    own = [i for i in history.incidents if _is_of(i, machine, pci, serial, (since, until))]
     names = {pci, serial} - {""}
     return RmaSheet(
         node=machine.node,
@@ -110,14 +110,14 @@ def sheet(fleet: Fleet, history: FleetHistory, machine: FleetMachine, pci: str, 
             if e.what == REPAIRED and _covers(e.args.get("devices") or e.detail, names)
         ),
         cards=tuple(cards),
-        where=_places(fleet, serial),
+        where=_had_by(fleet, serial),
     )
 
 
-def _is_of(incident: Incident, machine: FleetMachine, pci: str, serial: str, since: float, until: float) -> bool:
+def _is_of(incident: Incident, machine: FleetMachine, pci: str, serial: str, during: Span) -> bool:
     if serial and incident.serial:
         return incident.serial == serial
-    return incident.machine == machine.key and incident.device == pci and since <= incident.begin_unix < until
+    return incident.machine == machine.key and incident.device == pci and during[0] <= incident.begin_unix < during[1]
 
 
 def _covers(words: str, names: set[str]) -> bool:
@@ -155,7 +155,7 @@ def _yes(value: bool | None) -> str | None:
     return None if value is None else "yes" if value else "no"
 
 
-def _places(fleet: Fleet, serial: str) -> tuple[str, ...]:
+def _had_by(fleet: Fleet, serial: str) -> tuple[str, ...]:
     """Return the nodes and slots that had the card, the oldest first."""
     if not serial:
         return ()

@@ -132,7 +132,8 @@ class ServiceRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     watched: the times in which an agent ran, each as begin and end. Outside of them nobody knows what happened. strikes: the
     times of drains by GPU serial (or address, or "node"). values: by device and name, the pairs of a day since 1970 and the value
-    of that day, the oldest first; a value that did not change is there once a week. details: of each GPU card. xids: of each boot.
+    of that day, the oldest first; a value that did not change is there once a week. details: of each GPU card. xids: of each
+    boot.
     """
 
     node: Name

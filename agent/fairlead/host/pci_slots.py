@@ -1,4 +1,7 @@
-"""Reads which chassis slot the firmware names for each PCI address (Documentation/ABI/testing/sysfs-bus-pci, /sys/bus/pci/slots)."""
+"""Reads which chassis slot the firmware names for each PCI address.
+
+Source: Documentation/ABI/testing/sysfs-bus-pci, /sys/bus/pci/slots.
+"""
 
 from __future__ import annotations
 

@@ -250,8 +250,8 @@ class Journal:
     # -- writing ---------------------------------------------------------------------------------------
 
     def begin(self, plan: MaintenancePlan, works: Sequence[NodeWork], *, site: str, who: str) -> MaintenanceRun:
-        """Add a new run and return it. Forget the runs that ended more than ``KEEP_DAYS`` ago. If another unfinished run is not done with a node, the new run skips that node, and the
-        node's detail names the other run."""
+        """Add a new run and return it. Forget the runs that ended more than ``KEEP_DAYS`` ago. If another unfinished run is not
+        done with a node, the new run skips that node, and the node's detail names the other run."""
         now = time.time()
         name = time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + "-" + secrets.token_hex(2)
 
