@@ -17,7 +17,7 @@ from fairlead.fleet.service_record import ServiceRecord, VersionSeen, encoded
 from fairlead.jobs.usage_record import encoded as usage_encoded
 from tests.fleet.made_records import DAY, HOUR, NOW, PCI, drained, record, resumed
 from tests.jobs.job_reports import BEGIN, record_of, run_of
-from tests.kept_files import AGENT, IN_MEMORY, KEEPS_NOTHING, ON_CONTROLLER, HOSTS, KeptFile, writing_modules
+from tests.kept_files import AGENT, HOSTS, IN_MEMORY, KEEPS_NOTHING, ON_CONTROLLER, KeptFile, writing_modules
 
 ROOT = AGENT.parents[1]
 FILES = [file for _, _, files in HOSTS for file in files]
