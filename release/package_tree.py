@@ -148,9 +148,9 @@ def lay_out_admin(root: Path, source: Path, wheels: Iterable[Path], stated: dict
 
 def _controller(root: Path, source: Path) -> None:
     """Lay out what the controller needs: the units, and examples of the site's own programs."""
-    for folder in ("controller", "idle"):
+    for folder in ("controller", "idle", "events"):
         for path in sorted((source / "slurm" / folder).iterdir()):
             if path.name.startswith("fairlead-"):
                 write(root, f"usr/lib/systemd/system/{path.name}", path.read_bytes())
             else:
-                write(root, f"usr/share/fairlead/idle/{path.name}", path.read_bytes(), 0o755)
+                write(root, f"usr/share/fairlead/{folder}/{path.name}", path.read_bytes(), 0o755)

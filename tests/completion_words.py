@@ -50,6 +50,7 @@ FREE = {
         "OPTION",
         "REGEX",
         "DEVICE|SERIAL",
+        "GPU",
         "UID",
         "HOST[:PORT]",
         "JOBS",

@@ -26,6 +26,7 @@ from fairlead.config.fabric import fabric_names, load_fabric
 from fairlead.config.partitions import Partition
 from fairlead.config.site import AnsibleOptions
 from fairlead.daemon.publishing.metrics import Metrics, MetricsInput
+from fairlead.fleet.event_options import EventsOptions
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
 from fairlead.jobenv.never import NEVER, SITE
@@ -38,6 +39,7 @@ from fairlead.model.check_definition import CheckParams
 from fairlead.policy.decision_rules import Rules
 from fairlead.topology.picture.machine_svg import draw
 from tests import completion_scripts, man_pages, rooms, selftest_pages
+from tests.kept_files import kept_files_page
 from tests.lab.trees import MACHINES, ensure
 from tests.measure import fabric_simulation
 from tests.slurm import node_states
@@ -233,6 +235,7 @@ site.toml --node NODE --origin` says where each value of a node comes from.
 | `partitions.NAME.KEY` | Keys of a partition for [`fairlead slurm-config`](../how-to/slurm-config.md), below. |
 | `usage.KEY`, `advice.KEY` | Prices and thresholds of [`fairlead usage`](../how-to/usage.md), below. |
 | `idle.KEY` | What [`fairlead idle`](../how-to/idle-gpus.md) may do, below. |
+| `events.KEY` | Where [`fairlead events`](../how-to/events.md) sends what happens to nodes, below. |
 
 What `config check` finds:
 
@@ -280,6 +283,7 @@ def options_page() -> str:
         "usage": UsageOptions,
         "advice": AdviceOptions,
         "idle": IdleOptions,
+        "events": EventsOptions,
     }
     sections |= on_site
     for section, struct in sections.items():
@@ -489,6 +493,7 @@ GENERATED: dict[Path, Callable[[], str]] = {
     ROOT / "docs/reference/options.md": options_page,
     ROOT / "docs/reference/metrics.md": metrics_page,
     ROOT / "docs/reference/advice.md": advice_page,
+    ROOT / "docs/reference/kept-files.md": kept_files_page,
     ROOT / "docs/reference/fabric-acceptance.md": fabric_page,
     ROOT / "docs/reference/selftest-report.md": selftest_pages.format_page,
     PROVED: lambda: with_block(PROVED.read_text(), "claims", selftest_pages.claims_block()),

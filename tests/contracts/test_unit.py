@@ -33,7 +33,7 @@ def test_it_cannot_set_the_clock_all_the_same() -> None:
     assert "CAP_SYS_TIME" not in kept and "CAP_SYSLOG" in kept and "~" not in kept
 
 
-ON_CONTROLLER = sorted((UNIT.parents[4] / "slurm").glob("[ci]*/fairlead-*"))
+ON_CONTROLLER = sorted((UNIT.parents[4] / "slurm").glob("[cie]*/fairlead-*"))
 
 
 def test_the_idle_program_has_no_way_to_the_nodes() -> None:

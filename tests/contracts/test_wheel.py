@@ -66,6 +66,7 @@ def test_installed_files_have_content_and_modes_of_the_checkout(environment: Pat
         "health-check",
         "task-prolog",
         *("cancel", "mail", "requeue"),  # examples for fairlead idle
+        "ticket",  # an example for fairlead events, beside its mail
     }
 
 

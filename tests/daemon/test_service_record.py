@@ -26,5 +26,7 @@ def test_the_record_names_the_machine_and_what_is_wrong(agents: Callable[..., Ag
     agent.until(lambda: record(agent).written_unix > first.written_unix, "the record of the next agent")
     second = record(agent)
     assert second.watched[0][0] == first.watched[0][0] and second.cards == first.cards and second.versions == first.versions
+    assert len(first.details) == 8 and all(d.vbios and d.part_number and d.serial for d in first.details)
+    assert [(x.code, x.count) for x in second.xids] == [("79", 1)]
     (finding,) = [f for f in second.findings if f.check == "xid"]
     assert finding.device == "0000:1b:00.0" and finding.enforced and finding.serial

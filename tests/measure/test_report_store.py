@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import subprocess
+import time
 import tracemalloc
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from fairlead.measure import job_output
 from fairlead.measure.acceptance_run import FILE_MAX
 from fairlead.measure.job_output import ToolRun
 from fairlead.measure.job_script import ToolStep, limit_minutes, script
-from fairlead.measure.results_store import ResultStore, StoredResult
+from fairlead.measure.results_store import KEEP_DAYS, ResultStore, StoredResult
 from fairlead.measure.slurm_jobs import parse as parse_jobs
 from fairlead.measure.tool import Figure, MeasuredOutcome
 from fairlead.measure.tools import load
@@ -229,3 +230,17 @@ def test_what_is_no_store_of_ours(tmp_path: Path) -> None:
     newer.close()
     with pytest.raises(DataError, match="schema 9"):
         ResultStore(str(tmp_path / "newer"))
+
+
+def test_results_of_runs_that_ended_years_ago_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = ResultStore(str(tmp_path / "store"))
+    for run in ("old", "open"):
+        store.begin(run, user="ada", host="h", folder="f", plan=b"", fairlead="0")
+        store.submitted(run, "n1", "h100", 1)
+    store.write(("UPDATE run SET ended = ? WHERE run = 'old'", [(time.time(),)]))
+    clock = time.time
+    monkeypatch.setattr(time, "time", lambda: clock() + (KEEP_DAYS + 1) * 86400)
+    store.begin("new", user="ada", host="h", folder="f", plan=b"", fairlead="0")
+    assert [run for (run,) in store.read("SELECT run FROM run ORDER BY run")] == ["new", "open"]
+    assert store.read("SELECT run FROM node") == [("open",)]
+    store.close()

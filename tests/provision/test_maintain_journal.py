@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -71,6 +72,21 @@ def test_reasons_that_runs_have_left(journal: Journal) -> None:
     failed = NodeWork(node="n1", slurm="n1", step=MaintenanceStep.FAILED, text="a", mark="b", ended=2.0)
     journal.put(run.id, 0, failed)
     assert journal.earlier_reasons(["n1", "n2"]) == {"n1": frozenset({"a", "b"})}
+
+
+def test_runs_that_ended_years_ago_go_and_unfinished_ones_stay(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended, open_ = begin(journal, "gpu001"), begin(journal, "gpu002")
+    journal.put(ended.id, 0, ended.works[0])
+    journal.end(ended.id, "ended")
+    clock = time.time
+    monkeypatch.setattr(time, "time", lambda: clock() + 1099 * 86400)
+    begin(journal, "gpu003")
+    assert {run.id for run in journal.runs()} >= {ended.id, open_.id}
+    monkeypatch.setattr(time, "time", lambda: clock() + 1101 * 86400)
+    last = begin(journal, "gpu004")
+    known = {run.id for run in journal.runs()}
+    assert ended.id not in known and {open_.id, last.id} <= known
+    assert journal._db.execute("SELECT count(*) FROM step WHERE run = ?", (ended.id,)).fetchone() == (0,)
 
 
 def test_a_run_has_one_driver(journal: Journal, tmp_path: Path) -> None:

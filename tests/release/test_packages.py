@@ -172,15 +172,15 @@ def test_the_files_of_both_formats(first: Path) -> None:
 
 
 def test_the_controllers_units_and_examples_are_in_the_package_of_the_admin_host(first: Path) -> None:
-    """Each file of slurm/controller and slurm/idle, as it is in the source. The examples can be run."""
+    """Each file of slurm/controller, slurm/idle and slurm/events, as it is in the source. The examples can be run."""
     tar = f"dpkg-deb --fsys-tarfile {first / deb(first, 'fairlead-admin')}"
     listed = subprocess.run(["sh", "-c", f"{tar} | tar -tv"], capture_output=True, text=True, check=True).stdout
     modes = {line.split()[-1].removeprefix("."): line.split()[0] for line in listed.splitlines()}
-    named = [path for folder in ("controller", "idle") for path in (PROJECT / "slurm" / folder).iterdir()]
+    named = [path for folder in ("controller", "idle", "events") for path in (PROJECT / "slurm" / folder).iterdir()]
     assert len(named) >= 10
     for path in named:
         unit = path.name.startswith("fairlead-")
-        at = f"/usr/lib/systemd/system/{path.name}" if unit else f"/usr/share/fairlead/idle/{path.name}"
+        at = f"/usr/lib/systemd/system/{path.name}" if unit else f"/usr/share/fairlead/{path.parent.name}/{path.name}"
         assert modes[at] == ("-rw-r--r--" if unit else "-rwxr-xr-x"), at
         content = subprocess.run(["sh", "-c", f"{tar} | tar -xO .{at}"], capture_output=True, check=True).stdout
         assert content == path.read_bytes()

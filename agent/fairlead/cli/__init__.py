@@ -46,6 +46,8 @@ COMMANDS = {
     "usage": "show how GPUs were used in a period: allocated, busy, SM-active, energy, cost; compare two periods",
     "report": "report incidents, availability, lost job time, MTTF, lemons and early warning of all nodes",
     "idle": "list the jobs whose GPUs are idle, and tell their owners if the site wants that",
+    "events": "send what happens to nodes to a program of the site and to an address",
+    "rma": "write the sheet that a vendor asks for when a GPU is returned",
     "slow-nodes": "name nodes that are the slowest of their jobs more often than chance allows",
     "hint": "say how often a job should save, from this cluster's own failures",
     "template": "print a job script for requeue and preemption that was run on real Slurm",

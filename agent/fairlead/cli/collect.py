@@ -215,7 +215,8 @@ def _write_units(folder: str, *, dry_run: bool) -> ExitCode:
     from fairlead.host.atomic_file import write_file
 
     slurm = assets.directory("slurm")
-    for source in (*sorted((slurm / "controller").iterdir()), *sorted((slurm / "idle").glob("fairlead-*"))):
+    examples = [path for folder in ("idle", "events") for path in sorted((slurm / folder).glob("fairlead-*"))]
+    for source in (*sorted((slurm / "controller").iterdir()), *examples):
         path = os.path.join(folder, source.name)
         try:
             if not dry_run:

@@ -19,6 +19,8 @@ user = "root"
 prelude = "module load nccl-tests"
 [usage]                             # prices and factors of `fairlead usage`; [advice] and [idle] are thresholds and switches
 gpu_hour_price = 2.0
+[events]                            # where `fairlead events` sends what happens to nodes
+command = ["/etc/fairlead/event-mail", "admins@example.org"]
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ from fairlead.config.mig_declared import mig_mistakes_of_profile
 from fairlead.config.partitions import Partition, partitions_of
 from fairlead.config.toml_text import read_text, read_toml, toml_tables
 from fairlead.errors import ConfigError, InputMissing
+from fairlead.fleet.event_options import EventsOptions
 from fairlead.jobs.advice import AdviceOptions
 from fairlead.jobs.cost_and_energy import UsageOptions
 from fairlead.jobs.idle_rule import IdleOptions
@@ -48,7 +51,7 @@ from fairlead.model.profile_files import Profile
 
 Options = TypeVar("Options", bound=Struct)
 #: What a site's file has beside the sections of the document.
-TABLES = ("schema", "generation", "classes", "nodes", "partitions", "ansible", "accept", "usage", "advice", "idle")
+TABLES = ("schema", "generation", "classes", "nodes", "partitions", "ansible", "accept", "usage", "advice", "idle", "events")
 #: The hint of the error that there is no site file.
 NO_SITE = (
     "name yours (--site FILE), or write one: schema = 1, then for each kind of node"
@@ -117,6 +120,7 @@ class Site(Struct, frozen=True, kw_only=True):
     usage: UsageOptions = UsageOptions()
     advice: AdviceOptions = AdviceOptions()
     idle: IdleOptions = IdleOptions()
+    events: EventsOptions = EventsOptions()
 
     def nodes_with_agent(self) -> frozenset[str] | None:
         """Return the nodes of all classes. None if no class is declared: then any node may have an agent."""
@@ -195,6 +199,7 @@ def read_site(path: str) -> tuple[Site | None, list[ConfigError]]:
     usage = _tables_of_type(data.get("usage", {}), UsageOptions, path, "usage", wrong)
     advice = _tables_of_type(data.get("advice", {}), AdviceOptions, path, "advice", wrong)
     idle = _tables_of_type(data.get("idle", {}), IdleOptions, path, "idle", wrong)
+    events = _tables_of_type(data.get("events", {}), EventsOptions, path, "events", wrong)
     partitions = partitions_of(dict(_tables(data, "partitions", path, wrong)), path, [c.name for c in classes], wrong)
     site = Site(
         file=path,
@@ -208,6 +213,7 @@ def read_site(path: str) -> tuple[Site | None, list[ConfigError]]:
         usage=usage,
         advice=advice,
         idle=idle,
+        events=events,
     )
     # A key in a line that is not TOML is not reported as missing.
     return site, of_lines + [w for w in wrong if not of_lines or w.key.rpartition(".")[2] not in unread]

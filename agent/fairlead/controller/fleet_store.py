@@ -130,6 +130,16 @@ class FleetStore:
         for node, data in self._rows("SELECT node, data FROM service ORDER BY node, machine"):
             yield self._decoded(_RECORD, data, node)
 
+    def raw_records(self) -> Iterator[tuple[str, str, bytes]]:
+        """Yield machine, NodeName and encoded record of each row. A reader finds out without decoding what has changed."""
+        yield from self._rows("SELECT machine, node, data FROM service ORDER BY machine, node")
+
+    def records_of(self, machine: str, node: str) -> list[ServiceRecord]:
+        """Return all records of a machine. Without a machine's id, only that of this NodeName."""
+        where, values = ("machine = ? AND node = ?", (machine, node)) if not machine else ("machine = ?", (machine,))
+        rows = self._rows(f"SELECT node, data FROM service WHERE {where}", values)  # noqa: S608
+        return [self._decoded(_RECORD, data, name) for name, data in rows]
+
     def written(self) -> dict[str, float]:
         """Return when the newest record of each NodeName was written."""
         found: dict[str, float] = {}

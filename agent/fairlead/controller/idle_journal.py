@@ -1,7 +1,7 @@
 """Keeps the journal of idle jobs: one line for each event, on the disk before the program goes on. It is the audit file too.
 
-A file holds the events of one month (UTC). A line is written with one write(2) and fsync(2). A process that is killed while it
-writes leaves at most a torn last line, and has then not yet done what the line says.
+A file holds the events of one month (UTC). The newest ``MONTHS`` files are kept. A line is written with one write(2) and
+fsync(2). A process that is killed while it writes leaves at most a torn last line, and has then not yet done what the line says.
 """
 
 from __future__ import annotations
@@ -71,11 +71,13 @@ class IdleJournal:
                 if size and os.pread(fd, 1, size - 1) != b"\n":
                     line = b"\n" + line  # the torn line of a killed process stays apart
                 if os.write(fd, line) != len(line):
-                    raise HostError(f"{path}: the disk is full")
+                    raise HostError(f"{path}: the disk is full", hint="make room there")
                 os.fsync(fd)
             finally:
                 os.close(fd)
             if new:
+                for old in sorted(each for each in os.listdir(self.folder) if _NAME.fullmatch(each))[:-MONTHS]:
+                    os.unlink(os.path.join(self.folder, old))  # nothing reads it any more
                 sync_folder(self.folder)
         except OSError as e:
             raise HostError(f"{path}: {e.strerror}", hint=next_step(e)) from None

@@ -9,7 +9,7 @@ from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from fairlead.fleet.mechanical_values import with_values
-from fairlead.fleet.service_record import DAY_SECONDS, KEEP_DAYS, CardSeen, Name, Point, Span, VersionSeen
+from fairlead.fleet.service_record import DAY_SECONDS, KEEP_DAYS, CardDetails, CardSeen, Name, Point, Span, VersionSeen, XidSeen
 
 WRITE_SECONDS = 600.0  # the memory is saved, and the record written, at least so often
 GAP_SECONDS = 1800.0  # an agent that was away for longer has not watched in that time
@@ -23,6 +23,8 @@ class ServiceMemory(Struct, frozen=True, kw_only=True):
     cards: tuple[CardSeen, ...] = ()
     versions: tuple[VersionSeen, ...] = ()
     values: dict[Name, dict[Name, tuple[Point, ...]]] = field(default_factory=dict)
+    details: tuple[CardDetails, ...] = ()
+    xids: tuple[XidSeen, ...] = ()
 
 
 def remembered(

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from fairlead.fleet.service_record import CardSeen, Point, ServiceEntry, ServiceRecord, Span, VersionSeen
+from fairlead.fleet.service_record import CardSeen, Point, ServiceEntry, ServiceRecord, Span, VersionSeen, XidSeen
+
+XIDS_MAX = 5000
 
 
 def merged(*records: ServiceRecord) -> ServiceRecord:
@@ -26,6 +28,8 @@ def merged(*records: ServiceRecord) -> ServiceRecord:
         },
         entries=_entries(entry for r in ordered for entry in r.entries),
         values=_values(ordered),
+        details=next((r.details for r in reversed(ordered) if r.details), ()),
+        xids=_xids(ordered),
     )
 
 
@@ -49,6 +53,7 @@ def since(record: ServiceRecord, unix: float) -> ServiceRecord:
         watched=tuple((max(begin, unix), end) for begin, end in record.watched if end > unix),
         versions=(*last, *(v for v in record.versions if v.since_unix >= unix)),
         entries=tuple(e for e in record.entries if e.unix >= unix),
+        xids=tuple(x for x in record.xids if x.last_unix >= unix),
         values={
             device: left
             for device, of in record.values.items()
@@ -64,6 +69,17 @@ def _entries(entries: Iterable[ServiceEntry]) -> tuple[ServiceEntry, ...]:
         if entry.outcome != "asked" or entry.id not in found:
             found[entry.id] = entry
     return tuple(sorted(found.values(), key=lambda e: (e.unix, e.id)))
+
+
+def _xids(records: Sequence[ServiceRecord]) -> tuple[XidSeen, ...]:
+    """A count of a boot only grows. Each record has the whole count."""
+    found: dict[tuple[str, str, str, str], XidSeen] = {}
+    for each in (xid for record in records for xid in record.xids):
+        key = (each.boot, each.pci, each.kind, each.code)
+        known = found.get(key)
+        if known is None or (each.count, each.last_unix) > (known.count, known.last_unix):
+            found[key] = each
+    return tuple(sorted(found.values(), key=lambda x: (x.last_unix, x.boot, x.pci, x.kind, x.code))[-XIDS_MAX:])
 
 
 def _versions(versions: Iterable[VersionSeen]) -> tuple[VersionSeen, ...]:

@@ -45,6 +45,7 @@ KINDS = ENDS | {
 Unix = Annotated[float, Meta(ge=0, le=1e11)]
 Text = Annotated[str, Meta(max_length=4096)]
 Name = Annotated[str, Meta(max_length=128)]
+Number = Annotated[int, Meta(ge=0, le=1 << 53)]
 Span = tuple[Unix, Unix]
 Point = tuple[Annotated[int, Meta(ge=0, le=1_000_000)], Annotated[float, Meta(ge=-1e18, le=1e18)]]
 
@@ -91,12 +92,48 @@ class ActiveFinding(Struct, frozen=True, kw_only=True, omit_defaults=True):
     enforced: bool = True
 
 
+class CardDetails(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Holds what a vendor asks for about a GPU card, as last read at ``read_unix``. A value that could not be read is absent.
+    position: NVML's index. slot: the chassis slot by the firmware (/sys/bus/pci/slots). remapped, retired: corrected and
+    uncorrected rows, or pages by single and double bit errors."""
+
+    pci: Name
+    read_unix: Unix
+    position: Number | None = None
+    serial: Name = ""
+    uuid: Name = ""
+    product: Name = ""
+    part_number: Name = ""
+    vbios: Name = ""
+    inforom: Name = ""
+    slot: Name = ""
+    remapped: tuple[Number, Number] | None = None
+    remap_pending: bool | None = None
+    remap_failed: bool | None = None
+    retired: tuple[Number, Number] | None = None
+    uncorrected_errors: Number | None = None
+
+
+class XidSeen(Struct, frozen=True, kw_only=True):
+    """Counts the records of one Xid or SXid of a GPU in one boot. first_unix, last_unix: when the agent first and last saw the
+    count grow, to ten minutes."""
+
+    boot: Name
+    pci: Name
+    kind: Name
+    code: Name
+    count: Number
+    first_unix: Unix
+    last_unix: Unix
+
+
 class ServiceRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Holds what one agent says. node_class: the hardware profile of the node's document.
 
     watched: the times in which an agent ran, each as begin and end. Outside of them nobody knows what happened. strikes: the
     times of drains by GPU serial (or address, or "node"). values: by device and name, the pairs of a day since 1970 and the value
-    of that day, the oldest first; a value that did not change is there once a week.
+    of that day, the oldest first; a value that did not change is there once a week. details: of each GPU card. xids: of each
+    boot.
     """
 
     node: Name
@@ -116,6 +153,8 @@ class ServiceRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
         dict[Name, Annotated[dict[Name, Annotated[tuple[Point, ...], Meta(max_length=5000)]], Meta(max_length=64)]],
         Meta(max_length=2000),
     ] = field(default_factory=dict)
+    details: Annotated[tuple[CardDetails, ...], Meta(max_length=256)] = ()
+    xids: Annotated[tuple[XidSeen, ...], Meta(max_length=5000)] = ()
 
 
 class BadServiceRecord(ValueError):
@@ -171,6 +210,8 @@ def checked(record: ServiceRecord) -> ServiceRecord:
         versions=tuple(map(_printable_once, record.versions)),
         cards=tuple(map(_printable_once, record.cards)),
         findings=tuple(map(_printable, record.findings)),
+        details=tuple(map(_printable_once, record.details)),
+        xids=tuple(map(_printable_once, record.xids)),
         strikes={one_line(name): times for name, times in record.strikes.items()},
         acknowledged=tuple(one_line(name, TEXT_MAX) for name in record.acknowledged),
         entries=tuple(map(_printable, record.entries)),

@@ -26,6 +26,7 @@ from fairlead.measure.tool import FIGURE_MAX, FIGURE_MIN, Figure
 SCHEMA = 1
 RAW_MAX = 16 << 20  # bytes of one tool's output that are kept
 SIBLING_DAYS = 90
+KEEP_DAYS = 1100  # the results of a run are kept for three years: a warranty lasts as long
 BUSY_SECONDS = 10.0
 _TABLES = """
 CREATE TABLE IF NOT EXISTS run (run TEXT PRIMARY KEY, began REAL NOT NULL, ended REAL, user TEXT NOT NULL, host TEXT NOT NULL,
@@ -126,6 +127,11 @@ class ResultStore:
 
     def begin(self, run: str, *, user: str, host: str, folder: str, plan: bytes, fairlead: str) -> None:
         row = (run, time.time(), user, host, os.getpid(), folder, plan, fairlead)
+        old = [(time.time() - KEEP_DAYS * 86400,)]
+        gone = "SELECT run FROM run WHERE ended < ?"
+        tables = ("figure", "result", "gpu", "node")
+        self.write(*((f"DELETE FROM {table} WHERE run IN ({gone})", old) for table in tables))  # noqa: S608
+        self.write(("DELETE FROM run WHERE ended < ?", old))
         self.write(("INSERT INTO run (run, began, user, host, pid, folder, plan, fairlead) VALUES (?,?,?,?,?,?,?,?)", [row]))
 
     def taken_over(self, run: str) -> None:

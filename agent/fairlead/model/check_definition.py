@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Finding, Mode, named
 from fairlead.model.host_facts import Wanted
-from fairlead.model.rma import with_rma_details
+from fairlead.model.rma_evidence import with_rma_details
 
 Sweeps = Annotated[int, Meta(ge=1, le=100)]
 

@@ -1,5 +1,5 @@
 """Holds static facts of a GPU (part number, VBIOS, ...). No check judges their values. ``checks.gpu_readings`` warns if such a
-fact was readable before and is now unreadable. ``model.rma`` shows the facts that a vendor asks for."""
+fact was readable before and is now unreadable. ``model.rma_evidence`` shows the facts that a vendor asks for."""
 
 from __future__ import annotations
 

@@ -52,6 +52,7 @@ from fairlead.history.memory import History
 from fairlead.host import log
 from fairlead.host.boot_clock import boottime
 from fairlead.host.bounded_disk import Disk
+from fairlead.host.pci_slots import chassis_slots
 from fairlead.host.process import jobs_running
 from fairlead.host.root import Root
 from fairlead.judge import fresh, judge, policies_of
@@ -103,7 +104,8 @@ class Loop:
         self._reapply = Reapply(document_path, root, self._disk, self._history)
         self._publisher = Publisher(document, self._disk)
         self._reporter = Reporter(self._history)
-        self._service = ServiceKeeper(self._history, Trail(state_dir, run_dir, self._disk), machine_id(root))
+        trail = Trail(state_dir, run_dir, self._disk)
+        self._service = ServiceKeeper(self._history, trail, machine_id(root), partial(chassis_slots, root))
         self._notify = Notify()
         self._watchdog = LoopWatchdog(self._publisher, lambda: root.reading)
         self._use(document)

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
+from msgspec.structs import replace
 
 from fairlead import __version__
 from fairlead.config import Document
 from fairlead.daemon.requests.audit_trail import ASKED, Trail
+from fairlead.fleet.card_details import details_of, xids_of
 from fairlead.fleet.mechanical_values import values_of
 from fairlead.fleet.service_memory import WRITE_SECONDS, ServiceMemory, remembered
 from fairlead.fleet.service_record import (
@@ -42,10 +44,12 @@ ENTRIES_MAX = 2000
 
 class ServiceKeeper:
     """Keeps the record. ``trail``: a reader of its own for the audit trail. ``machine``: the id of this machine, as in the
-    ledger. ``trouble``: why it cannot be written, or ""."""
+    ledger. ``slots``: the chassis slots by PCI address. ``trouble``: why it cannot be written, or ""."""
 
-    def __init__(self, history: History, trail: Trail, machine: str) -> None:
-        self._history, self._trail, self._machine = history, trail, machine
+    def __init__(
+        self, history: History, trail: Trail, machine: str, slots: Callable[[], Mapping[str, str]] = dict[str, str]
+    ) -> None:
+        self._history, self._trail, self._machine, self._slots = history, trail, machine, slots
         self._memory: ServiceMemory | None = None
         self._due_at = float("-inf")
         self.trouble = ""
@@ -68,6 +72,11 @@ class ServiceKeeper:
             checks=checks_digest(document, modes),
         )
         self._memory = remembered(self._known(), unix, version, gpu_cards_of(node), values_of(node))
+        self._memory = replace(
+            self._memory,
+            details=details_of(self._memory.details, node, self._slots(), unix),
+            xids=xids_of(self._memory.xids, self._history.xids.counts, self._history.boot_id, unix),
+        )
         self._history.save_service(msgspec.json.encode(self._memory))
         self._write(document, self._record(document, state, modes, unix))
 
@@ -112,6 +121,8 @@ class ServiceKeeper:
                 for e in entries[-ENTRIES_MAX:]
             ),
             values=memory.values,
+            details=memory.details,
+            xids=memory.xids,
         )
 
     def _write(self, document: Document, record: ServiceRecord) -> None:

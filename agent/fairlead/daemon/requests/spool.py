@@ -26,6 +26,7 @@ from fairlead.policy import PolicyState
 from fairlead.policy.state_requests import BYTES_MAX, Ack, Clear, Request, Undo, apply, decode, encode
 
 FOLDER = "requests"
+WAITING_MAX = 1000  # requests that wait for an agent
 
 
 def put(state_dir: str, run_dir: str, request: Request) -> str:
@@ -37,6 +38,9 @@ def put(state_dir: str, run_dir: str, request: Request) -> str:
         path = os.path.join(folder, f"{time.time_ns():020d}-{request.id}.json")
         try:
             os.makedirs(folder, mode=0o700, exist_ok=True)
+            if len(os.listdir(folder)) >= WAITING_MAX:
+                troubles.append(f"{folder}: {WAITING_MAX} requests wait already: no agent has taken them")
+                continue
             write_atomic(path, encode(request), mode=0o600, sync=True)
         except OSError as e:
             troubles.append(f"{path}: {e.strerror}")

@@ -37,6 +37,7 @@ T = TypeVar("T")
 PATH = "/var/lib/fairlead/maintain.db"
 SCHEMA = 1
 SPARE_BYTES = 1 << 20
+KEEP_DAYS = 1100  # a run that has ended is kept for three years
 _TABLES = """
 CREATE TABLE IF NOT EXISTS run (id TEXT PRIMARY KEY, began REAL, ended REAL, state TEXT, who TEXT, site TEXT, plan BLOB)
                                 WITHOUT ROWID;
@@ -249,12 +250,16 @@ class Journal:
     # -- writing ---------------------------------------------------------------------------------------
 
     def begin(self, plan: MaintenancePlan, works: Sequence[NodeWork], *, site: str, who: str) -> MaintenanceRun:
-        """Add a new run and return it. If another unfinished run is not done with a node, the new run skips that node, and the
-        node's detail names the other run."""
+        """Add a new run and return it. Forget the runs that ended more than ``KEEP_DAYS`` ago. If another unfinished run is not
+        done with a node, the new run skips that node, and the node's detail names the other run."""
         now = time.time()
         name = time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + "-" + secrets.token_hex(2)
 
         def act() -> tuple[NodeWork, ...]:
+            for table, key in (("step", "run"), ("node", "run"), ("run", "id")):
+                gone = "SELECT id FROM run WHERE ended > 0 AND ended < ?"
+                limit = (now - KEEP_DAYS * 86400.0,)
+                self._db.execute(f"DELETE FROM {table} WHERE {key} IN ({gone})", limit)  # noqa: S608
             query = "SELECT slurm, run FROM node JOIN run ON run.id = node.run WHERE run.ended = 0 AND node.ended = 0"
             busy = dict(self._db.execute(query))
             mine = []
