@@ -261,6 +261,7 @@ COMMAND_LINES: tuple[tuple[str, ...], ...] = (
     ("slow-nodes", "--store", X),
     ("hint", "checkpoint", "--nodes", "4", "--save", "2m", "--from", X),
     ("hint", "checkpoint", "--nodes", "4", "--save", X, "--from", "."),
+    ("hint", "checkpoint", "--nodes", "4", "--store", X, "--bin-dir", "/nonexistent"),
     ("template", "sbatch", X),
     ("dashboards", "--write", X, "--dry-run"),
     ("fleet", "--site", X, "--prometheus-targets", "-"),

@@ -10,6 +10,7 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from typing import Any
 
 from msgspec import Struct
@@ -152,6 +153,12 @@ class JobStore:
         except sqlite3.Error as e:
             raise failed(self.path, e) from None
 
+    def _each(self, statement: str, values: Sequence[object]) -> Iterator[tuple[Any, ...]]:
+        try:
+            yield from self._db.execute(statement, values)
+        except sqlite3.Error as e:
+            raise failed(self.path, e) from None
+
     # -- runs --------------------------------------------------------------------------------------
 
     def add_runs(self, runs: Iterable[JobRun], due_unix: int) -> int:
@@ -199,9 +206,26 @@ class JobStore:
         found = self._runs("end_unix > ? AND begin_unix < ? ORDER BY end_unix", (begin_unix, end_unix))
         return [each.run for each in found]
 
+    def each_run(self, begin_unix: float, end_unix: float) -> Iterator[JobRun]:
+        """Yield the runs of which a part lies in a time, in no order. Half a year of runs needs no more memory than they do."""
+        names = _RUN.split(", ")
+        for cells in self._each(f"SELECT {_RUN} FROM run WHERE end_unix > ? AND begin_unix < ?", (begin_unix, end_unix)):  # noqa: S608
+            fields: dict[str, Any] = dict(zip(names, cells, strict=True))
+            yield JobRun(**{**fields, "nodes": _expanded(str(fields["nodes"]))})
+
     def first_end(self) -> int | None:
         """Return when the run ended that ended first, or None if there is no run."""
         value = self._rows("SELECT min(end_unix) FROM run")[0][0]
+        return None if value is None else int(value)
+
+    def first_begin(self) -> int | None:
+        """Return when the run began that began first, or None if there is no run."""
+        value = self._rows("SELECT min(begin_unix) FROM run")[0][0]
+        return None if value is None else int(value)
+
+    def last_end(self) -> int | None:
+        """Return when the run ended that ended last, or None if there is no run."""
+        value = self._rows("SELECT max(end_unix) FROM run")[0][0]
         return None if value is None else int(value)
 
     def runs_of_array(self, array: int) -> list[StoredRun]:
@@ -221,7 +245,7 @@ class JobStore:
         found = []
         for *cells, tries, comment in self._rows(f"SELECT {_RUN}, tries, comment FROM run WHERE {condition}", values):  # noqa: S608
             fields: dict[str, Any] = dict(zip(_RUN.split(", "), cells, strict=True))
-            fields["nodes"] = tuple(expand(str(fields["nodes"])))
+            fields["nodes"] = _expanded(str(fields["nodes"]))
             found.append(StoredRun(run=JobRun(**fields), tries=tries, comment=comment))
         return found
 
@@ -251,9 +275,18 @@ class JobStore:
         try:
             return tuple(decoded(data) for (data,) in rows if isinstance(data, bytes))
         except BadRecord as e:
-            raise DataError(
-                f"{self.path}: a record of job {run.job} {e}", hint="restore a backup (fairlead collect --backup)"
-            ) from None
+            raise self._damaged(run.job, e) from None
+
+    def _damaged(self, job: int, error: BadRecord) -> DataError:
+        return DataError(f"{self.path}: a record of job {job} {error}", hint="restore a backup (fairlead collect --restore)")
+
+    def records_with(self, text: bytes) -> Iterator[tuple[tuple[int, int], UsageRecord | None]]:
+        """Yield the key of the run of each record, with the record if its JSON has a text. Raises DataError for a damaged one."""
+        for job, begin, data in self._each("SELECT job, begin_unix, CASE WHEN instr(data, ?) THEN data END FROM record", (text,)):
+            try:
+                yield (job, begin), None if data is None else decoded(data)
+            except BadRecord as e:
+                raise self._damaged(job, e) from None
 
     def put_records(self, run: JobRun, records: Iterable[UsageRecord], aside: Iterable[SetAside]) -> None:
         with self.changes() as db:
@@ -335,6 +368,11 @@ def _check_there(path: str) -> None:
     except OSError as e:
         hint = "only root and the account that collects may read it" if isinstance(e, PermissionError) else next_step(e)
         raise HostError(f"{path}: {e.strerror}", hint=hint) from None
+
+
+@lru_cache(maxsize=16384)
+def _expanded(nodelist: str) -> tuple[str, ...]:
+    return tuple(expand(nodelist))
 
 
 def _quoted(path: str) -> str:
