@@ -249,6 +249,8 @@ COMMAND_LINES: tuple[tuple[str, ...], ...] = (
     ("idle", "observe", "--from", ".", "--site", X, "--dry-run"),
     ("idle", "list", "--state", X),
     ("collect", "--from", X, "--store", "store"),
+    ("collect", "--backup", X, "--store", "store", "--idle-state", "idle"),
+    ("collect", "--restore", X, "--store", "store", "--idle-state", "idle"),
     ("collect", "--running", X, "--bin-dir", "/nonexistent"),
     ("collect", "--running", "running", "--site", X, "--bin-dir", "/nonexistent"),
     ("job", "17", "--store", X),

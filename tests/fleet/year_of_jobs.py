@@ -98,8 +98,8 @@ def heavy_roles(year: Year, jobs: Sequence[Job]) -> dict[tuple[int, str], int]:
 @dataclass
 class Window:
     """What does not depend on the labels. spans: of each job, the first and the number of its pairs in ``pair_of``. pair_of: the
-    number of the pair of node and user, for each inner node of each job. node_of, least: by that number, the node, and how many of
-    the user's jobs count. named_from: by node, in how many users' jobs it has to be the extreme to be named."""
+    number of the pair of node and user, for each inner node of each job. node_of, least: by that number, the node, and in how
+    many of the user's jobs it has to be the extreme. named_from: by node, for how many users that has to be so to be named."""
 
     spans: list[tuple[int, int]]
     pair_of: list[int]

@@ -21,8 +21,8 @@ STALE_SECONDS = 3600.0  # fairlead collect does a round each minute
 
 
 class StoredEnds(Struct, frozen=True, kw_only=True):
-    """Holds the runs of the store. oldest_unix: when the first known run began. newest_unix: runs that ended until then are known.
-    records: how many usage records there are."""
+    """Holds the runs of the store. oldest_unix: when the first known run began. newest_unix: the runs that ended until then are
+    known. records: how many usage records there are."""
 
     ends: tuple[JobEnd, ...]
     oldest_unix: float

@@ -15,7 +15,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from fairlead.controller.store_file import failed, locked
+from fairlead.controller.store_file import backed_up, failed, locked, made, refuse_foreign
 from fairlead.errors import DataError, HostError, InputMissing, next_step
 from fairlead.jobs.job_run import JobRun
 from fairlead.jobs.usage_merge import SetAside
@@ -24,6 +24,7 @@ from fairlead.model.nodelist import expand, fold
 
 FILE = "jobs.sqlite"
 SCHEMA = 2
+TABLES = ("run", "record", "kept")
 DAY_SECONDS = 86400
 ASIDE_MAX = 10_000
 _BUSY_SECONDS = 10.0
@@ -97,7 +98,7 @@ class JobStore:
             _check_there(self.path)
         try:
             if write:
-                os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+                made(self.path)
             mode = "rwc" if write else "rw"  # a reader of a WAL file needs its -shm, which it may have to make
             with suppress(PermissionError):
                 os.chmod(self.path, 0o600)
@@ -116,6 +117,7 @@ class JobStore:
                     f"{self.path}: was written by an older fairlead (schema {version}, and this one knows {SCHEMA})",
                     hint="the next round of `fairlead collect` brings it up to date",
                 )
+            refuse_foreign(db, self.path, TABLES, empty=write)
             db.execute("PRAGMA query_only = ON" if not write else "PRAGMA journal_mode = WAL")
             if write:
                 db.execute("PRAGMA synchronous = FULL")
@@ -164,7 +166,7 @@ class JobStore:
     def add_runs(self, runs: Iterable[JobRun], due_unix: int) -> int:
         """Add runs that have ended, or renew what Slurm says of them. Return how many have changed. Runs of an erased user are
         left out."""
-        erased = {int(key[7:]): int(at) for key, at in self._rows("SELECT key, value FROM kept WHERE key LIKE 'erased %'")}
+        erased = self.erased()
         new = 0
         with self.changes() as db:
             for run in runs:
@@ -278,7 +280,7 @@ class JobStore:
             raise self._damaged(run.job, e) from None
 
     def _damaged(self, job: int, error: BadRecord) -> DataError:
-        return DataError(f"{self.path}: a record of job {job} {error}", hint="restore a backup (fairlead collect --restore)")
+        return DataError(f"{self.path}: a record of job {job} {error}", hint="restore a copy (fairlead collect --restore)")
 
     def records_with(self, text: bytes) -> Iterator[tuple[tuple[int, int], UsageRecord | None]]:
         """Yield the key of the run of each record, with the record if its JSON has a text. Raises DataError for a damaged one."""
@@ -315,10 +317,19 @@ class JobStore:
         """Remove the runs that ended before a time, with their records. Return how many."""
         return self._remove("end_unix < ?", (before_unix,))
 
+    def known_of(self, uid: int, until_unix: float) -> tuple[frozenset[str], frozenset[int]]:
+        """Return the names and the job numbers of a user, of the runs that ended until a time."""
+        rows = self._rows("SELECT job, user FROM run WHERE uid = ? AND end_unix <= ?", (uid, int(until_unix)))
+        return frozenset(str(name) for _, name in rows if name), frozenset(int(job) for job, _ in rows)
+
+    def erased(self) -> dict[int, int]:
+        """Return when each erased user was erased, by the number of the user."""
+        return {int(key[7:]): int(at) for key, at in self._rows("SELECT key, value FROM kept WHERE key LIKE 'erased %'")}
+
     def erase_user(self, uid: int, now: float) -> int:
-        """Remove everything of a user. Jobs of this user that ended before now are not taken up again. Return how many runs."""
+        """Remove the runs of a user that ended until now. They are not taken up again. Return how many runs."""
         self.keep(f"erased {uid}", str(int(now)))
-        count = self._remove("uid = ?", (uid,))
+        count = self._remove("uid = ? AND end_unix <= ?", (uid, int(now)))
         try:
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         except sqlite3.Error as e:
@@ -340,22 +351,8 @@ class JobStore:
         return {name: int(self._rows(f"SELECT count(*) FROM {table}")[0][0]) for name, table in names.items()}  # noqa: S608
 
     def backup(self, path: str) -> None:
-        """Write a copy of the store to a file, as one whole state, for this account only. Raises HostError."""
-        new = f"{path}.{os.getpid()}.tmp"
-        try:
-            os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
-            try:
-                copy = sqlite3.connect(new)
-                try:
-                    self._db.backup(copy)
-                finally:
-                    copy.close()
-                os.rename(new, path)
-            except BaseException:
-                os.unlink(new)
-                raise
-        except (OSError, sqlite3.Error) as e:
-            raise failed(path, e) from None
+        """Write a copy of the store to a file, as one whole state, for this account only. Raises HostError, DataError."""
+        backed_up(self._db, path)
 
 
 def _check_there(path: str) -> None:
