@@ -46,7 +46,7 @@ def year_of(nodes: int, *, seed: int = 1, days: int = 360) -> Year:
     users = max(12, nodes // 4)
     home = [rng.randrange(nodes) for _ in range(users)]
     heavy = tuple(rng.random() for _ in range(users))
-    jobs = []
+    jobs: list[Job] = []
     for day in range(days):
         for _ in range(nodes // 5):
             user = min(int(rng.paretovariate(1.0)) - 1, users - 1)
@@ -111,7 +111,8 @@ class Window:
 def prepared(jobs: list[Job]) -> Window:
     numbers: dict[tuple[int, int], int] = {}
     chances: list[list[float]] = []
-    spans, pair_of = [], []
+    spans: list[tuple[int, int]] = []
+    pair_of: list[int] = []
     for job in jobs:
         spans.append((len(pair_of), len(job.inner)))
         for node in job.inner:

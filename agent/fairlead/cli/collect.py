@@ -249,8 +249,8 @@ def _erase(args: argparse.Namespace) -> ExitCode:
         name = ""
     done = erase_user(args.store, args.idle_state, uid, time.time(), name)
     print(
-        f"{done.runs} jobs of user {uid} were removed from {args.store}; the user was taken out of {done.rows} rows of the history"
-        f" of the fleet and {done.lines} lines of the journal of idle jobs; copies and AdminComment still have them"
+        f"{done.runs} jobs of user {uid} were removed from {args.store}; the user was taken out of {done.rows} rows of the"
+        f" history of the fleet and {done.lines} lines of the journal of idle jobs; copies and AdminComment still have them"
     )
     if not done.named:
         say(f"no name of user {uid} is known here: a name in the history of the fleet or in the journal would not be found")
