@@ -60,9 +60,9 @@ def back_up(store: str, idle: str, folder: str) -> Done:
         if not os.path.exists(os.path.join(store, file)):
             found.absent.append(file)
             continue
-        with _noted(found, file), opened(store, write=False) as here:
+        with _attempted(found, file), opened(store, write=False) as here:
             here.backup(os.path.join(folder, file))
-    with _noted(found, IDLE):
+    with _attempted(found, IDLE):
         paths = IdleJournal(idle).files()
         if not paths:
             found.absent.append(IDLE)
@@ -205,8 +205,8 @@ def erase_user(store: str, idle: str, uid: int, now: float, name: str = "") -> E
 
 
 @contextmanager
-def _noted(found: Done, name: str) -> Iterator[None]:
-    """Note whether the body was done, and what kept it from it."""
+def _attempted(found: Done, name: str) -> Iterator[None]:
+    """Add what the body does to ``done``, or the reason why it was not done to ``errors``."""
     try:
         yield
         found.done.append(name)
