@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from fairlead.cli import main
+from fairlead.controller.job_store import JobStore
 from fairlead.jobs.usage_record import JobFinding, encoded
+from tests.controller.filled_store import as_store
 from tests.jobs.few_columns import COLUMNS
 from tests.jobs.made_jobs import a_record
 
@@ -62,6 +64,53 @@ def test_drains_that_only_the_records_know(folder: Path, capsys: pytest.CaptureF
     assert data["rate"]["causes"] == {"NODE_FAIL": 7, "drain xid": 1} and data["records"] == 1
 
 
+NOBODY = ("--bin-dir", "/no/such/folder")
+
+
+def test_the_store_and_a_folder_give_the_same_hint(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A drain, two GPU jobs that a record names, and a job without GPUs."""
+    for job, level in ((2, "drain"), (4, "warn")):
+        begin = float(BEGIN + job * DAY)
+        finding = JobFinding(check="xid", level=level, at_unix=begin + 60)
+        times = {"begin_unix": begin, "written_unix": begin + DAY, "end_unix": begin + DAY}
+        (folder / f"{job}.json").write_bytes(encoded(a_record(job, "n03", float(DAY), findings=(finding,), **times)))
+    path = folder / "jobs.psv"
+    path.write_text(path.read_text() + row(900, 50, "NODE_FAIL").replace("gres/gpu=256", "cpu=4"))
+    for words in (("--partition", "low"), ("--days", "40"), ("--days", "60")):
+        made = []
+        for source in (("--from", str(folder)), ("--store", as_store(folder), *NOBODY)):
+            out, err = said(capsys, "--nodes", "64", "--save", "2m", *words, *source, "--json")
+            made.append(json.loads(out))
+        assert "running jobs are not counted" in err and made[1].pop("mistakes") and not made[0].pop("mistakes")
+        for each in made:
+            each["records"] = bool(each["records"])  # the folder's number leaves out those of jobs that are too old
+        assert made[0]["rate"]["failures"] and made[0] == made[1]
+    assert made[0]["rate"]["causes"].get("drain xid", 0) == 0
+    out, _ = said(capsys, "--nodes", "64", "--store", as_store(folder), *NOBODY, "--json")
+    assert json.loads(out)["rate"]["causes"] == {"NODE_FAIL": 7, "drain xid": 1}
+
+
+def test_a_store_that_nobody_fills_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Time in which ended jobs are not known must not count as time without failures."""
+    store = as_store(folder)
+    with JobStore(store, write=True) as made:
+        made.keep("cursor", str(BEGIN + 90 * DAY))
+    out, err = said(capsys, "--nodes", "64", "--save", "2m", "--store", store, *NOBODY, "--json")
+    assert "Does fairlead-collect.timer run?" in err
+    rate = json.loads(out)["rate"]
+    assert rate["end_unix"] == BEGIN + 90 * DAY and rate["failures"] == 6
+
+
+def test_a_store_that_is_not_there_or_damaged(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, err = said(capsys, "--nodes", "64", "--store", str(folder), *NOBODY, code=66)
+    assert "there is no store" in err
+    store = as_store(folder)
+    with JobStore(store, write=True) as made, made.changes() as db:
+        db.execute("INSERT INTO record VALUES (1, 2, 'n1', ?)", (b'{"findings":[{"level":"drain"}]',))
+    _, err = said(capsys, "--nodes", "64", "--store", store, *NOBODY, code=65)
+    assert "a record of job 1 is torn" in err and err.count("\n") <= 2
+
+
 def test_too_few_failures(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, _ = said(capsys, "--nodes", "64", "--save", "2m", "--from", str(folder), "--days", "40")
     assert "No hint from node failures: too few failures for a hint: 3, and 5 are needed." in out
@@ -110,7 +159,7 @@ def test_bad_words(words: tuple[str, ...], code: int, capsys: pytest.CaptureFixt
 
 def test_a_partition_without_jobs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, err = said(capsys, "--nodes", "64", "--from", str(folder), "--partition", "none", code=64)
-    assert "have no job with GPUs in it" in err
+    assert "no job with GPUs is known in it" in err
 
 
 def test_an_empty_cluster_is_not_a_healthy_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,12 +16,12 @@ from fairlead.cli import main
 from fairlead.cli.usage_page import page
 from fairlead.cli.usage_period import period
 from fairlead.cli.usage_report import chosen, report
-from fairlead.controller.job_store import JobStore
 from fairlead.controller.records_folder import Recorded, read_folder
 from fairlead.errors import UsageError
 from fairlead.jobs.cost_and_energy import UsageOptions
 from fairlead.jobs.job_run import SACCT_COLUMNS
 from fairlead.jobs.usage_record import encoded
+from tests.controller.filled_store import as_store
 from tests.jobs.made_jobs import a_gpu, a_job, a_record
 
 DAYS = 28
@@ -168,17 +168,6 @@ def test_what_is_wrong_in_the_folder_is_named_and_not_counted(folder: Path, caps
         assert words in said.err
     assert "\x1b" not in said.err
     assert "1,344.0" in said.out
-
-
-def as_store(folder: Path) -> str:
-    """The store of a collector that has taken up the jobs and records of a folder."""
-    found = read_folder(str(folder))
-    store = folder.parent / "store"
-    with JobStore(str(store), write=True) as made:
-        made.add_runs(found.runs, 0)
-        for run in found.runs:
-            made.put_records(run, [record for _, record in found.records if record.job == run.job], [])
-    return str(store)
 
 
 def test_the_store_and_a_folder_give_the_same_figures(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,5 @@
-"""A year of a simulated fleet: jobs, incidents at realistic rates, planted lemons, a bad leaf switch, a bad driver, a bad user.
+"""A year of a simulated fleet: jobs, incidents at realistic rates, planted lemons, a bad leaf switch, a bad driver, a bad user,
+and an event that hits all nodes of a leaf switch at once.
 
 The rates are those that were published for GPU clusters (2.3 to 6.5 incidents per 1,000 node-days). Every choice comes from one
 seed.
@@ -9,6 +10,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from fairlead.fleet.fleet_report import Timeframe
 from fairlead.fleet.incidents import Ended, Incident
@@ -91,8 +94,9 @@ def year(
     driver_times: float = 3.0,
     bad_user: bool = True,
     leaf_nodes: int = 16,
+    event: tuple[int, int] | None = None,
 ) -> Year:
-    """Make a year."""
+    """Make a year. event: a leaf and a day."""
     chance = random.Random(seed)
     made = Year(nodes, leaf_nodes, driver_day)
     users = [f"user{n:02d}" for n in range(40)]
@@ -109,6 +113,12 @@ def year(
             for _ in range(12):
                 day = chance.randrange(200, 230)
                 made.incidents.append(_incident(made, (node, day, 0), chance, frozenset(["user99"])))
+    if event is not None:
+        leaf, day = event
+        begin = BEGIN + (day + chance.random()) * DAY
+        for node in range(leaf * leaf_nodes, (leaf + 1) * leaf_nodes):
+            _, incident, users_of = _incident(made, (node, day, 0), chance, frozenset([chance.choice(users)]))
+            made.incidents.append((node, replace(incident, begin_unix=begin + chance.random() * 300), users_of))
     made.incidents.sort(key=lambda each: each[1].begin_unix)
     return made
 

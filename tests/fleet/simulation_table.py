@@ -1,17 +1,23 @@
 """Makes the tables of docs/reference/fleet-report.md: what the list of lemons finds in a simulated year, and whom it accuses
 wrongly.
 
-python -m tests.fleet.simulation_table [--shuffles 1000] writes them into the page (the shuffles take half an hour of CPU time).
-``found`` is made anew by a test, which compares it with the page. ``shuffled`` is run by a test with fewer shuffles.
+python -m tests.fleet.simulation_table [--years 40] [--shuffles 1000] writes them into the page. The years take three minutes of
+CPU time, the shuffles half an hour. ``found`` is made anew by a test, which compares it with the page. The others are run by
+tests with fewer years and shuffles.
+
+Wrong is every name but those of the planted nodes, the bad switch and the bad driver: also a node of the bad switch, which the
+list should tell as the switch, a node with the bad driver, and a node that one user's program broke.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import mean, median, stdev
 
 from fairlead.fleet.lemons import lemons
 from tests.fleet.simulated_year import NEW, Planted, Year, year
@@ -19,6 +25,8 @@ from tests.fleet.simulated_year import NEW, Planted, Year, year
 PAGE = Path(__file__).resolve().parents[2] / "docs/reference/fleet-report.md"
 SIZES = (96, 1024)
 DRIVER_DAY = 220
+DRIVER = "driver 3 times as bad, on half of the nodes"
+EVENT = (3, 150)  # all nodes of the fourth leaf switch at once
 WEEKS = range(13, 53)  # the first list has a whole window of 90 days
 PLANTED = (
     Planted("node 5 times as bad", (3,), 5, 60, 2),
@@ -28,8 +36,8 @@ PLANTED = (
 )
 
 
-def made_year(nodes: int) -> Year:
-    return year(nodes, PLANTED, driver_day=DRIVER_DAY)
+def made_year(nodes: int, seed: int = 1) -> Year:
+    return year(nodes, PLANTED, driver_day=DRIVER_DAY, event=EVENT, seed=seed)
 
 
 @dataclass(frozen=True)
@@ -76,40 +84,102 @@ def shuffled_rows(results: list[Shuffled], shuffles: int) -> list[str]:
     ]
 
 
-def found(nodes: int) -> list[str]:
-    """Say when the weekly list first named what was planted, and how many healthy nodes it named in the year."""
-    made = made_year(nodes)
-    bad = {made.name(node) for planted in PLANTED for node in planted.nodes}
-    first: dict[str, int] = {}
-    weeks_on: dict[str, int] = {}
-    false: set[str] = set()
-    false_weeks, expected = 0, 0.0
+@dataclass
+class Lists:
+    """What the 52 lists of a year say. first: when each name was first there. weeks: how often. wrong: names on each list.
+    expected, most: what each list prints."""
+
+    first: dict[str, int] = field(default_factory=dict)
+    weeks: dict[str, int] = field(default_factory=dict)
+    wrong: list[set[str]] = field(default_factory=list)
+    expected: list[float] = field(default_factory=list)
+    most: list[int] = field(default_factory=list)
+
+
+def lists_of(made: Year) -> Lists:
+    right = {name_of(made, planted) for planted in PLANTED} | {f"driver {NEW}"}
+    said = Lists()
     for week in range(1, 53):
         result = lemons(made.exposed(7 * week))
-        expected += result.expected_false
         names = {each.node for each in result.lemons} | {group.name for group in result.groups}
         for name in names:
-            first.setdefault(name, 7 * week)
-            weeks_on[name] = weeks_on.get(name, 0) + 1
-        wrong = {each.node for each in result.lemons} - bad
-        wrong |= {g.name for g in result.groups if g.name.startswith("switch")} - {made.leaf(64)}
-        false |= wrong
-        false_weeks += len(wrong)
+            said.first.setdefault(name, 7 * week)
+            said.weeks[name] = said.weeks.get(name, 0) + 1
+        said.wrong.append(names - right)
+        said.expected.append(result.expected_false)
+        said.most.append(result.most_false)
+    return said
+
+
+def name_of(made: Year, planted: Planted) -> str:
+    return made.leaf(planted.nodes[0]) if len(planted.nodes) > 1 else made.name(planted.nodes[0])
+
+
+def found(nodes: int) -> list[str]:
+    """Say when the weekly list first named what was planted, and how many others it named in the year."""
+    made = made_year(nodes)
+    said = lists_of(made)
     rows = []
     for planted in PLANTED:
-        name = made.leaf(planted.nodes[0]) if len(planted.nodes) > 1 else made.name(planted.nodes[0])
-        rows.append(_row(nodes, planted.name, planted.from_day, first.get(name), weeks_on.get(name, 0)))
-    rows.append(
-        _row(
-            nodes,
-            "driver 3 times as bad, on half of the nodes",
-            DRIVER_DAY,
-            first.get(f"driver {NEW}"),
-            weeks_on.get(f"driver {NEW}", 0),
-        )
-    )
-    healthy = f"{len(false)} healthy nodes or switches, {false_weeks} times in 52 lists; the lists expected {expected:.0f}"
-    return [*rows, f"| {nodes:,} | wrongly named | - | {healthy} | |"]
+        name = name_of(made, planted)
+        rows.append(_row(nodes, planted.name, planted.from_day, said.first.get(name), said.weeks.get(name, 0)))
+    rows.append(_row(nodes, DRIVER, DRIVER_DAY, said.first.get(f"driver {NEW}"), said.weeks.get(f"driver {NEW}", 0)))
+    wrong, times = len(set().union(*said.wrong)), sum(map(len, said.wrong))
+    words = f"{wrong} names, {times} times in 52 lists; the lists expected {sum(said.expected):.0f}"
+    return [*rows, f"| {nodes:,} | wrongly named | - | {words} | |"]
+
+
+@dataclass(frozen=True)
+class Years:
+    """What the lists of many years say. wrong, expected: of each year, the sum over its lists. above: the part of all lists with
+    more wrong names than the list's bound. found: by what was planted, the years in which it was named, and the median of the
+    days until then."""
+
+    nodes: int
+    wrong: tuple[int, ...]
+    expected: tuple[float, ...]
+    above: float
+    found: tuple[tuple[str, int, float], ...]
+
+    @property
+    def high(self) -> float:
+        """The upper end of the 95 % interval of the mean of ``wrong``. Years are independent, and their lists are not."""
+        return float(mean(self.wrong) + 1.96 * stdev(self.wrong) / math.sqrt(len(self.wrong)))
+
+
+def years(nodes: int, count: int, *, first_seed: int = 1001) -> Years:
+    wrong, expected, above = list[int](), list[float](), 0
+    days: dict[str, list[int]] = {name: [] for name in (*(planted.name for planted in PLANTED), DRIVER)}
+    for seed in range(first_seed, first_seed + count):
+        made = made_year(nodes, seed)
+        said = lists_of(made)
+        wrong.append(sum(map(len, said.wrong)))
+        expected.append(sum(said.expected))
+        above += sum(len(names) > most for names, most in zip(said.wrong, said.most, strict=True))
+        named = [(planted.name, name_of(made, planted), planted.from_day) for planted in PLANTED]
+        for what, name, day in (*named, (DRIVER, f"driver {NEW}", DRIVER_DAY)):
+            if name in said.first:
+                days[what].append(max(0, said.first[name] - day))
+    planted_found = tuple((what, len(of), median(of) if of else 0.0) for what, of in days.items())
+    return Years(nodes, tuple(wrong), tuple(expected), above / (52 * count), planted_found)
+
+
+def years_rows(results: list[Years]) -> list[str]:
+    out = [
+        f"Means over {len(results[0].wrong)} years with other seeds, each with 52 lists:",
+        "",
+        "| nodes | wrong names in a year (95 %) | expected, as printed | lists with more than the printed bound |",
+        "|---|---|---|---|",
+    ]
+    for each in results:
+        low = max(0.0, 2 * mean(each.wrong) - each.high)
+        words = f"{mean(each.wrong):.1f} ({low:.1f} to {each.high:.1f})"
+        out.append(f"| {each.nodes:,} | {words} | {mean(each.expected):.1f} | {100 * each.above:.1f} % |")
+    out += ["", "| nodes | planted | named in so many years | median of the days until then |", "|---|---|---|---|"]
+    for each in results:
+        for what, count, days in each.found:
+            out.append(f"| {each.nodes:,} | {what} | {count} of {len(each.wrong)} | {f'{days:.0f}' if count else '-'} |")
+    return out
 
 
 def _row(nodes: int, name: str, from_day: int, day: int | None, weeks: int) -> str:
@@ -133,9 +203,12 @@ def put(text: str, name: str, rows: list[str]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--years", type=int, default=0, help="0: leave the table of years as it is")
     parser.add_argument("--shuffles", type=int, default=0, help="0: leave the table of shuffles as it is")
     args = parser.parse_args()
     text = put(PAGE.read_text(), "planted", found_rows())
+    if args.years:
+        text = put(text, "years", years_rows([years(nodes, args.years) for nodes in SIZES]))
     if args.shuffles:
         results = []
         for nodes in SIZES:

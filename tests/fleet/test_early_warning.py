@@ -8,9 +8,13 @@ import pytest
 from msgspec.structs import replace
 
 from fairlead.fleet.early_warning import distances, growth, possible
-from fairlead.fleet.mechanical_values import with_values
+from fairlead.fleet.mechanical_values import values_of, with_values
 from fairlead.fleet.score_card import NodeWeek, score_card
 from fairlead.fleet.service_record import DAY_SECONDS
+from fairlead.model.device import device_of
+from fairlead.model.facts import NvLink
+from tests.checks.nodes import gpu as fact_gpu
+from tests.checks.nodes import node
 
 DAY = 20_000
 Point = tuple[int, float]
@@ -27,6 +31,7 @@ def gpu(**changes: Any) -> dict[str, tuple[Point, ...]]:
         "pcie.lanes": weekly(16, 0),
         "pcie.lanes_max": weekly(16, 0),
         "nvlink.active": weekly(18, 0),
+        "nvlink.errors": weekly(40, 0),
         "load.seconds": weekly(0, 4e5),
         "load.slowed_seconds": weekly(0, 0),
         "power.cap_watts": weekly(700, 0),
@@ -51,6 +56,7 @@ def test_a_healthy_node_has_no_distance() -> None:
         ({"pcie__lanes": (*weekly(16, 0)[:-1], (DAY, 8.0))}, "lanes"),
         ({"nvlink__active": (*weekly(18, 0)[:-1], (DAY, 17.0))}, "lanes"),
         ({"pcie__replays": weekly(0, 5000)}, "replays"),
+        ({"nvlink__errors": weekly(0, 5000)}, "link_errors"),
         ({"load__slowed_seconds": weekly(0, 1e5)}, "throttle"),
         ({"link__ber": tuple((day, 1e-8 * 10 ** (n / 4)) for n, (day, _) in enumerate(weekly(0, 0)))}, "ber"),
     ],
@@ -91,6 +97,17 @@ def test_values_are_kept_once_a_week_or_when_they_change() -> None:
         known = with_values(known, iter(new), (DAY + day) * DAY_SECONDS + 50)
     assert [day - DAY for day, _ in known["G0"]["pcie.lanes"]] == [0, 7, 14, 15]
     assert [day - DAY for day, _ in known["G0"]["load.seconds"]] == [0, 7, 14]
+
+
+def test_the_errors_of_all_links_are_summed_or_none_are() -> None:
+    """A link that cannot be read once must not make the sum seem to fall and to grow again."""
+    newer = [NvLink(link=n, active=True, effective_errors=3) for n in range(2)]
+    older = [NvLink(link=n, active=True, crc_errors=2, replay_errors=5) for n in range(2)]
+    unread = NvLink(link=2, active=True)
+    for links, errors in ((newer, 6.0), (older, 14.0), ([*newer, unread], None), ([*older, unread], None), ([unread], None)):
+        gpu1 = fact_gpu(1, nvlinks=tuple(links))
+        of = {name: value for device, name, value in values_of(node(gpu1)) if device == device_of(gpu1)}
+        assert of.get("nvlink.errors") == errors and of["nvlink.active"] == len(links)
 
 
 # -- score card ----------------------------------------------------------------------------------------

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from fairlead.fleet.exact_intervals import poisson_at_least
 from fairlead.fleet.incidents import Ended, Incident
-from fairlead.fleet.lemons import Exposed, independent, lemons, prior_of, what_repeats
+from fairlead.fleet.lemons import Exposed, independent, lemons, most_by_chance, prior_of, what_repeats
 from tests.fleet import simulation_table
 from tests.fleet.made_records import BEGIN, DAY, OTHER_PCI, PCI
 
 
-def incident(n: int = 0, device: str = PCI, serial: str = "A1", node: str = "n1") -> Incident:
+def incident(n: float = 0, device: str = PCI, serial: str = "A1", node: str = "n1") -> Incident:
     begin = BEGIN + n * DAY
     return Incident(
         node=node, machine=node, node_class="c", check="xid", begin_unix=begin, device=device, serial=serial, times=(begin,),
@@ -33,6 +36,8 @@ def users(*sets: str) -> list[tuple[Incident, frozenset[str]]]:
         (("ann", "bob", ""), 3),
         (("ann bob", "ann", "bob"), 2),
         (("ann bob", "bob eve", "ann eve"), 3),
+        ((*["ann"] * 10, "", "", ""), 1),
+        (("ann", "ann", "bob", "", "", ""), 4),
     ],
 )
 def test_only_incidents_of_different_users_count(sets: tuple[str, ...], count: int) -> None:
@@ -54,16 +59,19 @@ def test_what_repeats(parts: list[tuple[str, str]], words: str) -> None:
 
 
 def fleet(counts: dict[str, int], nodes: int = 100, days: float = 70.0) -> list[Exposed]:
-    names = [f"n{n}" for n in range(1, nodes + 1)]
+    """Nodes with so many incidents, no two at the same time."""
     return [
         Exposed(
-            machine=name,
-            node=name,
+            machine=f"n{number}",
+            node=f"n{number}",
             node_class="c",
             node_days=days,
-            incidents=tuple((incident(n, node=name, serial=name), frozenset()) for n in range(counts.get(name, 0))),
+            incidents=tuple(
+                (incident(k + number * 0.0517, node=f"n{number}", serial=f"n{number}"), frozenset())
+                for k in range(counts.get(f"n{number}", 0))
+            ),
         )
-        for name in names
+        for number in range(1, nodes + 1)
     ]
 
 
@@ -87,6 +95,53 @@ def test_one_user_makes_no_lemon_and_no_job_is_no_zero() -> None:
     assert lemons([bad, *fleet({"n9": 1})[1:]]).lemons == ()
     assert lemons(fleet({"n3": 7}, days=0.0)).lemons == (), "nothing is known of allocated time"
     assert lemons([]).budget == 0
+
+
+def test_what_one_user_s_program_left_broken_makes_no_lemon() -> None:
+    """A fifth of its incidents is found after its end, and touches no job."""
+    bad = [
+        Exposed(machine=f"n{n}", node=f"n{n}", node_class="c", node_days=70, incidents=tuple(users(*["eve"] * 12, *[""] * 3)))
+        for n in (1, 2)
+    ]
+    assert lemons([*bad, *fleet({"n9": 1})[2:]]).lemons == ()
+
+
+def test_incidents_that_begin_together_on_a_switch_are_one_event_of_it() -> None:
+    """A rack without power for a moment gives each of its nodes an incident, and its nodes are no lemons by that."""
+    made = fleet({**{f"n{n}": 1 for n in range(3, 100, 5)}, "n1": 2, "n2": 7})
+    rack = []
+    for each in made[:16]:
+        together = [
+            (replace(incident(90 + k, node=each.node), begin_unix=BEGIN + k * DAY + 20), frozenset[str]()) for k in range(4)
+        ]
+        rack.append(replace(each, incidents=(*each.incidents, *together), groups=("switch leaf1",)))
+    others = [replace(each, groups=(f"switch leaf{2 + n // 16}",)) for n, each in enumerate(made[16:])]
+    found = lemons([*rack, *others])
+    assert [lemon.node for lemon in found.lemons] == ["n2"] and found.lemons[0].count == 7
+    assert [(event.name, len(event.nodes)) for event in found.events] == [("switch leaf1", 16)] * 4
+    assert found.groups == (), "an event says nothing of the switch's rate"
+
+
+def test_a_node_of_a_switch_that_may_be_bad_is_compared_with_its_neighbours() -> None:
+    """The switch is not certain yet, and its nodes are not told as lemons in the meantime."""
+    counts = {f"n{n}": 1 for n in (*range(1, 8), *range(17, 160, 5))} | {"n8": 3}
+    plain = fleet(counts, nodes=160)
+    grouped = [replace(each, groups=(f"switch leaf{n // 16}",)) for n, each in enumerate(plain)]
+    assert [lemon.node for lemon in lemons(plain).lemons] == ["n8"]
+    found = lemons(grouped)
+    assert found.lemons == () and found.groups == ()
+
+
+def test_one_lemon_does_not_make_a_bad_switch() -> None:
+    counts = {f"n{n}": 1 for n in range(3, 100, 6)} | {"n2": 9}
+    found = lemons([replace(each, groups=(f"switch leaf{n // 16}",)) for n, each in enumerate(fleet(counts))])
+    assert [lemon.node for lemon in found.lemons] == ["n2"] and found.groups == ()
+
+
+@pytest.mark.parametrize(("mean", "most"), [(0.0, 0), (0.05, 0), (0.3, 1), (0.8, 2), (1.9, 4)])
+def test_the_number_that_chance_seldom_exceeds(mean: float, most: int) -> None:
+    assert most_by_chance(mean) == most
+    assert poisson_at_least(most + 1, mean) <= 0.05
 
 
 def test_a_card_that_moves_is_named() -> None:
@@ -121,6 +176,22 @@ def test_the_page_has_what_the_lists_find() -> None:
     assert simulation_table.put(text, "planted", simulation_table.found_rows()) == text, (
         "python -m tests.fleet.simulation_table writes the page"
     )
+
+
+@pytest.mark.parametrize("nodes", simulation_table.SIZES)
+def test_planted_causes_do_not_make_more_wrong_names_than_the_lists_say(nodes: int) -> None:
+    """The page has 40 years. A list names few, so the spread of these few years is allowed for."""
+    found = simulation_table.years(nodes, 4 if nodes < 500 else 2, first_seed=1)
+    spread = 2.5 * (sum(found.expected) * 13) ** 0.5  # a window of 90 days is on 13 lists
+    assert sum(found.wrong) <= sum(found.expected) + spread, found
+
+
+def test_the_page_says_that_years_name_no_more_than_expected() -> None:
+    """The upper end of the interval is below what the lists print, and the printed bound holds in 19 of 20 lists."""
+    text = simulation_table.PAGE.read_text().partition("<!-- simulated: years -->")[2].partition("<!-- end of years -->")[0]
+    rows = re.findall(r"\| ([\d,]+) \| [\d.]+ \([\d.]+ to ([\d.]+)\) \| ([\d.]+) \| ([\d.]+) % \|", text)
+    assert [row[0] for row in rows] == ["96", "1,024"] and "Means over 40 years" in text
+    assert all(float(high) <= float(expected) and float(above) <= 5.0 for _, high, expected, above in rows)
 
 
 def test_the_page_says_that_chance_names_no_more_than_expected() -> None:

@@ -7,6 +7,7 @@ A user has few layouts, and the heavy role of a layout is at one place of the no
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -45,7 +46,7 @@ def year_of(nodes: int, *, seed: int = 1, days: int = 360) -> Year:
     users = max(12, nodes // 4)
     home = [rng.randrange(nodes) for _ in range(users)]
     heavy = tuple(rng.random() for _ in range(users))
-    jobs = []
+    jobs: list[Job] = []
     for day in range(days):
         for _ in range(nodes // 5):
             user = min(int(rng.paretovariate(1.0)) - 1, users - 1)
@@ -96,44 +97,49 @@ def heavy_roles(year: Year, jobs: Sequence[Job]) -> dict[tuple[int, str], int]:
 
 @dataclass
 class Window:
-    """What does not depend on the labels: each node's users, how many of a user's jobs count, and when the node is named."""
+    """What does not depend on the labels. spans: of each job, the first and the number of its pairs in ``pair_of``. pair_of: the
+    number of the pair of node and user, for each inner node of each job. node_of, least: by that number, the node, and in how
+    many of the user's jobs it has to be the extreme. named_from: by node, for how many users that has to be so to be named."""
 
-    jobs: list[Job]
-    least: dict[tuple[int, int], int]
+    spans: list[tuple[int, int]]
+    pair_of: list[int]
+    node_of: list[int]
+    least: list[int]
     named_from: dict[int, int]
 
 
 def prepared(jobs: list[Job]) -> Window:
-    chances: dict[tuple[int, int], list[float]] = {}
+    numbers: dict[tuple[int, int], int] = {}
+    chances: list[list[float]] = []
+    spans: list[tuple[int, int]] = []
+    pair_of: list[int] = []
     for job in jobs:
+        spans.append((len(pair_of), len(job.inner)))
         for node in job.inner:
-            chances.setdefault((node, job.user), []).append(1 / len(job.inner))
-    least = {key: len(found) // 2 + 1 for key, found in chances.items()}
+            pair = numbers.setdefault((node, job.user), len(numbers))
+            if pair == len(chances):
+                chances.append([])
+            chances[pair].append(1 / len(job.inner))
+            pair_of.append(pair)
+    least = [len(found) // 2 + 1 for found in chances]
     bounds: dict[int, list[float]] = {}
-    for key, found in chances.items():
-        bounds.setdefault(key[0], []).append(min(1.0, sum(found) / least[key]))
+    for (node, _), pair in numbers.items():
+        bounds.setdefault(node, []).append(min(1.0, sum(chances[pair]) / least[pair]))
     tests = len(bounds) * len(SIGNALS)
     named_from = {}
     for node, each in bounds.items():
         named_from[node] = next(
             (k for k in range(USERS_MIN, len(each) + 1) if poisson_binomial_tail(each, k) * tests < FALSE), len(each) + 1
         )
-    return Window(jobs, least, named_from)
+    return Window(spans, pair_of, [node for node, _ in numbers], least, named_from)
 
 
 def shuffled(window: Window, rng: random.Random) -> Iterator[tuple[int, str]]:
     """Shuffle the labels of the nodes of each job, and yield the nodes that are then named, with the signal."""
-    pick = rng.random
+    pick, pair_of, least, node_of = rng.random, window.pair_of, window.least, window.node_of
     for signal in SIGNALS:
-        counts: dict[tuple[int, int], int] = {}
-        for job in window.jobs:
-            inner = job.inner
-            key = inner[int(pick() * len(inner))], job.user
-            counts[key] = counts.get(key, 0) + 1
-        users: dict[int, int] = {}
-        for key, count in counts.items():
-            if count >= window.least[key]:
-                users[key[0]] = users.get(key[0], 0) + 1
+        counts = Counter([pair_of[first + int(pick() * count)] for first, count in window.spans])
+        users = Counter([node_of[pair] for pair, count in counts.items() if count >= least[pair]])
         for node, count in users.items():
             if count >= window.named_from[node]:
                 yield node, signal

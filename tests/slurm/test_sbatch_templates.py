@@ -123,7 +123,7 @@ def test_a_job_that_is_preempted_goes_on(site: Site, template: str) -> None:
     at = site.saved()
     site.restart(job, 2)
     assert site.cluster.wait_job(job, seconds=180) == "COMPLETED", site.said()
-    assert site.restarts(job) == 1 and site.saved() == 400
+    assert site.restarts(job) == 1 and site.saved() == 400, f"{site.log()}\n{site.said()}\n{site.cluster.logs(60)}"
     begun = [int(line.split()[1]) for line in site.log() if line.startswith("begin")]
     assert begun == [0, at] and at >= 20
     assert site.cluster.job_state(other) == "COMPLETED"

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import pwd
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fairlead import config
-from fairlead.cli.controller_paths import RUNNING, SITE, STORE
+from fairlead.cli.controller_paths import IDLE, RUNNING, SITE, STORE
 from fairlead.cli.output import print_json
 from fairlead.cli.slurm_options import add_bin_dir
 from fairlead.config import Site
@@ -53,9 +54,15 @@ def register(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help=f"pull the newest records of running GPU jobs into DIR ({RUNNING}), and do nothing else",
     )
-    parser.add_argument("--backup", metavar="FILE", default="", help="write a copy of the store to FILE, and do nothing else")
+    parser.add_argument("--backup", metavar="DIR", default="", help="write a copy of all stores to DIR, and do nothing else")
     parser.add_argument(
-        "--erase-user", type=int, metavar="UID", help="remove all that the store has of a user, and do nothing else"
+        "--restore", metavar="DIR", default="", help="put the copy in DIR in the place of the stores, and do nothing else"
+    )
+    parser.add_argument(
+        "--erase-user", type=int, metavar="UID", help="remove all that the stores have of a user, and do nothing else"
+    )
+    parser.add_argument(
+        "--idle-state", metavar="DIR", default=IDLE, help="the journal of `fairlead idle`, for these three (%(default)s)"
     )
     parser.add_argument(
         "--units", metavar="DIR", default="", help="write the controller's systemd units to DIR, and do nothing else"
@@ -78,8 +85,11 @@ def run(args: argparse.Namespace) -> ExitCode:
         return _from_folder(args)
     if args.running:
         return _running(args)
-    if args.backup or args.erase_user is not None:
-        return _one_task(args)
+    tasks = [bool(args.backup), bool(args.restore), args.erase_user is not None]
+    if sum(tasks) > 1:
+        raise UsageError("--backup, --restore and --erase-user: name one of them")
+    if any(tasks):
+        return _erase(args) if args.erase_user is not None else _copies(args)
     return _dry_run(args) if args.dry_run else _round(args)
 
 
@@ -227,22 +237,45 @@ def _write_units(folder: str, *, dry_run: bool) -> ExitCode:
     return ExitCode.OK
 
 
-def _one_task(args: argparse.Namespace) -> ExitCode:
-    from fairlead.controller.job_store import JobStore
+def _erase(args: argparse.Namespace) -> ExitCode:
+    from fairlead.controller.all_stores import erase_user, runs_of
 
-    if args.erase_user is not None:
-        if args.dry_run:
-            with JobStore(args.store, write=False) as store:
-                print(f"{len(store.runs_of_user(args.erase_user, 1 << 30))} jobs of user {args.erase_user} would be removed")
-            return ExitCode.OK
-        with JobStore(args.store, write=True) as store:
-            count = store.erase_user(args.erase_user, time.time())
-        print(f"{count} jobs of user {args.erase_user} were removed from {args.store}; backups and AdminComment still have them")
-    if args.backup:
-        with JobStore(args.store, write=False) as store:
-            store.backup(args.backup)
-        print(f"{args.backup} has a copy of the store")
+    uid = args.erase_user
+    if args.dry_run:
+        print(f"{runs_of(args.store, uid, time.time())} jobs of user {uid} would be removed")
+        return ExitCode.OK
+    try:
+        name = pwd.getpwuid(uid).pw_name
+    except (KeyError, OverflowError):
+        name = ""
+    done = erase_user(args.store, args.idle_state, uid, time.time(), name)
+    print(
+        f"{done.runs} jobs of user {uid} were removed from {args.store}; the user was taken out of {done.rows} rows of the"
+        f" history of the fleet and {done.lines} lines of the journal of idle jobs; copies and AdminComment still have them"
+    )
+    if not done.named:
+        say(f"no name of user {uid} is known here: a name in the history of the fleet or in the journal would not be found")
     return ExitCode.OK
+
+
+def _copies(args: argparse.Namespace) -> ExitCode:
+    from fairlead.controller import all_stores
+
+    if args.dry_run:
+        print(f"would {'restore the copy in' if args.restore else 'write a copy to'} {args.backup or args.restore}")
+        return ExitCode.OK
+    if args.backup:
+        done = all_stores.back_up(args.store, args.idle_state, args.backup)
+        for name in done.done:
+            print(os.path.join(args.backup, name))
+    else:
+        done = all_stores.restore(args.store, args.idle_state, args.restore)
+        print(f"{args.store} has what {args.restore} had: {', '.join(done.done)}")
+    if done.absent:
+        say(f"not in the copy, because it is not there: {', '.join(done.absent)}")
+    for error in done.errors:
+        say(f"not in the copy: {error}")
+    return done.errors[0].exit_code if done.errors else ExitCode.OK
 
 
 def _accounting(args: argparse.Namespace) -> Any:

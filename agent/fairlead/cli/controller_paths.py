@@ -1,4 +1,4 @@
-"""Names the files on the controller: the site, the collector's store, the newest records of running jobs, the queue of events."""
+"""Names the files on the controller: the site, the stores, the queue of events, the idle journal."""
 
 from __future__ import annotations
 
@@ -6,3 +6,4 @@ SITE = "/etc/fairlead/site.toml"
 STORE = "/var/lib/fairlead-collect"
 RUNNING = "/var/lib/fairlead-running"
 EVENTS = "/var/lib/fairlead-events"
+IDLE = "/var/lib/fairlead/idle"

@@ -188,7 +188,8 @@ def _lemons(report: FleetReport) -> FleetSection:
         for each in found.lemons
     ]
     notes = [
-        f"expected by chance alone: {found.expected_false:.2f} of {found.nodes} nodes; the list has at most {found.budget}",
+        f"expected by chance alone: {found.expected_false:.2f} of {found.nodes} nodes, and at most {found.most_false} in 19 of"
+        f" 20 lists; the list has at most {found.budget}",
         f"exposure: {found.count} independent incidents in {found.node_days:,.0f} allocated node-days",
     ]
     if found.over_budget:
@@ -198,12 +199,17 @@ def _lemons(report: FleetReport) -> FleetSection:
         f" {group.times:.1f} times the others (by chance: {group.chance:.1g})"
         for group in found.groups
     ]
+    notes += [
+        f"{event.name}: incidents on {len(event.nodes)} nodes within 10 minutes, {local(event.begin_unix)}: one event of the"
+        " group, which counts for no node"
+        for event in found.events[:5]
+    ]
     notes += [f"card {card.serial}: {card.count} incidents in {', '.join(card.where[:4])}: the card" for card in found.cards[:5]]
     return FleetSection(
         title="Lemons",
         definition=f"Nodes with more incidents in {lemons.WINDOW_DAYS} days than chance explains, over allocated node-days."
-        " Incidents of one user count once, an incident without a job counts alone. The rate is the mean of a Poisson-Gamma"
-        " posterior per 1,000 node-days with its 95 % interval. This list only reports.",
+        " Incidents of one user count once; of incidents without a job the same part counts. The rate is the mean of a"
+        " Poisson-Gamma posterior per 1,000 node-days with its 95 % interval. This list only reports.",
         head=("NODE", "INCIDENTS", "NODE-DAYS", "PER 1000 (95 %)", "WHAT REPEATS"),
         rows=tuple(rows),
         notes=tuple(notes),

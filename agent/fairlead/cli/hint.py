@@ -1,7 +1,8 @@
 """Say how often a job should save, from this cluster's own node failures, preemptions and time limits.
 
-fairlead hint checkpoint --nodes 64 --save 2m --from DIR                   DIR has jobs.psv (sacct), and may have usage records
-fairlead hint checkpoint --nodes 64 --save 2m --from DIR --partition low   losses by preemption of this partition
+fairlead hint checkpoint --nodes 64 --save 2m                   from the store of `fairlead collect`, on the controller
+fairlead hint checkpoint --nodes 64 --save 2m --partition low   losses by preemption of this partition
+fairlead hint checkpoint --nodes 64 --save 2m --from DIR        DIR has jobs.psv (sacct), and may have usage records
 
 A node failure is a job that ended as NODE_FAIL, or a finding that drains a node while a job with GPUs runs there (only the usage
 records know these). `--save` is the time for which one save stops the job. With fewer than 5 failures there is no hint.
@@ -12,11 +13,13 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from fairlead.cli.controller_paths import STORE
 from fairlead.cli.output import print_json
+from fairlead.cli.slurm_options import add_bin_dir
 from fairlead.cli.time_options import span
 from fairlead.errors import ExitCode, UsageError
 from fairlead.fleet.checkpoint_interval import (
@@ -41,9 +44,14 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=["checkpoint"], help="checkpoint: how often a job should save")
     parser.add_argument("--nodes", type=int, required=True, metavar="N", help="the nodes of the job")
     parser.add_argument("--save", default="", metavar="TIME", help="for how long a save stops the job: 20s, 2m")
-    parser.add_argument("--from", dest="folder", required=True, metavar="DIR", help="the folder with jobs.psv and usage records")
+    parser.add_argument("--store", metavar="DIR", default=STORE, help="the store of `fairlead collect` (%(default)s)")
+    parser.add_argument("--from", dest="folder", default="", metavar="DIR", help="read the records and jobs.psv in DIR instead")
     parser.add_argument("-p", "--partition", default="", metavar="NAME", help="losses of jobs in this partition (default: all)")
-    parser.add_argument("--days", type=int, default=DAYS, metavar="N", help="the last N days that the rows cover (%(default)s)")
+    parser.add_argument("--days", type=int, default=DAYS, metavar="N", help="the last N days that are known (%(default)s)")
+    parser.add_argument(
+        "--slurm-conf", default="", metavar="FILE", help="the slurm.conf to use, where Slurm's commands do not find it"
+    )
+    add_bin_dir(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
@@ -54,7 +62,7 @@ def run(args: argparse.Namespace) -> ExitCode:
         raise UsageError(f"--days {args.days}: not from 1 to 3660")
     save = span(args.save, "--save") if args.save else None
     mistakes: list[str] = []
-    jobs, begin, end, records = _jobs(args, mistakes)
+    jobs, begin, end, records = _from_folder(args, mistakes) if args.folder else _from_store(args, mistakes)
     found = hint(args.nodes, save, failure_rate(jobs, begin, end), _losses(jobs, args.partition, begin))
     for mistake in mistakes[:_MISTAKES_SHOWN]:
         print(f"fairlead hint: {one_line(mistake, 300)}", file=sys.stderr)
@@ -69,8 +77,19 @@ def run(args: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
-def _jobs(args: argparse.Namespace, mistakes: list[str]) -> tuple[list[JobEnd], float, float, int]:
+def _from_store(args: argparse.Namespace, mistakes: list[str]) -> tuple[Sequence[JobEnd], float, float, int]:
     """Return the jobs, the begin and the end of the time that is counted, and the number of usage records."""
+    from fairlead.controller.checkpoint_input import stored_ends
+    from fairlead.slurm.scontrol import Scontrol
+
+    client = Scontrol(conf=args.slurm_conf, bin_dir=args.bin_dir, deadline_seconds=60.0)
+    found = stored_ends(args.store, client, DAY_SECONDS * args.days, time.time(), mistakes)
+    begin = max(found.newest_unix - DAY_SECONDS * args.days, found.oldest_unix)
+    return found.ends, begin, found.newest_unix, found.records
+
+
+def _from_folder(args: argparse.Namespace, mistakes: list[str]) -> tuple[Sequence[JobEnd], float, float, int]:
+    """Return the same from a folder."""
     from fairlead.controller.checkpoint_input import ends_of
     from fairlead.controller.records_folder import named, read_folder
     from fairlead.jobs.allocations import joined
@@ -83,16 +102,16 @@ def _jobs(args: argparse.Namespace, mistakes: list[str]) -> tuple[list[JobEnd], 
     mistakes += [f"jobs: job {job.job} is from the future: do the clocks differ? It is not counted" for job in future]
     jobs = [job for job in folder.runs if max(job.begin_unix, job.end_unix or 0.0) <= last]
     newest = max((max(job.begin_unix, job.end_unix or 0.0) for job in jobs), default=now)
+    oldest = min((job.begin_unix for job in jobs), default=newest)
     found = joined(jobs, (record for _, record in folder.records), now)
     mistakes += named(folder.records, found.left_out)
-    oldest = min((job.begin_unix for job in jobs), default=newest)
     records = sum(each.record is not None for each in found.allocations)
     return ends_of(found.allocations, newest), max(newest - DAY_SECONDS * args.days, oldest), newest, records
 
 
-def _losses(jobs: list[JobEnd], partition: str, begin: float) -> Losses:
+def _losses(jobs: Sequence[JobEnd], partition: str, begin: float) -> Losses:
     if partition and not any(job.partition == partition for job in jobs):
-        raise UsageError(f"--partition {one_line(partition, 64)}: the rows have no job with GPUs in it")
+        raise UsageError(f"--partition {one_line(partition, 64)}: no job with GPUs is known in it")
     return losses_of([job for job in jobs if job.end_unix > begin], partition)
 
 

@@ -17,7 +17,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from fairlead.cli.controller_paths import RUNNING, SITE
+from fairlead.cli.controller_paths import IDLE, RUNNING, SITE
 from fairlead.cli.output import columns, print_json
 from fairlead.cli.slurm_options import add_bin_dir
 from fairlead.errors import ExitCode, InputMissing, SlurmUnavailable, UsageError
@@ -27,15 +27,13 @@ if TYPE_CHECKING:
     from fairlead.jobs.idle_rule import IdleOptions
     from fairlead.jobs.idle_stages import IdleEvent
 
-STATE = "/var/lib/fairlead/idle"
-
 
 def register(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("action", choices=("observe", "run", "list"), help="what to do")
     records = f"the folder with the newest usage records of running jobs ({RUNNING}, which `fairlead collect --running` fills)"
     add("--from", dest="folder", metavar="DIR", default=RUNNING, help=f"{records}; its jobs.psv, if there is one, lists the jobs")
-    add("--state", metavar="DIR", default=STATE, help=f"the folder of the journal and of the last readings ({STATE})")
+    add("--state", metavar="DIR", default=IDLE, help=f"the folder of the journal and of the last readings ({IDLE})")
     add("--site", metavar="FILE", default="", help=f"the site with [idle] ({SITE})")
     add("--days", type=int, default=1, metavar="N", help="list: the last N days (1)")
     add("-n", "--dry-run", action="store_true", help="print what would be done, write nothing, tell nobody")

@@ -73,6 +73,7 @@ class FleetCollection:
         """Do one round. Raises HostError and DataError of the store; what Slurm or a node does not give is only said."""
         now = self._clock()
         done = FleetRound()
+        self._store.forget_erased(now)
         try:
             listed = {node.name: (",".join(sorted(node.states)), node.reason) for node in self._client.nodes()}
         except SlurmError as e:

@@ -14,15 +14,18 @@ from typing import Any
 
 import msgspec
 
-from fairlead.controller.store_file import failed, locked
+from fairlead.controller.store_file import backed_up, failed, locked, made, refuse_foreign
 from fairlead.errors import DataError, InputMissing
+from fairlead.fleet.erased_user import ErasedUser, event_without_users, without_users
 from fairlead.fleet.node_events import NodeOut
 from fairlead.fleet.service_merge import merged, since
-from fairlead.fleet.service_record import ServiceRecord
+from fairlead.fleet.service_record import DAY_SECONDS, KEEP_DAYS, ServiceRecord
 from fairlead.model.json_text import NOT_JSON
 
 FILE = "fleet.sqlite"
 SCHEMA = 1
+TABLES = ("service", "event", "kept")
+ERASED = "erased"  # the key of what nodes may send again of erased users
 _BUSY_SECONDS = 10.0
 _TABLES = """
 CREATE TABLE IF NOT EXISTS service (machine TEXT, node TEXT, data BLOB NOT NULL, PRIMARY KEY (machine, node)) WITHOUT ROWID;
@@ -65,7 +68,7 @@ class FleetStore:
             raise InputMissing(f"{self.path}: there is no history of the fleet", hint="`fairlead collect` makes it")
         try:
             if write:
-                os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+                made(self.path)
             db = sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None)
         except (OSError, sqlite3.Error) as e:
             raise failed(self.path, e) from None
@@ -76,9 +79,11 @@ class FleetStore:
                     f"{self.path}: was written by a newer fairlead (schema {version}, and this one knows {SCHEMA})",
                     hint="update fairlead on this machine, or name another folder with --store",
                 )
+            refuse_foreign(db, self.path, TABLES, empty=write)
             if write:
                 db.execute("PRAGMA journal_mode = WAL")
                 db.execute("PRAGMA synchronous = FULL")
+                db.execute("PRAGMA secure_delete = ON")
                 db.executescript(f"BEGIN IMMEDIATE;{_TABLES}PRAGMA user_version = {SCHEMA};COMMIT;")
             else:
                 db.execute("PRAGMA query_only = ON")
@@ -114,8 +119,9 @@ class FleetStore:
     def add(self, records: Iterable[ServiceRecord], before_unix: float) -> int:
         """Merge records into the store. Forget what ended before a time. Return how many rows have changed."""
         changed = 0
+        erased = self.erased()
         with self._changes() as db:
-            for record in records:
+            for record in (without_users(each, erased) for each in records):
                 key = (record.machine, record.node)
                 rows = db.execute("SELECT data FROM service WHERE machine = ? AND node = ?", key).fetchall()
                 old = self._decoded(_RECORD, rows[0][0], record.node) if rows else None
@@ -151,15 +157,16 @@ class FleetStore:
         try:
             return decoder.decode(data)
         except (*NOT_JSON, TypeError) as e:
-            hint = "restore a backup, or move the file away"
+            hint = "restore a copy (fairlead collect --restore), or move the file away"
             raise DataError(f"{self.path}: the history of {node} is damaged: {e}", hint=hint) from None
 
-    # -- events and the rest -----------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------
 
     def add_events(self, events: Iterable[NodeOut], before_unix: float) -> None:
         """Add or renew Slurm's events. Forget those that ended before a time."""
+        erased = self.erased()
         with self._changes() as db:
-            for event in events:
+            for event in (event_without_users(each, erased) for each in events):
                 row = (event.node, event.begin_unix, msgspec.msgpack.encode(event))
                 db.execute("INSERT OR REPLACE INTO event VALUES (?, ?, ?)", row)
             db.execute("DELETE FROM event WHERE begin_unix < ?", (before_unix,))
@@ -167,6 +174,51 @@ class FleetStore:
     def events(self) -> tuple[NodeOut, ...]:
         rows = self._rows("SELECT node, data FROM event ORDER BY begin_unix, node")
         return tuple(self._decoded(_EVENT, data, node) for node, data in rows)
+
+    # -- users and copies --------------------------------------------------------------------------
+
+    def erased(self) -> tuple[ErasedUser, ...]:
+        """Return the erased users of whom nodes may send something again."""
+        return tuple(msgspec.convert(each, ErasedUser) for each in self.kept(ERASED) or ())
+
+    def erase_user(self, names: Iterable[str], jobs: Iterable[int], now: float) -> int:
+        """Remove a user's names and job numbers. Nodes send their history again for ``KEEP_DAYS`` days: so long the names and
+        numbers are kept here, so that they are not taken up again. Return how many rows have changed."""
+        user = ErasedUser(names=tuple(sorted(names)), jobs=tuple(sorted(jobs)), until_unix=now + (KEEP_DAYS + 1) * DAY_SECONDS)
+        changed = 0
+        with self._changes() as db:
+            for machine, node, data in db.execute("SELECT machine, node, data FROM service").fetchall():
+                new = msgspec.msgpack.encode(without_users(self._decoded(_RECORD, data, node), (user,)))
+                if new != data:
+                    db.execute("UPDATE service SET data = ? WHERE machine = ? AND node = ?", (new, machine, node))
+                    changed += 1
+            for node, begin, data in db.execute("SELECT node, begin_unix, data FROM event").fetchall():
+                new = msgspec.msgpack.encode(event_without_users(self._decoded(_EVENT, data, node), (user,)))
+                if new != data:
+                    db.execute("UPDATE event SET data = ? WHERE node = ? AND begin_unix = ?", (new, node, begin))
+                    changed += 1
+            left = [each for each in self.erased() if each.until_unix > now]
+            kept = msgspec.msgpack.encode([*left, *([user] if user.names or user.jobs else [])])
+            db.execute("INSERT OR REPLACE INTO kept VALUES (?, ?)", (ERASED, kept))
+            db.execute("DELETE FROM kept WHERE key = 'states'")  # reasons in Slurm, which the next round reads again
+        try:
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        except sqlite3.Error as e:
+            raise failed(self.path, e) from None
+        return changed
+
+    def forget_erased(self, now: float) -> None:
+        """Forget the names and numbers of erased users that no node can send again."""
+        known = self.erased()
+        left = [each for each in known if each.until_unix > now]
+        if len(left) < len(known):
+            self.keep({ERASED: left})
+
+    def backup(self, path: str) -> None:
+        """Write a copy of the store to a file, as one whole state, for this account only. Raises HostError, DataError."""
+        backed_up(self._db, path)
+
+    # -- the rest ----------------------------------------------------------------------------------
 
     def kept(self, key: str) -> Any:
         """Return what ``keep`` has saved under a key, or None."""

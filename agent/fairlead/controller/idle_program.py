@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from fairlead.controller.idle_channels import Channel, Outcome, SiteAct
-from fairlead.controller.idle_journal import IdleJournal
+from fairlead.controller.idle_journal import LOCK, IdleJournal
 from fairlead.controller.idle_readings import IdleReadings, windows
 from fairlead.errors import HostError, SlurmError, next_step
 from fairlead.host import boot_clock
@@ -213,7 +213,7 @@ class IdleProgram:
         if self.dry_run:
             yield
             return
-        path = os.path.join(self.folder, "lock")
+        path = os.path.join(self.folder, LOCK)
         try:
             os.makedirs(self.folder, mode=0o700, exist_ok=True)
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

@@ -10,11 +10,12 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from typing import Any
 
 from msgspec import Struct
 
-from fairlead.controller.store_file import failed, locked
+from fairlead.controller.store_file import backed_up, failed, locked, made, refuse_foreign
 from fairlead.errors import DataError, HostError, InputMissing, next_step
 from fairlead.jobs.job_run import JobRun
 from fairlead.jobs.usage_merge import SetAside
@@ -23,6 +24,7 @@ from fairlead.model.nodelist import expand, fold
 
 FILE = "jobs.sqlite"
 SCHEMA = 2
+TABLES = ("run", "record", "kept")
 DAY_SECONDS = 86400
 ASIDE_MAX = 10_000
 _BUSY_SECONDS = 10.0
@@ -96,7 +98,7 @@ class JobStore:
             _check_there(self.path)
         try:
             if write:
-                os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+                made(self.path)
             mode = "rwc" if write else "rw"  # a reader of a WAL file needs its -shm, which it may have to make
             with suppress(PermissionError):
                 os.chmod(self.path, 0o600)
@@ -115,6 +117,7 @@ class JobStore:
                     f"{self.path}: was written by an older fairlead (schema {version}, and this one knows {SCHEMA})",
                     hint="the next round of `fairlead collect` brings it up to date",
                 )
+            refuse_foreign(db, self.path, TABLES, empty=write)
             db.execute("PRAGMA query_only = ON" if not write else "PRAGMA journal_mode = WAL")
             if write:
                 db.execute("PRAGMA synchronous = FULL")
@@ -152,12 +155,18 @@ class JobStore:
         except sqlite3.Error as e:
             raise failed(self.path, e) from None
 
+    def _each(self, statement: str, values: Sequence[object]) -> Iterator[tuple[Any, ...]]:
+        try:
+            yield from self._db.execute(statement, values)
+        except sqlite3.Error as e:
+            raise failed(self.path, e) from None
+
     # -- runs --------------------------------------------------------------------------------------
 
     def add_runs(self, runs: Iterable[JobRun], due_unix: int) -> int:
         """Add runs that have ended, or renew what Slurm says of them. Return how many have changed. Runs of an erased user are
         left out."""
-        erased = {int(key[7:]): int(at) for key, at in self._rows("SELECT key, value FROM kept WHERE key LIKE 'erased %'")}
+        erased = self.erased()
         new = 0
         with self.changes() as db:
             for run in runs:
@@ -199,9 +208,26 @@ class JobStore:
         found = self._runs("end_unix > ? AND begin_unix < ? ORDER BY end_unix", (begin_unix, end_unix))
         return [each.run for each in found]
 
+    def each_run(self, begin_unix: float, end_unix: float) -> Iterator[JobRun]:
+        """Yield the runs of which a part lies in a time, in no order. Half a year of runs needs no more memory than they do."""
+        names = _RUN.split(", ")
+        for cells in self._each(f"SELECT {_RUN} FROM run WHERE end_unix > ? AND begin_unix < ?", (begin_unix, end_unix)):  # noqa: S608
+            fields: dict[str, Any] = dict(zip(names, cells, strict=True))
+            yield JobRun(**{**fields, "nodes": _expanded(str(fields["nodes"]))})
+
     def first_end(self) -> int | None:
         """Return when the run ended that ended first, or None if there is no run."""
         value = self._rows("SELECT min(end_unix) FROM run")[0][0]
+        return None if value is None else int(value)
+
+    def first_begin(self) -> int | None:
+        """Return when the run began that began first, or None if there is no run."""
+        value = self._rows("SELECT min(begin_unix) FROM run")[0][0]
+        return None if value is None else int(value)
+
+    def last_end(self) -> int | None:
+        """Return when the run ended that ended last, or None if there is no run."""
+        value = self._rows("SELECT max(end_unix) FROM run")[0][0]
         return None if value is None else int(value)
 
     def runs_of_array(self, array: int) -> list[StoredRun]:
@@ -221,7 +247,7 @@ class JobStore:
         found = []
         for *cells, tries, comment in self._rows(f"SELECT {_RUN}, tries, comment FROM run WHERE {condition}", values):  # noqa: S608
             fields: dict[str, Any] = dict(zip(_RUN.split(", "), cells, strict=True))
-            fields["nodes"] = tuple(expand(str(fields["nodes"])))
+            fields["nodes"] = _expanded(str(fields["nodes"]))
             found.append(StoredRun(run=JobRun(**fields), tries=tries, comment=comment))
         return found
 
@@ -251,9 +277,18 @@ class JobStore:
         try:
             return tuple(decoded(data) for (data,) in rows if isinstance(data, bytes))
         except BadRecord as e:
-            raise DataError(
-                f"{self.path}: a record of job {run.job} {e}", hint="restore a backup (fairlead collect --backup)"
-            ) from None
+            raise self._damaged(run.job, e) from None
+
+    def _damaged(self, job: int, error: BadRecord) -> DataError:
+        return DataError(f"{self.path}: a record of job {job} {error}", hint="restore a copy (fairlead collect --restore)")
+
+    def records_with(self, text: bytes) -> Iterator[tuple[tuple[int, int], UsageRecord | None]]:
+        """Yield the key of the run of each record, with the record if its JSON has a text. Raises DataError for a damaged one."""
+        for job, begin, data in self._each("SELECT job, begin_unix, CASE WHEN instr(data, ?) THEN data END FROM record", (text,)):
+            try:
+                yield (job, begin), None if data is None else decoded(data)
+            except BadRecord as e:
+                raise self._damaged(job, e) from None
 
     def put_records(self, run: JobRun, records: Iterable[UsageRecord], aside: Iterable[SetAside]) -> None:
         with self.changes() as db:
@@ -282,10 +317,19 @@ class JobStore:
         """Remove the runs that ended before a time, with their records. Return how many."""
         return self._remove("end_unix < ?", (before_unix,))
 
+    def known_of(self, uid: int, until_unix: float) -> tuple[frozenset[str], frozenset[int]]:
+        """Return the names and the job numbers of a user, of the runs that ended until a time."""
+        rows = self._rows("SELECT job, user FROM run WHERE uid = ? AND end_unix <= ?", (uid, int(until_unix)))
+        return frozenset(str(name) for _, name in rows if name), frozenset(int(job) for job, _ in rows)
+
+    def erased(self) -> dict[int, int]:
+        """Return when each erased user was erased, by the number of the user."""
+        return {int(key[7:]): int(at) for key, at in self._rows("SELECT key, value FROM kept WHERE key LIKE 'erased %'")}
+
     def erase_user(self, uid: int, now: float) -> int:
-        """Remove everything of a user. Jobs of this user that ended before now are not taken up again. Return how many runs."""
+        """Remove the runs of a user that ended until now. They are not taken up again. Return how many runs."""
         self.keep(f"erased {uid}", str(int(now)))
-        count = self._remove("uid = ?", (uid,))
+        count = self._remove("uid = ? AND end_unix <= ?", (uid, int(now)))
         try:
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         except sqlite3.Error as e:
@@ -307,22 +351,8 @@ class JobStore:
         return {name: int(self._rows(f"SELECT count(*) FROM {table}")[0][0]) for name, table in names.items()}  # noqa: S608
 
     def backup(self, path: str) -> None:
-        """Write a copy of the store to a file, as one whole state, for this account only. Raises HostError."""
-        new = f"{path}.{os.getpid()}.tmp"
-        try:
-            os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
-            try:
-                copy = sqlite3.connect(new)
-                try:
-                    self._db.backup(copy)
-                finally:
-                    copy.close()
-                os.rename(new, path)
-            except BaseException:
-                os.unlink(new)
-                raise
-        except (OSError, sqlite3.Error) as e:
-            raise failed(path, e) from None
+        """Write a copy of the store to a file, as one whole state, for this account only. Raises HostError, DataError."""
+        backed_up(self._db, path)
 
 
 def _check_there(path: str) -> None:
@@ -335,6 +365,11 @@ def _check_there(path: str) -> None:
     except OSError as e:
         hint = "only root and the account that collects may read it" if isinstance(e, PermissionError) else next_step(e)
         raise HostError(f"{path}: {e.strerror}", hint=hint) from None
+
+
+@lru_cache(maxsize=16384)
+def _expanded(nodelist: str) -> tuple[str, ...]:
+    return tuple(expand(nodelist))
 
 
 def _quoted(path: str) -> str:

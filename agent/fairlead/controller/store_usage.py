@@ -36,7 +36,7 @@ def read_store(folder: str, client: Scontrol, begin_unix: float, end_unix: float
     if first is None or first > begin_unix:
         since = "has no job" if first is None else f"begins on {time.strftime('%Y-%m-%d %H:%M', time.localtime(first))}"
         mistakes.append(f"{folder}: the store {since}: what ran before is not counted")
-    now_running = _running(client, end_unix, {(run.job, run.begin_unix) for run in runs}, mistakes)
+    now_running = running_runs(client, end_unix, {(run.job, run.begin_unix) for run in runs}, mistakes)
     if now_running and os.path.isdir(running):
         jobs = {run.job for run in now_running}
         records += [each for each in read_records(running, mistakes) if each[1].job in jobs]
@@ -71,7 +71,7 @@ def _slim(record: UsageRecord, words: dict[str, str]) -> UsageRecord:
     return replace(record, gpus=gpus, findings=(), host=_NO_HOST)
 
 
-def _running(client: Scontrol, end_unix: float, ended: set[tuple[int, int]], mistakes: list[str]) -> Sequence[JobRun]:
+def running_runs(client: Scontrol, end_unix: float, ended: set[tuple[int, int]], mistakes: list[str]) -> Sequence[JobRun]:
     """Return the runs that have begun before a time and have not ended."""
     try:
         found = Accounting(client).all_running(mistakes)

@@ -3,9 +3,10 @@
 There is no probability here. A value is listed if it has moved towards its limit, or is apart from its siblings at the same load.
 
 rows: rows of GPU memory that were remapped for uncorrectable errors, of 512 (NVIDIA, "Row-Remapping"). lanes: PCIe lanes or
-NVLinks that are lost. replays: PCIe replays for each hour under load, against the other GPUs of the node. throttle: the part of
-the time under load in which hardware or heat slowed the clocks, less the median of the siblings at the same power cap. ber: the
-bit error rate before correction, of 2.4e-4 (IEEE 802.3, KP4 FEC), on a logarithmic scale; the agent does not read it.
+NVLinks that are lost. replays: PCIe replays for each hour under load, against the other GPUs of the node. link_errors: the same
+of errors that the NVLinks count, on NVLink 5 those that are left after correction. throttle: the part of the time under load in
+which hardware or heat slowed the clocks, less the median of the siblings at the same power cap. ber: the bit error rate before
+correction, of 2.4e-4 (IEEE 802.3, KP4 FEC), on a logarithmic scale; the agent does not read it (``mechanical_values``).
 """
 
 from __future__ import annotations
@@ -14,24 +15,40 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import median
+from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fairlead.fleet.mechanical_values import BER, CAP, LANES, LANES_MAX, LINKS, LOADED, REPLAYS, ROWS, SLOWED
+from fairlead.fleet.mechanical_values import BER, CAP, LANES, LANES_MAX, LINK_ERRORS, LINKS, LOADED, REPLAYS, ROWS, SLOWED
 from fairlead.fleet.service_record import DAY_SECONDS, Point, ServiceRecord
 
 ROWS_MAX = 512
 BER_MAX = 2.4e-4
 REPLAYS_PER_HOUR_MAX = 480.0  # checks/pcie_errors.py warns at 8 a minute
+LINK_ERRORS_PER_HOUR_MAX = 1000.0  # checks/nvlink.py warns at so many on one link after correction
 THROTTLE_MAX, THROTTLE_LEAST = 0.5, 0.05
 SIBLINGS_MIN = 3
-REPLAYS_MIN = 100  # fewer replays in the window say nothing
+COUNT_MIN = 100  # fewer errors in the window say nothing
 LOADED_MIN_SECONDS = 24 * 3600.0
 WINDOW_DAYS = 60
 HORIZON_DAYS = 730  # a later projection is no warning
-SIGNALS = ("rows", "lanes", "replays", "throttle", "ber")
+SIGNALS = ("rows", "lanes", "replays", "link_errors", "throttle", "ber")
 
+
+class Counter(NamedTuple):
+    """Names a counter of errors that is compared with that of the siblings. limit: errors an hour under load."""
+
+    name: str
+    signal: str
+    words: str
+    limit: float
+
+
+COUNTERS = (
+    Counter(REPLAYS, "replays", "PCIe replays", REPLAYS_PER_HOUR_MAX),
+    Counter(LINK_ERRORS, "link_errors", "NVLink errors", LINK_ERRORS_PER_HOUR_MAX),
+)
 Values = Mapping[str, Mapping[str, Sequence[Point]]]  # by device and name
 
 
@@ -61,7 +78,7 @@ def distances(node: str, values: Values, day: int) -> list[Distance]:
         found += [
             d for d in (_rows(node, device, of, day), _ber(node, device, of, day), _lanes(node, device, of)) if d is not None
         ]
-    return found + _replays(node, known) + _throttle(node, known)
+    return found + [d for counter in COUNTERS for d in _errors(node, known, counter)] + _throttle(node, known)
 
 
 def _rows(node: str, device: str, of: Mapping[str, Sequence[Point]], day: int) -> Distance | None:
@@ -129,29 +146,28 @@ def _lanes(node: str, device: str, of: Mapping[str, Sequence[Point]]) -> Distanc
     )
 
 
-def _replays(node: str, known: Values) -> list[Distance]:
-    """A GPU's replays an hour under load, if they are more than three times the median of its siblings."""
+def _errors(node: str, known: Values, counter: Counter) -> list[Distance]:
+    """A GPU's errors an hour under load, if they are more than three times the median of its siblings."""
     rate: dict[str, float] = {}
     grown: dict[str, float] = {}
     for device, of in known.items():
-        seconds, replays = growth(of.get(LOADED, ())), growth(of.get(REPLAYS, ()))
-        if seconds is not None and replays is not None and seconds >= LOADED_MIN_SECONDS:
-            rate[device], grown[device] = 3600 * replays / seconds, replays
+        seconds, errors = growth(of.get(LOADED, ())), growth(of.get(counter.name, ()))
+        if seconds is not None and errors is not None and seconds >= LOADED_MIN_SECONDS:
+            rate[device], grown[device] = 3600 * errors / seconds, errors
     found = []
     for device, value in rate.items():
         others = [v for other, v in rate.items() if other != device]
-        if len(others) < SIBLINGS_MIN or grown[device] < REPLAYS_MIN or value <= 3 * median(others):
+        if len(others) < SIBLINGS_MIN or grown[device] < COUNT_MIN or value <= 3 * median(others):
             continue
-        text = f"{value:.1f} PCIe replays an hour under load, siblings {median(others):.1f}, limit {REPLAYS_PER_HOUR_MAX:.0f}"
-        used = value / REPLAYS_PER_HOUR_MAX
+        text = f"{value:.1f} {counter.words} an hour under load, siblings {median(others):.1f}, limit {counter.limit:.0f}"
         found.append(
             Distance(
                 node=node,
                 device=device,
-                signal="replays",
+                signal=counter.signal,
                 value=value,
-                limit=REPLAYS_PER_HOUR_MAX,
-                used=used,
+                limit=counter.limit,
+                used=value / counter.limit,
                 slope=0.0,
                 reaches_unix=None,
                 text=text,
@@ -217,7 +233,7 @@ def possible(values: Values) -> bool:
         rows, ber, lanes, links = (of.get(name, ()) for name in (ROWS, BER, LANES, LINKS))
         moved = any(len({value for _, value in points}) > 1 for points in (rows, lanes, links)) or len(ber) > 1
         lost = bool(lanes) and lanes[-1][1] < max((v for _, v in of.get(LANES_MAX, ())), default=0.0)
-        if moved or lost or (growth(of.get(REPLAYS, ())) or 0.0) >= REPLAYS_MIN:
+        if moved or lost or any((growth(of.get(each.name, ())) or 0.0) >= COUNT_MIN for each in COUNTERS):
             return True
         if (growth(of.get(SLOWED, ())) or 0.0) >= THROTTLE_LEAST * LOADED_MIN_SECONDS:
             return True

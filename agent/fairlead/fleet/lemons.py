@@ -1,14 +1,19 @@
 """Lists the nodes that fail more often than their class, and groups of nodes (a leaf switch, a driver) that do.
 
 Incidents of the last ``WINDOW_DAYS`` days count, over allocated node-days. Only incidents of different users and jobs count: of
-the incidents that touched jobs, at most one for each user; an incident that touched no job counts alone.
+the incidents that touched jobs, at most one for each user. An incident that touched no job may be of the same user, because a
+program can leave a node broken that is found after its end. So of these the same part counts as of those that touched jobs.
 
 A node is listed if its count would be so high by chance on few nodes of all: the expected number of nodes that chance alone puts
-on the list is at most ``false_max``, and is printed. The list has at most one node for each ``NODES_EACH`` nodes, those with the
-highest rate of the Poisson-Gamma posterior first: the prior is fitted to the class by its mean and its spread.
+on the list is at most ``false_max``. It is printed, with the number that is not exceeded with ``CONFIDENCE``. The list has at
+most one node for each ``NODES_EACH`` nodes, those with the highest rate of the Poisson-Gamma posterior first: the prior is fitted
+to the class by its mean and its spread.
 
-A group is listed if its count is too high for chance beside the other groups of its kind (binomial test, times the number of
-groups). The nodes of a listed group are compared with the rate of their group.
+A shared cause is told as shared. A group is listed if its count without its worst node is too high for chance beside the other
+groups of its kind (binomial test, times the number of groups). The nodes of a listed group are compared with the rate of their
+group. A node of a group that may be bad (the test without the factor) is compared with the other nodes of the group, if their
+rate is higher. Incidents that begin on ``GROUP_NODES_MIN`` nodes of a group within ``EVENT_SECONDS`` are one event of the group:
+they count for no node and for no rate.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from fairlead.fleet.exact_intervals import Interval, binomial_at_least, gamma_quantile, poisson_at_least
 from fairlead.fleet.incidents import Incident
@@ -27,8 +33,10 @@ NODES_EACH = 50
 INCIDENTS_MIN = 3
 FALSE_MAX = 0.5
 FALSE_PART = 0.1  # of the places on the list
+CONFIDENCE = 0.95
 GROUP_CHANCE = 0.05
 GROUP_NODES_MIN = 4
+EVENT_SECONDS = 600.0
 
 
 class Exposed(Struct, frozen=True, kw_only=True):
@@ -72,6 +80,14 @@ class GroupFound(Struct, frozen=True, kw_only=True):
     chance: float
 
 
+class EventFound(Struct, frozen=True, kw_only=True):
+    """Holds incidents of one group that began together: the nodes, and when the first of them began."""
+
+    name: str
+    nodes: tuple[str, ...]
+    begin_unix: float
+
+
 class CardFound(Struct, frozen=True, kw_only=True):
     """Holds a GPU card that had incidents in several slots or nodes."""
 
@@ -81,8 +97,9 @@ class CardFound(Struct, frozen=True, kw_only=True):
 
 
 class LemonList(Struct, frozen=True, kw_only=True):
-    """Holds the list. expected_false: how many nodes chance alone would put on it. budget: the most nodes that it may have.
-    over_budget: further nodes that are as bad and have no place on it."""
+    """Holds the list. expected_false: how many nodes chance alone would put on it, on average. most_false: chance alone puts more
+    than this on it in less than one list of 20. budget: the most nodes that it may have. over_budget: further nodes that are as
+    bad and have no place on it. events: incidents that began together on a group."""
 
     lemons: tuple[Lemon, ...]
     groups: tuple[GroupFound, ...]
@@ -92,7 +109,9 @@ class LemonList(Struct, frozen=True, kw_only=True):
     node_days: float
     expected_false: float
     budget: int
+    most_false: int = 0
     over_budget: int = 0
+    events: tuple[EventFound, ...] = ()
 
 
 class Prior(Struct, frozen=True):
@@ -107,8 +126,10 @@ SHAPE_MIN, SHAPE_MAX = 0.2, 50.0
 
 def lemons(exposed: Sequence[Exposed]) -> LemonList:
     """Return the list for the machines of one fleet."""
+    cards = tuple(_cards(i for each in exposed for i, _ in each.incidents))
+    exposed, events = _without_events(exposed)
     counts = {each.machine: independent(each.incidents) for each in exposed}
-    groups = _groups(exposed, counts)
+    groups, others = _groups(exposed, counts)
     bad = {group.name for group in groups}
     pools: dict[tuple[str, str], list[Exposed]] = {}
     for each in exposed:
@@ -119,26 +140,70 @@ def lemons(exposed: Sequence[Exposed]) -> LemonList:
     found: list[Lemon] = []
     expected = 0.0
     for pool in pools.values():
-        made, false = _of_pool(pool, counts, false_max * len(pool) / len(exposed))
+        made, false = _of_pool(pool, counts, others, false_max * len(pool) / len(exposed))
         found += made
         expected += false
     found.sort(key=lambda lemon: (-lemon.per_1000, lemon.node))
     return LemonList(
         lemons=tuple(found[:budget]),
         groups=tuple(groups),
-        cards=tuple(_cards(i for each in exposed for i, _ in each.incidents)),
+        cards=cards,
         nodes=len(exposed),
         count=sum(counts.values()),
         node_days=sum(each.node_days for each in exposed),
         expected_false=min(expected, float(budget)),
         budget=budget,
+        most_false=min(budget, most_by_chance(expected)),
         over_budget=max(0, len(found) - budget),
+        events=tuple(events),
     )
 
 
+def most_by_chance(mean: float) -> int:
+    """Return the number that a Poisson count with this mean does not exceed with ``CONFIDENCE``."""
+    most = 0
+    while poisson_at_least(most + 1, mean) > 1 - CONFIDENCE:
+        most += 1
+    return most
+
+
+def _without_events(exposed: Sequence[Exposed]) -> tuple[list[Exposed], list[EventFound]]:
+    """Return the machines without the incidents that began together on a group, and these events."""
+    times: dict[str, list[tuple[float, str]]] = {}
+    for each in exposed:
+        for group in each.groups:
+            times.setdefault(group, []).extend((i.begin_unix, each.machine) for i, _ in each.incidents)
+    nodes = {each.machine: each.node for each in exposed}
+    events: list[EventFound] = []
+    shared: set[tuple[str, float]] = set()
+    for group, found in times.items():
+        found.sort()
+        at = 0
+        while at < len(found):
+            end = at
+            while end < len(found) and found[end][0] - found[at][0] <= EVENT_SECONDS:
+                end += 1
+            machines = {machine for _, machine in found[at:end]}
+            if len(machines) < GROUP_NODES_MIN:
+                at += 1
+                continue
+            shared |= {(machine, unix) for unix, machine in found[at:end]}
+            names = tuple(sorted(nodes[machine] for machine in machines))
+            events.append(EventFound(name=group, nodes=names, begin_unix=found[at][0]))
+            at = end
+    left = [
+        replace(each, incidents=tuple(pair for pair in each.incidents if (each.machine, pair[0].begin_unix) not in shared))
+        if shared
+        else each
+        for each in exposed
+    ]
+    return left, sorted(events, key=lambda e: (e.begin_unix, e.name))
+
+
 def independent(incidents: Sequence[tuple[Incident, frozenset[str]]]) -> int:
-    """Return how many incidents are of different users, and how many touched no job."""
+    """Return how many incidents are of different users. Of those that touched no job the same part counts."""
     alone = sum(not users for _, users in incidents)
+    touched = len(incidents) - alone
     user_of: dict[str, int] = {}  # the incident that a user stands for
 
     def assign(number: int, tried: set[str]) -> bool:
@@ -150,7 +215,8 @@ def independent(incidents: Sequence[tuple[Incident, frozenset[str]]]) -> int:
                     return True
         return False
 
-    return alone + sum(assign(number, set()) for number, (_, users) in enumerate(incidents) if users)
+    different = sum(assign(number, set()) for number, (_, users) in enumerate(incidents) if users)
+    return different + (round(alone * different / touched) if touched else alone)
 
 
 def prior_of(pairs: Iterable[tuple[int, float]]) -> Prior:
@@ -168,7 +234,11 @@ def prior_of(pairs: Iterable[tuple[int, float]]) -> Prior:
     return Prior(shape, shape / rate)
 
 
-def _of_pool(pool: Sequence[Exposed], counts: Mapping[str, int], false_max: float) -> tuple[list[Lemon], float]:
+def _of_pool(
+    pool: Sequence[Exposed], counts: Mapping[str, int], others: Mapping[str, float], false_max: float
+) -> tuple[list[Lemon], float]:
+    """Return the listed nodes of a pool, and how many chance alone would list. others: by machine, the rate of the other nodes of
+    a group that may be bad."""
     days = sum(each.node_days for each in pool)
     rate = sum(counts[each.machine] for each in pool) / days if days > 0 else 0.0
     if rate == 0:
@@ -177,11 +247,12 @@ def _of_pool(pool: Sequence[Exposed], counts: Mapping[str, int], false_max: floa
     found: list[Lemon] = []
     expected = 0.0
     for each in pool:
-        least, chance = _least(math.ceil(1000 * rate * each.node_days) / 1000, false_max / len(pool))
+        mean = max(rate, others.get(each.machine, 0.0)) * each.node_days
+        least, chance = _least(math.ceil(1000 * mean) / 1000, false_max / len(pool))
         expected += chance
         count = counts[each.machine]
         if count >= least:
-            found.append(_lemon(each, count, prior, poisson_at_least(count, rate * each.node_days)))
+            found.append(_lemon(each, count, prior, poisson_at_least(count, mean)))
     return found, expected
 
 
@@ -244,8 +315,11 @@ def _cards(incidents: Iterable[Incident]) -> list[CardFound]:
     return sorted(made, key=lambda c: (-c.count, c.serial))
 
 
-def _groups(exposed: Sequence[Exposed], counts: Mapping[str, int]) -> list[GroupFound]:
-    """Return the listed groups. A machine that had several drivers in the window counts for each in its own time."""
+def _groups(exposed: Sequence[Exposed], counts: Mapping[str, int]) -> tuple[list[GroupFound], dict[str, float]]:
+    """Return the listed groups; and for each machine of another group that may be bad, the rate of the other machines there.
+
+    A machine that had several drivers in the window counts for each in its own time.
+    """
     parts: dict[str, list[tuple[str, int, float]]] = {}
     for each in exposed:
         for group in each.groups:
@@ -254,17 +328,27 @@ def _groups(exposed: Sequence[Exposed], counts: Mapping[str, int]) -> list[Group
             own = [pair for pair in each.incidents if pair[0].driver == name]
             parts.setdefault(f"driver {name}", []).append((each.machine, independent(own), days))
     tested = {name: of for name, of in parts.items() if len(of) >= GROUP_NODES_MIN}
-    found = []
+    kinds: dict[str, tuple[int, float]] = {}
+    for name, of in parts.items():
+        count, days = kinds.get(name.partition(" ")[0], (0, 0.0))
+        kinds[name.partition(" ")[0]] = (count + sum(c for _, c, _ in of), days + sum(d for *_, d in of))
+    found, others_rate = [], dict[str, float]()
     for name, of in tested.items():
-        kind = name.partition(" ")[0]
-        rest = [part for other, others in parts.items() if other != name and other.startswith(f"{kind} ") for part in others]
         count, days = sum(count for _, count, _ in of), sum(days for *_, days in of)
-        others, others_days = sum(count for _, count, _ in rest), sum(days for *_, days in rest)
-        if count < INCIDENTS_MIN or days <= 0 or others_days <= 0 or sum(number > 0 for _, number, _ in of) < INCIDENTS_MIN:
+        all_count, all_days = kinds[name.partition(" ")[0]]
+        others, others_days = all_count - count, all_days - days
+        _, worst, worst_days = max(of, key=lambda part: part[1])  # one lemon does not make a bad group
+        rest, rest_days = count - worst, days - worst_days
+        if rest < INCIDENTS_MIN or rest_days <= 0 or others_days <= 0 or sum(number > 0 for _, number, _ in of) < INCIDENTS_MIN:
             continue
-        chance = min(1.0, binomial_at_least(count, count + others, days / (days + others_days)) * len(tested))
-        if chance <= GROUP_CHANCE:
+        chance = binomial_at_least(rest, rest + others, rest_days / (rest_days + others_days))
+        if chance * len(tested) <= GROUP_CHANCE:
             times = count / days / (max(others, 0.5) / others_days)
-            nodes = len({machine for machine, *_ in of})
-            found.append(GroupFound(name=name, nodes=nodes, count=count, node_days=days, times=times, chance=chance))
-    return sorted(found, key=lambda g: (g.chance, g.name))
+            nodes, bound = len({machine for machine, *_ in of}), chance * len(tested)
+            found.append(GroupFound(name=name, nodes=nodes, count=count, node_days=days, times=times, chance=bound))
+        elif chance <= GROUP_CHANCE:
+            for machine, here, here_days in of:
+                if days > here_days:
+                    rate = (count - here) / (days - here_days)
+                    others_rate[machine] = max(others_rate.get(machine, 0.0), rate)
+    return sorted(found, key=lambda g: (g.chance, g.name)), others_rate

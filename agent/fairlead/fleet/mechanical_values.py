@@ -6,13 +6,16 @@ from collections.abc import Iterator, Mapping
 
 from fairlead.fleet.service_record import DAY_SECONDS, Point
 from fairlead.model.device import device_of, readable_gpus
-from fairlead.model.facts import Gpu, Missing, Node, PcieLink, RowRemap
+from fairlead.model.facts import Gpu, Missing, Node, NvLink, PcieLink, RowRemap
 from fairlead.model.gpu_load import REASONS
 
 ROWS, SPARE_BANKS, REPLAYS = "rows.uncorrected", "banks.used_spare_rows", "pcie.replays"
 LANES, LANES_MAX, LINKS = "pcie.lanes", "pcie.lanes_max", "nvlink.active"
 LOADED, SLOWED, CAP = "load.seconds", "load.slowed_seconds", "power.cap_watts"
-BER = "link.ber"  # the agent does not read it; a site may add it to recorded inputs
+LINK_ERRORS = "nvlink.errors"
+#: The agent does not read it; a site may add it to recorded inputs. NVML's field of the rate before correction (218) is marked
+#: "do not use" in NVIDIA's binding, and its successor (293) is one of the fields whose numbers changed with the driver.
+BER = "link.ber"
 #: Values that say something new by any change. The others are sums, of which one value a week is enough.
 DAILY = frozenset((ROWS, SPARE_BANKS, LANES, LANES_MAX, LINKS, CAP, BER))
 #: Reasons by which hardware or heat slows the clocks. The power cap is not among them.
@@ -38,10 +41,22 @@ def _of_gpu(gpu: Gpu) -> Iterator[tuple[str, object]]:
         yield from ((REPLAYS, gpu.pcie.replays), (LANES, gpu.pcie.width_current), (LANES_MAX, gpu.pcie.width_max))
     if not isinstance(gpu.nvlinks, Missing) and gpu.nvlinks and not any(isinstance(n.active, Missing) for n in gpu.nvlinks):
         yield LINKS, sum(bool(n.active) for n in gpu.nvlinks)
+        errors = [count for link in gpu.nvlinks if (count := _link_errors(link)) is not None]
+        if len(errors) == len(gpu.nvlinks):  # a sum without one of the links would seem to grow when that link can be read
+            yield LINK_ERRORS, sum(errors)
     yield LOADED, gpu.load.seen.busy_seconds
     slow = [seconds for (_, name), seconds in zip(REASONS, gpu.load.seen.reasons_seconds, strict=True) if name in SLOWING]
     yield SLOWED, max(slow, default=0.0)  # one time may have several reasons
     yield CAP, gpu.power_limit_watts
+
+
+def _link_errors(link: NvLink) -> int | None:
+    """Return the errors after correction of NVLink 5, or the CRC errors and replays of older links; None if that is not known."""
+    if not isinstance(link.effective_errors, Missing):
+        return link.effective_errors
+    if isinstance(link.crc_errors, Missing) or isinstance(link.replay_errors, Missing):
+        return None
+    return link.crc_errors + link.replay_errors
 
 
 def with_values(

@@ -26,6 +26,7 @@ OWN_CHECKS: Mapping[str, frozenset[str]] = {
     "rows": frozenset(("row_remap", "retired_pages", "memory_errors")),
     "lanes": frozenset(("pcie_link", "nvlink")),
     "replays": frozenset(("pcie_errors",)),
+    "link_errors": frozenset(("nvlink", "gpu_fabric", "xid")),
     "throttle": frozenset(("gpu_throttle", "gpu_power_brake", "gpu_temperature", "gpu_clocks")),
     "ber": frozenset(("rdma_errors", "rdma_flaps")),
 }

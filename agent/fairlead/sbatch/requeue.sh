@@ -59,6 +59,8 @@ done
 
 preempted() { # says whether Slurm takes the nodes for another job since this start; a cancelled job is not preempted
     local job begin
+    # From 24.11 on, Slurm requeues the job itself. If the script did it, 24.11 would start a job that is done once more.
+    [[ $(scontrol --version) =~ \ ([0-9]+)\.([0-9]+) ]] && ((10#${BASH_REMATCH[1]}${BASH_REMATCH[2]} >= 2411)) && return 1
     job=$(SLURM_TIME_FORMAT=standard scontrol -o show job "$SLURM_JOB_ID") || return 1
     [[ $job =~ \ StartTime=([0-9T:-]+) ]] || return 1
     begin=${BASH_REMATCH[1]}

@@ -1,0 +1,253 @@
+"""A copy has everything, comes back whole, and brings no erased user back. An erased user is in no file of the controller."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from fairlead.cli import main
+from fairlead.controller.all_stores import back_up, erase_user, restore
+from fairlead.controller.fleet_store import FleetStore
+from fairlead.controller.idle_journal import IdleJournal
+from fairlead.controller.job_store import JobStore
+from fairlead.errors import DataError, InputMissing, NodeBusy, UsageError
+from fairlead.fleet.node_events import NodeOut, Whose
+from fairlead.fleet.service_record import ServiceEntry
+from fairlead.jobs.idle_stages import IdleEvent
+from tests.fleet.made_records import BEGIN, DAY, record
+from tests.jobs import job_reports
+from tests.jobs.job_reports import record_of, run_of
+
+ROOT = Path(__file__).resolve().parents[2]
+NAME = "secretname"
+FILES = ("fleet.sqlite", "jobs.sqlite")
+LATER = job_reports.BEGIN + 1000 * 3600.0
+
+
+def entries() -> tuple[ServiceEntry, ...]:
+    """A drain that touched the user's job 17 and another one, and what the user did as an admin."""
+    reason = f"fairlead:xid:aaaaaaaaaaa1 Xid 79 (seen by {NAME})"
+    drained = ServiceEntry(unix=BEGIN + DAY, id="d1", what="drained", who="agent", args={"jobs": "17,99", "reason": reason})
+    why = f"GPU replaced by {NAME}"
+    clear = ServiceEntry(unix=BEGIN + 2 * DAY, id="c1", what="clear", who=NAME, args={"devices": "x"}, why=why)
+    return drained, clear
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> tuple[str, str]:
+    """The folder of the stores, and that of the journal. User 1001 is in all of them."""
+    store, idle = str(tmp_path / "store"), str(tmp_path / "idle")
+    with JobStore(store, write=True) as jobs:
+        other = run_of(job=99, label="99", uid=1002, user="bob")
+        jobs.add_runs([run_of(user=NAME), other], 100)
+        jobs.put_records(run_of(), [record_of()], [])
+    with FleetStore(store, write=True) as fleet:
+        fleet.add([record(*entries())], 0.0)
+        fleet.add_events([NodeOut(node="n1", begin_unix=5, end_unix=9, whose=Whose.PERSON, reason=f"{NAME}: bad fan")], 0.0)
+        fleet.keep({"states": {"n1": ["DRAIN", f"{NAME}: bad fan"]}})
+    journal = IdleJournal(idle)
+    for user in (NAME, "bob"):
+        journal.append(IdleEvent(kind="observed", at_unix=BEGIN, case="17@5", user=user))
+    return store, idle
+
+
+def has_name(*folders: str) -> list[str]:
+    paths = [path for folder in folders for path in Path(folder).rglob("*") if path.is_file()]
+    return [path.name for path in paths if NAME.encode() in path.read_bytes()]
+
+
+def test_an_erased_user_is_in_no_file_and_does_not_come_back(stores: tuple[str, str]) -> None:
+    assert {name.partition("-")[0] for name in has_name(*stores)} == {*FILES, "idle"}
+    done = erase_user(*stores, 1001, LATER)
+    assert (done.runs, done.rows, done.lines, done.named) == (1, 2, 1, True)
+    with FleetStore(stores[0], write=True) as fleet:  # the node sends its last 30 days again, and Slurm its event
+        fleet.add([record(*entries())], 0.0)
+        fleet.add_events([NodeOut(node="n1", begin_unix=5, end_unix=9, whose=Whose.PERSON, reason=f"{NAME}: bad fan")], 0.0)
+        (found,) = fleet.records()
+        assert [e.who for e in found.entries] == ["agent", "erased"] and found.entries[0].args["jobs"] == "99"
+        assert found.entries[0].args["reason"] == "fairlead:xid:aaaaaaaaaaa1 Xid 79 (seen by erased)"
+        assert found.entries[1].why == "GPU replaced by erased", "the repair stays confirmed"
+        assert fleet.events()[0].reason == "erased: bad fan"
+        fleet.forget_erased(LATER + 32 * DAY)
+        assert fleet.erased() == ()
+        fleet._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    assert has_name(*stores) == []
+    with JobStore(stores[0], write=False) as jobs:
+        assert jobs.runs_of("99") and not jobs.runs_of("17")
+    assert [event.user for event in IdleJournal(stores[1]).read()] == ["erased", "bob"]
+
+
+def test_the_name_of_someone_else_and_other_words_stay(stores: tuple[str, str]) -> None:
+    erase_user(*stores, 1002, LATER)
+    with FleetStore(stores[0], write=False) as fleet:
+        (found,) = fleet.records()
+    assert found.entries[0].args["jobs"] == "17" and found.entries[1].who == NAME
+
+
+def test_a_copy_comes_back_whole(stores: tuple[str, str], tmp_path: Path) -> None:
+    copy = str(tmp_path / "copy")
+    assert back_up(*stores, copy).done == ["jobs.sqlite", "fleet.sqlite", "idle"]
+    assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / "copy").rglob("*"))
+    with FleetStore(stores[0], write=True) as fleet:
+        fleet.add([record(node="n7", machine="m7")], 0.0)
+    (tmp_path / "store" / "jobs.sqlite").write_bytes(b"no database" * 100)
+    Path(stores[1], os.listdir(stores[1])[0]).unlink()
+    done = restore(*stores, copy)
+    assert done.done == ["jobs.sqlite", "fleet.sqlite", "idle"] and done.absent == []
+    with JobStore(stores[0], write=False) as jobs, FleetStore(stores[0], write=False) as fleet:
+        assert jobs.records(run_of()) == (record_of(),) and [each.node for each in fleet.records()] == ["n1"]
+    assert len(IdleJournal(stores[1]).read()) == 2
+    (aside,) = (tmp_path / "store").glob("jobs.sqlite.*.damaged")
+    assert aside.read_bytes().startswith(b"no database"), "what was there is kept"
+    with JobStore(copy, write=False) as jobs:
+        assert jobs.runs_of("17"), "a copy can be read with --store"
+
+
+def test_a_copy_brings_no_erased_user_back(stores: tuple[str, str], tmp_path: Path) -> None:
+    copy = str(tmp_path / "copy")
+    back_up(*stores, copy)
+    erase_user(*stores, 1001, LATER)
+    restore(*stores, copy)
+    with FleetStore(stores[0], write=True) as fleet:
+        fleet.forget_erased(LATER + 32 * DAY)
+        fleet._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    assert has_name(*stores) == []
+    with JobStore(stores[0], write=True) as jobs:
+        assert jobs.add_runs([run_of(user=NAME)], 1) == 0 and jobs.runs_of("99")
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_what_is_missing_is_named_and_the_rest_is_copied(
+    stores: tuple[str, str], tmp_path: Path, file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for suffix in ("", "-wal", "-shm"):
+        Path(stores[0], file + suffix).unlink(missing_ok=True)
+    words = ["collect", "--store", stores[0], "--idle-state", stores[1]]
+    assert main([*words, "--backup", str(tmp_path / "copy")]) == 0
+    assert f"not in the copy, because it is not there: {file}" in capsys.readouterr().err
+    left = [name for name in FILES if name != file]
+    assert sorted(path.name for path in (tmp_path / "copy").glob("*.sqlite")) == left
+    assert main([*words, "--restore", str(tmp_path / "copy")]) == 0 and capsys.readouterr().err.count(file) == 1
+    assert main([*words, "--erase-user", "1001"]) == 0
+
+
+def spoiled(path: Path, how: str) -> None:
+    for suffix in ("-wal", "-shm"):
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
+    if how == "rubbish":
+        path.write_bytes(b"x" * 8192)
+    elif how == "foreign":
+        path.unlink()
+        with closing(sqlite3.connect(path)) as db:
+            db.execute("CREATE TABLE theirs (a)")
+    elif how == "newer":
+        with closing(sqlite3.connect(path)) as db:
+            db.execute("PRAGMA user_version = 99")
+    else:  # pages of a table are overwritten
+        data = bytearray(path.read_bytes())
+        data[4096 * 2 : 4096 * 3] = b"\xff" * 4096
+        path.write_bytes(data)
+
+
+@pytest.mark.parametrize("how", ["rubbish", "foreign", "newer", "pages"])
+@pytest.mark.parametrize("file", FILES)
+def test_a_spoiled_store_keeps_no_other_from_the_copy(
+    stores: tuple[str, str], tmp_path: Path, file: str, how: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An older good copy stays, and a foreign file is never written."""
+    copy = tmp_path / "copy"
+    back_up(*stores, str(copy))
+    good, path = (copy / file).read_bytes(), Path(stores[0], file)
+    spoiled(path, how)
+    before = path.read_bytes()
+    words = ["collect", "--store", stores[0], "--idle-state", stores[1]]
+    assert main([*words, "--backup", str(copy)]) in (65, 69)
+    said = capsys.readouterr()
+    assert said.err.count("\n") == 1 and f"/{file}: " in said.err
+    assert (copy / file).read_bytes() == good and not list(copy.glob("*.tmp"))
+    assert {line.rpartition("/")[2] for line in said.out.split()} == {"jobs.sqlite", "fleet.sqlite", "idle"} - {file}
+    if how in ("foreign", "newer"):
+        assert main([*words, "--erase-user", "1001"]) == 65 and path.read_bytes() == before
+
+
+@pytest.mark.parametrize("how", ["rubbish", "foreign", "newer", "pages"])
+@pytest.mark.parametrize("file", FILES)
+def test_a_spoiled_copy_changes_nothing(stores: tuple[str, str], tmp_path: Path, file: str, how: str) -> None:
+    copy = tmp_path / "copy"
+    back_up(*stores, str(copy))
+    spoiled(copy / file, how)
+    with JobStore(stores[0], write=True) as jobs:
+        jobs.add_runs([run_of(job=20, label="20")], 1)
+    with pytest.raises(DataError, match=file):
+        restore(*stores, str(copy))
+    with JobStore(stores[0], write=False) as jobs:
+        assert jobs.runs_of("20")
+
+
+def test_words_that_name_no_folder(stores: tuple[str, str], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="name a folder"):
+        back_up(*stores, str(tmp_path / "jobs.sqlite"))
+    with pytest.raises(InputMissing, match="there is no store"):
+        back_up(str(tmp_path / "none"), str(tmp_path / "none"), str(tmp_path / "copy"))
+    with pytest.raises(InputMissing, match="has no copy"):
+        restore(*stores, str(tmp_path / "none"))
+
+
+def test_a_copy_is_made_beside_a_writer_and_nothing_else_is(stores: tuple[str, str], tmp_path: Path) -> None:
+    with JobStore(stores[0], write=True):
+        assert len(back_up(*stores, str(tmp_path / "copy")).done) == 3
+        for act in (lambda: restore(*stores, str(tmp_path / "copy")), lambda: erase_user(*stores, 1001, LATER)):
+            with pytest.raises(NodeBusy):
+                act()
+    journal = IdleJournal(stores[1])
+    with journal.alone():
+        assert len(journal.read()) == 2
+
+
+RESTORER = """
+import sys
+from fairlead.controller.all_stores import restore
+print("begin", flush=True)
+restore(*sys.argv[1:4])
+"""
+
+
+@pytest.mark.heavy
+def test_a_killed_restore_leaves_whole_stores(stores: tuple[str, str], tmp_path: Path) -> None:
+    copy = str(tmp_path / "copy")
+    back_up(*stores, copy)
+    env = {**os.environ, "PYTHONPATH": f"{ROOT / 'agent'}:{ROOT}"}
+    for step in range(8):
+        command = [sys.executable, "-c", RESTORER, *stores, copy]
+        process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None and process.stdout.readline() == "begin\n"
+        time.sleep(step * 0.01)  # each time at another step
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        with JobStore(stores[0], write=True) as jobs, FleetStore(stores[0], write=True) as fleet:
+            assert jobs.records(run_of()) == (record_of(),) and len(list(fleet.records())) == 1
+    restore(*stores, copy)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can leave files of root behind")
+def test_root_leaves_no_file_of_its_own(stores: tuple[str, str], tmp_path: Path) -> None:
+    """The account that collects must be able to open everything afterwards."""
+    copy = str(tmp_path / "copy")
+    back_up(*stores, copy)
+    for folder in map(Path, stores):
+        for path in (folder, *folder.iterdir()):
+            os.chown(path, 65534, 65534)
+    Path(stores[0], "fleet.sqlite").unlink()
+    next(Path(stores[1]).glob("*.jsonl")).unlink()
+    restore(*stores, copy)
+    erase_user(*stores, 1001, LATER)
+    assert {path.stat().st_uid for folder in stores for path in Path(folder).iterdir()} == {65534}
