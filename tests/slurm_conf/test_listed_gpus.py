@@ -52,7 +52,7 @@ def test_lines_for_all_nodes_come_first_and_lines_of_other_nodes_do_not_count() 
 
 
 @pytest.mark.parametrize(
-    ("first", "told"),
+    ("first", "known"),
     [
         ("AutoDetect=nvml", False),
         ("NodeName=n1 AutoDetect=nvml", False),
@@ -61,8 +61,8 @@ def test_lines_for_all_nodes_come_first_and_lines_of_other_nodes_do_not_count() 
         ("AutoDetect=nvidia", False),
     ],
 )
-def test_where_slurmd_detects_gpus_it_counts_in_another_order(first: str, told: bool) -> None:
-    assert (listed_gpus.gpu_lines([first, line(SMALL, 0, 11)], "n1") is not None) is told
+def test_where_slurmd_detects_gpus_it_counts_in_another_order(first: str, known: bool) -> None:
+    assert (listed_gpus.gpu_lines([first, line(SMALL, 0, 11)], "n1") is not None) is known
     assert listed_gpus.gpu_lines(["AutoDetect=nvml", "NodeName=n1 AutoDetect=off", line(SMALL, 0, 11)], "n1") is not None
 
 
@@ -113,7 +113,9 @@ def test_doctor_names_each_mistake_in_one_line() -> None:
         assert len(found) == len(expected) and all(e in f for e, f in zip(expected, found, strict=True)), found
 
 
-WORDS = st.sampled_from(["NodeName=n1", "Name=gpu", "MultipleFiles=/dev/nvidia0,x", "File=/dev/nvidia[0-", "AutoDetect=", "Type=", "="])
+WORDS = st.sampled_from(
+    ["NodeName=n1", "Name=gpu", "MultipleFiles=/dev/nvidia0,x", "File=/dev/nvidia[0-", "AutoDetect=", "Type=", "="]
+)
 
 
 @given(st.lists(st.one_of(st.text(), st.lists(WORDS).map(" ".join))), st.text(), st.text())

@@ -100,13 +100,12 @@ def files_by_index(lines: Iterable[GresLine], types: Iterable[tuple[str, int]]) 
     left = list(lines)
     found: list[tuple[str, ...]] = []
     for kind, count in types:
+        end = len(found) + count
         for line in [line for line in left if not kind or line.type.lower() == kind.lower()]:
-            if count <= 0:
+            if len(found) >= end:
                 break
             left.remove(line)
-            each = [line.files] if line.multiple else [(file,) for file in line.files[:count]]
-            found += each
-            count -= len(each)
+            found += [line.files] if line.multiple else [(file,) for file in line.files[: end - len(found)]]
     return tuple(found[:INDICES_MAX])
 
 

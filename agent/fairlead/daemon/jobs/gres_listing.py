@@ -25,31 +25,57 @@ from fairlead.slurm_config import listed_gpus
 from fairlead.slurm_config.gres_order import WHOLE, Device
 from fairlead.topology.binding.published_files import NOT_LISTED, ListedDevices
 
-LOOK_SECONDS = 5.0
+READ_SECONDS = 5.0
 CLOCK_SECONDS = 0.05  # the clocks of files and processes tick at most so far apart
 CONFS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
 CONFIGLESS = ("/run/slurm/", "/var/spool/slurm")  # slurmd writes its own copies there
 
 
-class _NotTold(Exception):
+class UnclearError(Exception):
     """Says in one line why the files do not tell which device an index means."""
 
 
+class SlurmdsCount:
+    """Knows what slurmd counts, as far as its files tell it, and since when. ``listed``: what the last slurmd was known to count.
+    All times are in seconds of CLOCK_BOOTTIME."""
+
+    def __init__(self, listed: ListedDevices) -> None:
+        self._listed = listed
+        self._pid = 0
+        self._confirmed = 0.0  # when the last slurmd was last known to count so
+
+    def take(self, uuids: dict[int, str], *, newer: bool, pid: int, started: float, now: float) -> ListedDevices:
+        """Return what slurmd counts if the files say ``uuids``. Raise UnclearError if the files were changed after slurmd started
+        (``newer``), unless they say the same as before to the same slurmd. ``pid``, ``started``: of slurmd."""
+        same = uuids == self._listed.uuids
+        if newer and not (same and pid == self._pid):
+            raise UnclearError("a file of Slurm's configuration was changed after slurmd started: restart slurmd")
+        if not same:
+            self._listed = ListedDevices(uuids, round(max(started, self._confirmed), 2))
+        self._pid = pid
+        self.confirm(now)
+        return self._listed
+
+    def confirm(self, now: float) -> None:
+        """Take note that slurmd still counts so."""
+        self._confirmed = now
+
+
 class GresListing:
-    """Reads Slurm's files on a node with a GPU in MIG mode, at most every LOOK_SECONDS. The files may be on a file system that
+    """Reads Slurm's files on a node with a GPU in MIG mode, at most every READ_SECONDS. The files may be on a file system that
     does not answer."""
 
     def __init__(self, document: Document, root: Root, disk: Storage | None = None) -> None:
         self._root = Root(root.path)  # Root says which file it reads now, and this one reads in another thread
         self._disk = disk or Disk("slurm-conf")
         self._slurmd = Found()
-        self._looked = float("-inf")
+        self._read_at = float("-inf")
         self._devices: dict[Device, str] = {}
+        self._stamps: dict[str, float | None] = {}  # by path: when the file was changed, or None if there is no such file
+        self._pid: int | None = None
         self._said = ""
         self._found = NOT_LISTED
-        self._trusted = published(document.agent.run_dir).listed  # what the last slurmd was known to count
-        self._trusted_pid = 0
-        self._confirmed = 0.0  # when that was last known (CLOCK_BOOTTIME)
+        self._count = SlurmdsCount(published(document.agent.run_dir).listed)
         self.change(document)
 
     def change(self, document: Document) -> None:
@@ -64,65 +90,67 @@ class GresListing:
             return NOT_LISTED
         devices = {device: uuid for gpu in _gpus(node) for device, uuid in _devices(gpu)}
         now = time.monotonic()
-        if now - self._looked < LOOK_SECONDS and devices == self._devices:
+        if now - self._read_at < READ_SECONDS and devices == self._devices:
             return self._found
-        self._looked, self._devices = now, devices
+        same, self._read_at, self._devices = devices == self._devices, now, devices
+        pid = self._slurmd.pid("slurmd", search=True) if self._root.is_live else 0
         try:
-            found = self._disk.do(lambda: self._look(devices))
-        except (OSError, ValueError, FairleadError, _NotTold) as e:
-            found = NOT_LISTED
+            self._found = self._disk.do(lambda: self._read_files(devices, pid if isinstance(pid, int) else None, same=same))
+        except (OSError, ValueError, FairleadError, UnclearError) as e:
+            self._found = NOT_LISTED
             self._report(str(e))
-        else:
-            self._report("")
-        self._found = found
-        return found
+        return self._found
 
     def _report(self, why: str) -> None:
-        if why and why != self._said:
+        if why != self._said and why:
             log.line(log.NOTICE, "gres.conf does not tell which MIG instance a job has", why=why)
         self._said = why
 
-    def _look(self, devices: dict[Device, str]) -> ListedDevices:
-        """Read the files. Raise _NotTold if they changed after slurmd started, and ValueError if they cannot be understood."""
-        stamps: list[float] = []
+    def _read_files(self, devices: dict[Device, str], pid: int | None, *, same: bool) -> ListedDevices:
+        """Read the files, unless none has changed. ``pid``: of slurmd. ``same``: whether the devices are those of the last time.
 
-        def read(path: str) -> str | None:
-            text = self._root.read_text(path)
-            if isinstance(text, str):
-                stamps.append(os.stat(self._root.join(path)).st_ctime)
-            return text if isinstance(text, str) else None
-
+        Raise UnclearError if the files were changed after slurmd started, and ValueError if they cannot be understood.
+        """
+        if same and pid == self._pid and self._stamps and all(self._stamp(p) == at for p, at in self._stamps.items()):
+            if self._found.uuids:
+                self._count.confirm(both_clocks()[0])
+            return self._found
+        self._stamps, self._pid = {}, pid
         path = self._conf or next((p for p in CONFS if self._root.exists(p)), "")
         if not path:
             return NOT_LISTED
-        conf = slurm_conf.parse(path, read)
-        lines = listed_gpus.gpu_lines(slurm_conf.lines_beside(path, "gres.conf", read), self._node)
+        lines = listed_gpus.gpu_lines(slurm_conf.lines_beside(path, "gres.conf", self._text), self._node)
         if not lines or not any(line.multiple for line in lines):
             return NOT_LISTED
+        nodes = slurm_conf.parse(path, self._text).nodes
         minors = self._root.read_text(listed_gpus.MINORS)
         caps = listed_gpus.capabilities(minors if isinstance(minors, str) else "")
-        files = listed_gpus.files_by_index(lines, listed_gpus.counted_types(conf.nodes, self._node))
+        files = listed_gpus.files_by_index(lines, listed_gpus.counted_types(nodes, self._node))
         known = {index: listed_gpus.device_of(each, caps) for index, each in enumerate(files)}
         uuids = {index: devices[device] for index, device in known.items() if device is not None and device in devices}
-        return self._held(uuids, max(stamps), path)
-
-    def _held(self, uuids: dict[int, str], changed: float, path: str) -> ListedDevices:
-        """Return what slurmd has in memory, as far as its files tell it. ``changed``: when the newest file was changed."""
         if not self._root.is_live:
             return ListedDevices(uuids, 0.0)
+        if pid is None:
+            raise UnclearError("no slurmd runs here")
         boot, unix = both_clocks()
-        pid = self._slurmd.pid("slurmd", search=True)
-        if not isinstance(pid, int):
-            raise _NotTold("no slurmd runs here")
         started = _started(pid)
-        newer = changed - (unix - boot) > started + CLOCK_SECONDS and not os.path.realpath(path).startswith(CONFIGLESS)
-        same = uuids == self._trusted.uuids
-        if newer and not (same and pid == self._trusted_pid):
-            raise _NotTold(f"a file in {os.path.dirname(path)} was changed after slurmd started: restart slurmd")
-        if not same:
-            self._trusted = ListedDevices(uuids, round(max(started, self._confirmed), 2))
-        self._trusted_pid, self._confirmed = pid, boot
-        return self._trusted
+        changed = max(at for at in self._stamps.values() if at is not None) - (unix - boot)
+        newer = changed > started + CLOCK_SECONDS and not os.path.realpath(path).startswith(CONFIGLESS)
+        found = self._count.take(uuids, newer=newer, pid=pid, started=started, now=boot)
+        self._report("")
+        return found
+
+    def _text(self, path: str) -> str | None:
+        """Return the text of a file, and remember when the file was changed."""
+        self._stamps[path] = self._stamp(path)
+        text = self._root.read_text(path)
+        return text if isinstance(text, str) else None
+
+    def _stamp(self, path: str) -> float | None:
+        try:
+            return os.stat(self._root.join(path)).st_ctime
+        except OSError:
+            return None
 
 
 def _started(pid: int) -> float:

@@ -11,7 +11,8 @@ Fields are separated by TABs and never empty. ``-`` means none or unknown. The f
     core PACKAGE NUMA L3 CPULIST            one line for each physical core; CPULIST is the list of its online CPUs
 
 If a GPU of the node is in MIG mode, Slurm's indices count GPU instances, and their order depends on the release of Slurm. Then
-every GRES_INDEX is -, and readers find GPUs and MIG devices by their UUIDs, or by the lines ``gres``. A GPU in MIG mode has - as its own CORES and MASK.
+every GRES_INDEX is -, and readers find GPUs and MIG devices by their UUIDs, or by the lines ``gres``. A GPU in MIG mode has - as
+its own CORES and MASK.
 
 THREADS is 1 if every core has one CPU. THREADS is 2 if the online CPUs are 0 to COUNT - 1 and every core has the CPUs i and
 i + COUNT / 2, as Linux numbers hardware threads on x86. In all other cases, and if the CPUs near one GPU are in several packages,
