@@ -8,6 +8,9 @@ Fields are separated by TABs and never empty. ``-`` means none or unknown. The f
     mig UUID PCI GI CI PROFILE NUMA CORES NICS
                                             one line for each MIG device. GI and CI are NVML's ids of its instances. PCI, NUMA,
                                             CORES and NICS are those of the GPU that it is a part of
+    gres INDEX UUID SINCE                   one line for each GRES index, only where gres.conf lists MIG devices and slurmd
+                                            detects nothing: the GPU or MIG device that the index means. Jobs that began before
+                                            SINCE, in seconds of /proc/uptime, may have had another device under this index
     core PACKAGE NUMA L3 CPULIST            one line for each physical core; CPULIST is the list of its online CPUs
 
 If a GPU of the node is in MIG mode, Slurm's indices count GPU instances, and their order depends on the release of Slurm. Then
