@@ -53,6 +53,7 @@ for minor in $(seq 1 120); do
     [ -e /dev/nvidia-caps/nvidia-cap$minor ] || mknod -m 666 /dev/nvidia-caps/nvidia-cap$minor c 241 $minor
 done
 """
+LISTED_CPUS = ["56-83", "0-27", "84-111", "28-55"]  # near the GPUs 6, 0, 7, 1
 LARGE, SMALL = 1, 11  # ids of the GPU instances 3g.40gb and 1g.10gb
 
 
@@ -162,36 +163,47 @@ def test_the_users_binding_stays_with_instances_too(mixed: Cluster) -> None:
 
 
 def test_instances_that_gres_conf_lists_are_bound_by_index(mixed: Cluster) -> None:
-    """No AutoDetect. The lines are in another order than the types in slurm.conf and the GPUs: slurmd's log says which files it
-    counts under which index, and the tasks have the CPUs near the GPUs of these instances."""
-    order = [6, 0, 7, 1]
-    lines = [f"Name=gpu Type=1g.10gb MultipleFiles=/dev/nvidia{gpu}{caps_of(mixed, gpu, SMALL)}" for gpu in order]
-    lines += [f"Name=gpu Type=h100 File=/dev/nvidia{gpu}" for gpu in (5, 2, 4, 3)]
-    lines += [f"Name=gpu Type=3g.40gb MultipleFiles=/dev/nvidia{gpu}{caps_of(mixed, gpu, LARGE)}" for gpu in order]
-    counted = list_by_hand(mixed, lines)
-    node, etc = GATHERED[mixed.suite], mixed.folder / "etc"
-    assert not isinstance(node.gpus, Missing)
-    conf = slurm_conf.parse(str(etc / "slurm.conf"), lambda path: Path(path).read_text())
-    types = listed_gpus.counted_types(conf.nodes, "n1")
-    files = listed_gpus.files_by_index(listed_gpus.gpu_lines(lines, "n1") or (), types)
-    assert [list(each) for each in files] == counted, "slurmd counts so"
-    uuids = {f"/dev/nvidia{gpu.minor}": gpu.mig_devices for gpu in node.gpus if gpu.mig_current is True}
-    small = {path: next(d.uuid for d in devices if d.profile == "1g.10gb") for path, devices in uuids.items()}  # type: ignore[union-attr]
-    listed = {index: small[each[0]] for index, each in enumerate(files) if "1g.10gb" in kind_of(lines, each)}
-    assert [int(name[-1]) for index in listed for name, uuid in small.items() if uuid == listed[index]] == order
-    lay_out(mixed, "n1", node, python="/usr/bin/python3", listed=published_files.ListedDevices(listed, 0.0))
+    """No AutoDetect. Task i has the CPUs near the GPU of the i-th index, whose order is that of gres.conf."""
+    node = GATHERED[mixed.suite]
+    listed = list_instances(mixed, node)
+    lay_out(mixed, "n1", node, python="/usr/bin/python3", listed=listed)
     found = tasks(mixed, "n1", "-n4", "-c28", "--gres=gpu:1g.10gb:4", script=SHOW)
     assert all(re.fullmatch(r"\d+(,\d+){3}", row[1]) for row in found.values()), found
-    assert {row[2] for row in found.values()} == {",".join(map(str, listed))}
-    assert cpus(found) == ["56-83", "0-27", "84-111", "28-55"]
+    assert {row[2] for row in found.values()} == {",".join(str(i) for i, uuid in listed.uuids.items() if uuid in small(node))}
+    assert cpus(found) == LISTED_CPUS
     assert cpus(tasks(mixed, "n1", "-n4", "-c28", "--gres=gpu:1g.10gb:4", script=SHOW, FAIRLEAD_PROFILE="off")) == TURNS
+
+
+def small(node: Node) -> dict[str, int]:
+    """UUID -> minor number of the GPU of each instance 1g.10gb."""
+    assert not isinstance(node.gpus, Missing)
+    devices = {gpu.minor: gpu.mig_devices for gpu in node.gpus if gpu.mig_current is True}
+    return {each.uuid: minor for minor, found in devices.items() for each in found if each.profile == "1g.10gb"}  # type: ignore[union-attr, misc]
+
+
+def list_instances(cluster: Cluster, node: Node) -> published_files.ListedDevices:
+    """Restart Slurm with a gres.conf that lists all devices, in another order than the types in slurm.conf and the GPUs. slurmd's
+    log must have the files of each index as fairlead counts them. Return the instances 1g.10gb by index."""
+    order = [6, 0, 7, 1]
+    lines = [f"Name=gpu Type=1g.10gb MultipleFiles=/dev/nvidia{gpu}{caps_of(gpu, SMALL)}" for gpu in order]
+    lines += [f"Name=gpu Type=h100 File=/dev/nvidia{gpu}" for gpu in (5, 2, 4, 3)]
+    lines += [f"Name=gpu Type=3g.40gb MultipleFiles=/dev/nvidia{gpu}{caps_of(gpu, LARGE)}" for gpu in order]
+    counted = list_by_hand(cluster, lines)
+    conf = slurm_conf.parse(str(cluster.folder / "etc/slurm.conf"), lambda path: Path(path).read_text())
+    types = listed_gpus.counted_types(conf.nodes, "n1")
+    files = listed_gpus.files_by_index(listed_gpus.gpu_lines(lines, "n1") or (), types)
+    assert [list(each) for each in files] == counted
+    uuids = {f"/dev/nvidia{minor}": uuid for uuid, minor in small(node).items()}
+    found = {index: uuids[each[0]] for index, each in enumerate(files) if "1g.10gb" in kind_of(lines, each)}
+    assert [small(node)[uuid] for uuid in found.values()] == order
+    return published_files.ListedDevices(found, 0.0)
 
 
 def kind_of(lines: list[str], files: tuple[str, ...]) -> str:
     return next(line for line in lines if line.endswith(f"={','.join(files)}"))
 
 
-def caps_of(cluster: Cluster, gpu: int, gi: int) -> str:
+def caps_of(gpu: int, gi: int) -> str:
     """The device files of an instance, by the numbers of the lab's list of the divided GPUs."""
     first = 2 * (DIVIDED.index(gpu) * IDS + gi) + 1
     return f",/dev/nvidia-caps/nvidia-cap{first},/dev/nvidia-caps/nvidia-cap{first + 1}"
