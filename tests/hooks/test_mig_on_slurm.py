@@ -219,7 +219,8 @@ def list_by_hand(cluster: Cluster, lines: list[str]) -> list[list[str]]:
     (etc / "gres.conf").write_text("".join(f"{line}\n" for line in lines))
     (etc / "fake_gpus.conf").unlink(missing_ok=True)
     text = (etc / "slurm.conf").read_text().replace("Gres=gpu:3g.39gb:4", "Gres=gpu:3g.40gb:4")
-    (etc / "slurm.conf").write_text(f"DebugFlags=Gres\n{text}")
+    text = text.replace("SlurmdDebug=info", "SlurmdDebug=verbose\nDebugFlags=Gres")
+    (etc / "slurm.conf").write_text(text)
     before = log.stat().st_size
     cluster.start_slurmctld("-c")
     cluster.start_slurmd("n1")

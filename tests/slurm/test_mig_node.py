@@ -330,10 +330,10 @@ def test_instances_that_gres_conf_lists(site: MigSite, beside: bool) -> None:
     for profile, job in jobs.items():
         wait(lambda j=job: bool(site.only_record(j).gpus))  # type: ignore[misc]
         wait(lambda p=profile, j=job: site.series("fairlead_job_gpu", job=str(j), mig_uuid=uuids[p]) == [1.0])  # type: ignore[misc]
-    bus = GPU.rpartition(".")[0]
-    site.host.inject_kmsg(f"NVRM: Xid (PCI:{bus} GPU-I:01): 43, pid=7, name=x, Ch 00000001")
+    bus, xid = GPU.rpartition(".")[0], 43 if beside else 69
+    site.host.inject_kmsg(f"NVRM: Xid (PCI:{bus} GPU-I:01): {xid}, pid=7, name=x, Ch 00000001")
     words = f"the fault of job {jobs[LARGE]}"
-    wait(lambda: any(f"Xid 43 on GPU {GPU}" in row and words in row for row in findings(site)))
+    wait(lambda: any(f"Xid {xid} on GPU {GPU}" in row and words in row for row in findings(site)))
     visible = {profile: site.visible(job) for profile, job in jobs.items()}
     site.let_end(*jobs.values())
     for profile, job in jobs.items():
