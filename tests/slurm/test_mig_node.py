@@ -267,6 +267,25 @@ def findings(site: MigSite) -> list[str]:
     return [str(finding["summary"]) for finding in status["findings"]]
 
 
+def test_a_job_with_instances_of_two_types_keeps_both(site: MigSite) -> None:
+    """slurmd shows the prolog only the instances of one type, so the record misses one. slurmctld knows both."""
+    options = ",".join(f"gpu:{site.slurm_type(profile)}:1" for profile in FIRST)
+    job = site.rack.submit(WAITS, "-n1", f"--gres={options}")
+    site.rack.wait_job(job, "RUNNING")
+    wait(lambda: bool(site.record(job)) and bool(site.only_record(job).gpus))
+    assert len(site.visible(job).split(",")) == 2 and len(site.only_record(job).gpus) == 1
+    before = site.instances()
+    site.drain()
+    for profile in FIRST:  # whichever the record misses
+        site.declare(profile, "2g.20gb")
+        code, said = site.apply("--draining")
+        why = f"job {job} runs, and its record does not say which GPUs or MIG instances it has"
+        assert code == 75 and why in said and site.instances() == before, said
+    site.declare(*FIRST)
+    site.let_end(job)
+    wait(site._resumed)
+
+
 def test_the_layout_changes_while_a_job_keeps_its_instance(site: MigSite) -> None:
     job = site.job(LARGE)
     before = site.instances()

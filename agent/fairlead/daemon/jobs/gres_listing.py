@@ -21,13 +21,13 @@ from fairlead.host.process import Found
 from fairlead.host.root import Root
 from fairlead.model.facts import Gpu, Missing, Node
 from fairlead.slurm import slurm_conf
+from fairlead.slurm.scontrol import CONF_PATHS
 from fairlead.slurm_config import listed_gpus
 from fairlead.slurm_config.gres_order import WHOLE, Device
 from fairlead.topology.binding.published_files import NOT_LISTED, ListedDevices
 
 READ_SECONDS = 5.0
 CLOCK_SECONDS = 0.05  # the clocks of files and processes tick at most so far apart
-CONFS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
 CONFIGLESS = ("/run/slurm/", "/var/spool/slurm")  # slurmd writes its own copies there
 
 
@@ -116,7 +116,7 @@ class GresListing:
                 self._count.confirm(both_clocks()[0])
             return self._found
         self._stamps, self._pid = {}, pid
-        path = self._conf or next((p for p in CONFS if self._root.exists(p)), "")
+        path = self._conf or next((p for p in CONF_PATHS if self._root.exists(p)), "")
         if not path:
             return NOT_LISTED
         lines = listed_gpus.gpu_lines(slurm_conf.lines_beside(path, "gres.conf", self._text), self._node)
