@@ -9,8 +9,8 @@
  *   its GPU, and prefers the memory there (set_mempolicy(2), MPOL_PREFERRED). The conditions are those of slurm/task-prolog. The
  *   plugin computes no plan. Without a published plan, or if the input is not clear, it changes nothing.
  * - With MIG there is no published plan, because Slurm's indices count instances. There the plugin finds the instances of a step by
- *   the UUIDs in CUDA_VISIBLE_DEVICES (AutoDetect=nvml), and exchanges whole CPU sets of Slurm's if that puts each task near the GPUs
- *   of its instances. In all other cases it leaves the step to the task prolog, which has a planner.
+ *   the UUIDs in CUDA_VISIBLE_DEVICES (AutoDetect=nvml), or by the agent's list of indices if gres.conf lists them. It exchanges whole
+ *   CPU sets of Slurm's if that puts each task near the GPUs of its instances. In all other cases it leaves the step to the task prolog, which has a planner.
  *   tests/hooks/test_one_binding_rule.py compares the binding with the rule in Python.
  *
  * Every callback returns ESPANK_SUCCESS, because a plugin must not fail a job. The plugin reads only regular files of root,
@@ -379,6 +379,27 @@ static int instances(const char *visible) {
     return found == count ? count : 0;
 }
 
+/* Writes the UUIDs of the devices that these GRES indices mean, where gres.conf lists the devices of a node with MIG. Returns 0 if one
+ * of them is not listed. */
+static int listed(const char *gpus, char *uuids, size_t size) {
+    static char text[TEXT_MAX];
+    char index[16], uuid[128];
+    size_t used = 0, length;
+    if (slurp("/run/fairlead/topology", text, sizeof text) < 0 || !is(text, 0, "1")) return 0;
+    for (const char *at = gpus; ; at += length + 1) {
+        int found = 0;
+        length = strcspn(at, ",");
+        for (const char *line = text; *line && !found; line += strcspn(line, "\n") + (line[strcspn(line, "\n")] == '\n'))
+            found = is(line, 0, "gres") && field(line, 1, index, sizeof index) && strlen(index) == length &&
+                    !strncmp(index, at, length) && field(line, 2, uuid, sizeof uuid);
+        if (!found || used + strlen(uuid) + 2 > size) return 0;
+        if (used) uuids[used++] = ',';
+        strcpy(uuids + used, uuid);
+        used += strlen(uuid);
+        if (!at[length]) return 1;
+    }
+}
+
 /* Reads Slurm's CPU sets. Returns 0 unless they share no core, and each has the same number of cores with the same number of CPUs. */
 static int read_sets(const char *masks[], int tasks) {
     static short owner[CPUS_MAX + 1], count[CPUS_MAX + 1];
@@ -469,7 +490,7 @@ static void prefer_memory(spank_t sp, long node) {
 }
 
 int slurm_spank_task_init(spank_t sp, int ac, char *av[]) {
-    static char list[LIST_MAX];
+    static char list[LIST_MAX], uuids[LIST_MAX];
     static const char *masks[TASKS_MAX];
     static const char names[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_,";
     static char gpus[WORD_MAX], skip[WORD_MAX], visible[WORD_MAX], mask[CPUS_MAX / 4 + 1], word[16];
@@ -489,7 +510,10 @@ int slurm_spank_task_init(spank_t sp, int ac, char *av[]) {
     if (is_set(sp, "FAIRLEAD_SKIP") && (!*skip || skip[strspn(skip, names)])) return ESPANK_SUCCESS; /* a malformed value means off */
     if (!*gpus || in_list(skip, "CPUS") || !is_slurms(sp, gpus)) return ESPANK_SUCCESS;
     mig = strstr(env(sp, "CUDA_VISIBLE_DEVICES", visible, sizeof visible), "MIG") != NULL; /* then Slurm's indices count instances */
-    devices = mig ? instances(visible) : 0;
+    if (!mig && *visible && !visible[strspn(visible, "0123456789,")] && listed(gpus, uuids, sizeof uuids)) {
+        mig = 1;
+        devices = instances(uuids);
+    } else devices = mig ? instances(visible) : 0;
     if (mig ? !devices : !whole_node(gpus)) return ESPANK_SUCCESS;
     env(sp, "SLURM_CPU_BIND_LIST", list, sizeof list);
     count = slurms_masks(list, masks);

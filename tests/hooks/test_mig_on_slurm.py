@@ -19,6 +19,9 @@ from fairlead.host.gather import gather
 from fairlead.host.nvml import Worker
 from fairlead.host.root import Root
 from fairlead.model.facts import Missing, Node
+from fairlead.slurm import slurm_conf
+from fairlead.slurm_config import listed_gpus
+from fairlead.topology.binding import published_files
 from tests.hooks.stage import HOOKS
 from tests.hooks.test_on_slurm import PACKAGE, cpus, lay_out, tasks
 from tests.lab.cluster import Cluster
@@ -35,6 +38,7 @@ DIVIDED = (0, 1, 6, 7)  # two GPUs of each socket. With two instances of a type 
 SLOTS = [(4, 0), (0, 4)]  # 3g.40gb and 1g.10gb, see tests/lab/nvml/mig.c
 SHOW = 'echo "$SLURM_LOCALID $(taskset -cp $$ | sed "s/.*: //") $CUDA_VISIBLE_DEVICES $SLURM_STEP_GPUS"'
 TURNS = ["0-27", "56-83", "28-55", "84-111"]  # Slurm assigns the sockets in turn
+GATHERED: dict[str, Node] = {}  # by suite
 PREPARE = """
 libraries=/usr/lib/x86_64-linux-gnu
 cp /opt/gpu_nvml.so $libraries/slurm-wlm/
@@ -43,6 +47,14 @@ mount --bind /opt/mig /proc/driver
 mkdir -p /dev/nvidia-caps
 while read -r _ minor; do mknod -m 666 /dev/nvidia-caps/nvidia-cap$minor c 241 $minor; done </opt/mig/nvidia-caps/mig-minors
 """
+DEVICES = """
+mkdir -p /dev/nvidia-caps
+for minor in $(seq 1 120); do
+    [ -e /dev/nvidia-caps/nvidia-cap$minor ] || mknod -m 666 /dev/nvidia-caps/nvidia-cap$minor c 241 $minor
+done
+"""
+LISTED_CPUS = ["56-83", "0-27", "84-111", "28-55"]  # near the GPUs 6, 0, 7, 1
+LARGE, SMALL = 1, 11  # ids of the GPU instances 3g.40gb and 1g.10gb
 
 
 def listed(node: Node, cpus: int = 112) -> str:
@@ -82,6 +94,10 @@ def prepare(cluster: Cluster, node: Node | None = None) -> None:
     (etc / "slurm.conf").write_text(conf)
     cluster.start_slurmctld("-c")
     cluster.start_slurmd("n1")
+    wait_idle(cluster)
+
+
+def wait_idle(cluster: Cluster) -> None:
     deadline = time.monotonic() + 60
     while " State=IDLE" not in (shown := cluster.scontrol("-o", "show", "node", "n1")):
         assert time.monotonic() < deadline, shown
@@ -117,6 +133,7 @@ def mixed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
                 worker.close()
         lay_out(up, "n1", node, python="/usr/bin/python3")
         prepare(up, None if plugin else node)
+        GATHERED[up.suite] = node
         yield up
 
 
@@ -143,3 +160,76 @@ def test_the_users_binding_stays_with_instances_too(mixed: Cluster) -> None:
     order = "map_cpu:57,0,1,56"
     found = tasks(mixed, "n1", "-n4", "-c1", "--gres=gpu:1g.10gb:4", f"--cpu-bind={order}", script=SHOW)
     assert cpus(found) == ["57", "0", "1", "56"]
+
+
+def test_instances_that_gres_conf_lists_are_bound_by_index(mixed: Cluster) -> None:
+    """No AutoDetect. Task i has the CPUs near the GPU of the i-th index, whose order is that of gres.conf."""
+    node = GATHERED[mixed.suite]
+    listed = list_instances(mixed, node)
+    lay_out(mixed, "n1", node, python="/usr/bin/python3", listed=listed)
+    found = tasks(mixed, "n1", "-n4", "-c28", "--gres=gpu:1g.10gb:4", script=SHOW)
+    assert all(re.fullmatch(r"\d+(,\d+){3}", row[1]) for row in found.values()), found
+    assert {row[2] for row in found.values()} == {",".join(str(i) for i, uuid in listed.uuids.items() if uuid in small(node))}
+    assert cpus(found) == LISTED_CPUS
+    assert cpus(tasks(mixed, "n1", "-n4", "-c28", "--gres=gpu:1g.10gb:4", script=SHOW, FAIRLEAD_PROFILE="off")) == TURNS
+
+
+def small(node: Node) -> dict[str, int]:
+    """UUID -> minor number of the GPU of each instance 1g.10gb."""
+    assert not isinstance(node.gpus, Missing)
+    devices = {gpu.minor: gpu.mig_devices for gpu in node.gpus if gpu.mig_current is True}
+    return {each.uuid: minor for minor, found in devices.items() for each in found if each.profile == "1g.10gb"}  # type: ignore[union-attr, misc]
+
+
+def list_instances(cluster: Cluster, node: Node) -> published_files.ListedDevices:
+    """Restart Slurm with a gres.conf that lists all devices, in another order than the types in slurm.conf and the GPUs. slurmd's
+    log must have the files of each index as fairlead counts them. Return the instances 1g.10gb by index."""
+    order = [6, 0, 7, 1]
+    lines = [f"Name=gpu Type=1g.10gb MultipleFiles=/dev/nvidia{gpu}{caps_of(gpu, SMALL)}" for gpu in order]
+    lines += [f"Name=gpu Type=h100 File=/dev/nvidia{gpu}" for gpu in (5, 2, 4, 3)]
+    lines += [f"Name=gpu Type=3g.40gb MultipleFiles=/dev/nvidia{gpu}{caps_of(gpu, LARGE)}" for gpu in order]
+    counted = list_by_hand(cluster, lines)
+    conf = slurm_conf.parse(str(cluster.folder / "etc/slurm.conf"), lambda path: Path(path).read_text())
+    types = listed_gpus.counted_types(conf.nodes, "n1")
+    files = listed_gpus.files_by_index(listed_gpus.gpu_lines(lines, "n1") or (), types)
+    assert [list(each) for each in files] == counted
+    uuids = {f"/dev/nvidia{minor}": uuid for uuid, minor in small(node).items()}
+    found = {index: uuids[each[0]] for index, each in enumerate(files) if "1g.10gb" in kind_of(lines, each)}
+    assert [small(node)[uuid] for uuid in found.values()] == order
+    return published_files.ListedDevices(found, 0.0)
+
+
+def kind_of(lines: list[str], files: tuple[str, ...]) -> str:
+    return next(line for line in lines if line.endswith(f"={','.join(files)}"))
+
+
+def caps_of(gpu: int, gi: int) -> str:
+    """The device files of an instance, by the numbers of the lab's list of the divided GPUs."""
+    first = 2 * (DIVIDED.index(gpu) * IDS + gi) + 1
+    return f",/dev/nvidia-caps/nvidia-cap{first},/dev/nvidia-caps/nvidia-cap{first + 1}"
+
+
+def list_by_hand(cluster: Cluster, lines: list[str]) -> list[list[str]]:
+    """Restart Slurm with these lines of gres.conf and nothing detected. Return the device files of each GRES index, in
+    the order of slurmd's log (DebugFlags=Gres)."""
+    cluster.stop_slurmd("n1")
+    cluster.stop_slurmctld()
+    cluster.run(["/bin/sh", "-ec", DEVICES])
+    etc, log = cluster.folder / "etc", cluster.folder / "log/slurmd.n1.log"
+    (etc / "gres.conf").write_text("".join(f"{line}\n" for line in lines))
+    (etc / "fake_gpus.conf").unlink(missing_ok=True)
+    text = (etc / "slurm.conf").read_text().replace("Gres=gpu:3g.39gb:4", "Gres=gpu:3g.40gb:4")
+    text = text.replace("SlurmdDebug=info", "SlurmdDebug=verbose\nDebugFlags=Gres")
+    (etc / "slurm.conf").write_text(text)
+    before = log.stat().st_size
+    cluster.start_slurmctld("-c")
+    cluster.start_slurmd("n1")
+    wait_idle(cluster)
+    said = log.read_text()[before:]
+    found: list[list[str]] = []
+    for path in re.findall(r"gpu device number -?\d+\(([^)]*)\)", said):
+        if "caps" in path:
+            found[-1].append(path)
+        else:
+            found.append([path])
+    return found[-12:]

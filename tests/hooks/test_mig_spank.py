@@ -11,7 +11,7 @@ import pytest
 from fairlead.host.gather import gather
 from fairlead.host.nvml import Worker
 from fairlead.host.root import Root
-from tests.hooks.test_mig_on_slurm import DIVIDED, SLOTS, TREE, TURNS, prepare
+from tests.hooks.test_mig_on_slurm import DIVIDED, GATHERED, LISTED_CPUS, SLOTS, TREE, TURNS, list_instances, prepare
 from tests.hooks.test_on_slurm import cpus, lay_out, tasks
 from tests.hooks.test_spank import PLUGSTACK, TASK, policy
 from tests.lab import spank
@@ -57,6 +57,7 @@ def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
                 worker.close()
         lay_out(up, "n1", node)
         prepare(up, None if module else node)
+        GATHERED[up.suite] = node
         yield up
 
 
@@ -70,3 +71,12 @@ def test_the_plugin_binds_tasks_near_the_gpus_of_their_instances(site: Cluster) 
     assert cpus(tasks(site, "n1", "-n4", "-c28", "--gres=gpu:h100:4", script=TASK)) == TURNS
     order = ("-n4", "-c1", "--gres=gpu:1g.10gb:4", "--cpu-bind=map_cpu:57,0,1,56")
     assert cpus(tasks(site, "n1", *order, script=TASK)) == ["57", "0", "1", "56"]
+
+
+def test_the_plugin_finds_instances_that_gres_conf_lists(site: Cluster) -> None:
+    node = GATHERED[site.suite]
+    lay_out(site, "n1", node, listed=list_instances(site, node))
+    found = tasks(site, "n1", *FOUR, script=TASK)
+    assert cpus(found) == LISTED_CPUS
+    assert [found[rank][3] for rank in range(4)] == [policy(1), policy(0), policy(1), policy(0)]
+    assert cpus(tasks(site, "n1", *FOUR, "--fairlead=off", script=TASK)) == TURNS

@@ -32,14 +32,20 @@ PERMUTED = ["0-13", "28-41", "14-27", "42-55", "56-69", "84-97", "70-83", "98-11
 PACKAGE = HOOKS.parent / "agent" / "fairlead"
 
 
-def lay_out(cluster: Cluster, name: str, node: object, python: str = "-") -> None:
+def lay_out(
+    cluster: Cluster,
+    name: str,
+    node: object,
+    python: str = "-",
+    listed: published_files.ListedDevices = published_files.NOT_LISTED,
+) -> None:
     dirs = cluster.node_dirs(name)
     from fairlead.model.facts import Node
 
     assert isinstance(node, Node)
     (dirs.run / "jobs").mkdir(exist_ok=True)
     (dirs.run / "plans").mkdir(exist_ok=True)
-    (dirs.run / "topology").write_text(published_files.render_topology(node))
+    (dirs.run / "topology").write_text(published_files.render_topology(node, listed=listed))
     for file, text in published_files.plan_files(node).items():
         (dirs.run / "plans" / file).write_text(text)
     (dirs.run / "env").write_text(render())

@@ -235,6 +235,19 @@ def test_the_plugin_leaves_a_step_whose_instances_are_not_clear(stage: Stage, vi
     assert by_plugin(stage, hexes(masks, node), "6,8", "MIG-0-0,MIG-7-0") == masks, "the user's own masks"
 
 
+def test_the_plugin_finds_instances_by_index_where_gres_conf_lists_them(stage: Stage) -> None:
+    node = divided()
+    stage.reset()
+    stage.hooks_line()
+    listed = published_files.ListedDevices({3: "MIG-7-0", 5: "MIG-0-0", 35: "MIG-0-1"}, 1.5)
+    (stage.run / "topology").write_text(published_files.render_topology(node, listed=listed))
+    masks = [0b11, 0b11 << 56]
+    assert by_plugin(stage, hexes(masks, node), "3,5", "0,1") == masks[::-1], "the first index is an instance of GPU 7"
+    assert by_plugin(stage, hexes(masks, node), "5,3", "0,1") == masks
+    for gpus, visible in (("3,4", "0,1"), ("3,5", "0,x"), ("3", "0"), ("3,5", "MIG-0-0,1"), ("3,", "0,1")):
+        assert by_plugin(stage, hexes(masks, node), gpus, visible) == masks, (gpus, visible)
+
+
 def test_the_shell_answers_many_steps_itself(site: Site) -> None:
     """Else the comparison above would compare nothing."""
     node = machine_tree("hgx-h100")

@@ -90,6 +90,22 @@ def test_a_task_is_put_near_the_gpu_of_its_instance(stage: Stage, shell: str, ta
 
 
 @two_cpus
+@pytest.mark.parametrize("local", [0, 1])
+@pytest.mark.parametrize("gpus", ["3,5", "5,3", "3,4"])
+def test_an_index_is_enough_where_gres_conf_lists_instances(stage: Stage, shell: str, task: int, local: int, gpus: str) -> None:
+    """Index 3 is an instance near CPU 1, and 5 one near CPU 0. Nothing is known of index 4."""
+    lay_out_instances(stage)
+    node = divided(hgx(sockets=2, cores=1, gpus=2, numa=[1, 0]), at=(0, 1))
+    listed = published_files.ListedDevices({3: "MIG-0-1", 5: "MIG-1-0"}, 1.0)
+    (stage.run / "topology").write_text(published_files.render_topology(node, listed=listed))
+    os.sched_setaffinity(task, {local})
+    ran = run(stage, shell, step(task, local, gpus=gpus, CUDA_VISIBLE_DEVICES="0,1"))
+    assert (ran.rc, ran.err) == (0, "")
+    assert os.sched_getaffinity(task) == {1 - local if gpus == "3,5" else local}
+    assert exports(ran)["OMP_NUM_THREADS"] == "1"
+
+
+@two_cpus
 @pytest.mark.parametrize(
     ("gpus", "visible"),
     [

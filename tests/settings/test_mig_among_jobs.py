@@ -175,9 +175,18 @@ def test_the_order_of_each_release() -> None:
 
 def test_jobs_of_slurm_without_a_record_may_have_any_gpu() -> None:
     job = Job(12, 1000, frozenset({3, 1}), 5.0, names=("MIG-a", "MIG-b"))
-    found = node_jobs([13, 12], Jobs(running=frozenset({12}), known=(job,)), "24.11")
+    allocated = {13: frozenset[int](), 12: frozenset({1, 3})}
+    found = node_jobs(allocated, Jobs(running=frozenset({12}), known=(job,)), "24.11")
     assert found.release == (24, 11)
     assert found.jobs == (JobGpus(id=12, indices=(1, 3), names=("MIG-a", "MIG-b")), JobGpus(id=13, indices=(-1,)))
+
+
+@pytest.mark.parametrize("slurms", [frozenset({1, 2, 3}), frozenset({1}), frozenset[int](), None])
+def test_a_job_with_other_gpus_than_its_record_has_may_have_any_gpu(slurms: frozenset[int] | None) -> None:
+    """If a job has GPUs of several types, slurmd shows the prolog only those of one type (seen on 22.05, 24.11 and 26.05)."""
+    job = Job(12, 1000, frozenset({3, 1}), 5.0, names=("MIG-a", "MIG-b"))
+    (found,) = node_jobs({12: slurms}, Jobs(running=frozenset({12}), known=(job,)), "24.11").jobs
+    assert found == JobGpus(id=12, indices=(-1,))
 
 
 # -- through the worker, to the simulated library

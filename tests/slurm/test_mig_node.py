@@ -267,6 +267,25 @@ def findings(site: MigSite) -> list[str]:
     return [str(finding["summary"]) for finding in status["findings"]]
 
 
+def test_a_job_with_instances_of_two_types_keeps_both(site: MigSite) -> None:
+    """slurmd shows the prolog only the instances of one type, so the record misses one. slurmctld knows both."""
+    options = ",".join(f"gpu:{site.slurm_type(profile)}:1" for profile in FIRST)
+    job = site.rack.submit(WAITS, "-n1", f"--gres={options}")
+    site.rack.wait_job(job, "RUNNING")
+    wait(lambda: bool(site.record(job)) and bool(site.only_record(job).gpus))
+    assert len(site.visible(job).split(",")) == 2 and len(site.only_record(job).gpus) == 1
+    before = site.instances()
+    site.drain()
+    for profile in FIRST:  # whichever the record misses
+        site.declare(profile, "2g.20gb")
+        code, said = site.apply("--draining")
+        why = f"job {job} runs, and its record does not say which GPUs or MIG instances it has"
+        assert code == 75 and why in said and site.instances() == before, said
+    site.declare(*FIRST)
+    site.let_end(job)
+    wait(site._resumed)
+
+
 def test_the_layout_changes_while_a_job_keeps_its_instance(site: MigSite) -> None:
     job = site.job(LARGE)
     before = site.instances()
@@ -317,21 +336,57 @@ def test_the_layout_changes_while_a_job_keeps_its_instance(site: MigSite) -> Non
 
 @pytest.mark.parametrize("beside", [True, False], ids=["with AutoDetect", "alone"])
 def test_instances_that_gres_conf_lists(site: MigSite, beside: bool) -> None:
-    """With AutoDetect=nvml, slurmd takes the UUIDs from NVML for such lines too. Without it, the record has no GPU."""
+    """With AutoDetect=nvml, slurmd takes the UUIDs from NVML for such lines too. Without it, slurmd gives the job an index, and
+    the agent finds the instance by the lines. They are in another order than slurm.conf's types and NVML's devices."""
     layout = tuple(site.instances().values())
-    lines = "NodeName=gpu1 Name=gpu Type=h100 File=/dev/nvidia[1-7]\n"
-    for row in site.host.run("grep ^mig /run/fairlead/topology").stdout.splitlines():
-        _, _, _, gi, _, profile, *_ = row.split("\t")
-        lines += f"NodeName=gpu1 Name=gpu Type={site.slurm_type(profile)} MultipleFiles=/dev/nvidia0{caps(0, int(gi))}\n"
+    uuids = {profile: uuid for uuid, profile in site.instances().items()}
+    lines = by_hand(site)
     site.restart(*layout, lines=lines, beside=beside)
     remarks = json.loads(site.host.ssh("fairlead doctor --json", check=False).stdout)["remarks"]
+    assert not [remark["what"] for remark in remarks if remark["what"].startswith("gres.conf: ")]
     warned = "gres.conf has MultipleFiles" in [remark["what"] for remark in remarks]
-    job = site.job(LARGE)
-    visible = site.visible(job)
-    site.let_end(job)
-    gpus = site.only_record(job).gpus
+    jobs = {profile: site.job(profile) for profile in (LARGE, min(layout))}
+    for profile, job in jobs.items():
+        wait(lambda j=job: bool(site.only_record(j).gpus))  # type: ignore[misc]
+        wait(lambda p=profile, j=job: site.series("fairlead_job_gpu", job=str(j), mig_uuid=uuids[p]) == [1.0])  # type: ignore[misc]
+    bus, xid = GPU.rpartition(".")[0], 43 if beside else 69
+    site.host.inject_kmsg(f"NVRM: Xid (PCI:{bus} GPU-I:01): {xid}, pid=7, name=x, Ch 00000001")
+    words = f"the fault of job {jobs[LARGE]}"
+    wait(lambda: any(f"Xid {xid} on GPU {GPU}" in row and words in row for row in findings(site)))
+    visible = {profile: site.visible(job) for profile, job in jobs.items()}
+    site.let_end(*jobs.values())
+    for profile, job in jobs.items():
+        (gpu,) = site.only_record(job).gpus
+        assert (gpu.uuid, gpu.pci, gpu.mig.rpartition("/")[2]) == (uuids[profile], GPU, profile)
+        if beside:
+            assert visible[profile] == uuids[profile]
+        else:
+            assert visible[profile].isdigit()
     if beside:
-        assert [gpu.uuid for gpu in gpus] == [visible] and visible.startswith("MIG-")
         assert not warned or nvml_plugin(site.rack.suite) is None  # there, gres.conf cannot say AutoDetect=nvml
     else:
-        assert visible.isdigit() and gpus == () and warned
+        assert warned
+        _changed_under_slurmd(site, lines)
+
+
+def by_hand(site: MigSite) -> str:
+    """Lines of gres.conf for the instances that are there, the last one first, and for the whole GPUs."""
+    lines = []
+    for row in site.host.run("grep ^mig /run/fairlead/topology").stdout.splitlines():
+        _, _, _, gi, _, profile, *_ = row.split("\t")
+        lines.append(f"NodeName=gpu1 Name=gpu Type={site.slurm_type(profile)} MultipleFiles=/dev/nvidia0{caps(0, int(gi))}\n")
+    return "".join([*reversed(lines), "NodeName=gpu1 Name=gpu Type=h100 File=/dev/nvidia[1-7]\n"])
+
+
+def _changed_under_slurmd(site: MigSite, lines: str) -> None:
+    """Lines that slurmd has not read tell nothing. doctor names the instance that is on two of them."""
+    said = site.host.run("grep ^gres /run/fairlead/topology").stdout.splitlines()
+    assert len(said) == len(site.instances()) + 7, said
+    gres = site.rack.slurm_etc / "gres.conf"
+    first, _, *rest = lines.splitlines(keepends=True)
+    gres.write_text(first + first.replace("Type=", "Type=x") + "".join(rest))
+    wait(lambda: not site.host.run("grep ^gres /run/fairlead/topology", check=False).stdout)
+    remarks = json.loads(site.host.ssh("fairlead doctor --json", check=False).stdout)["remarks"]
+    wrong = [remark["what"] for remark in remarks if remark["what"].startswith("gres.conf: ")]
+    assert len(wrong) == 2 and "is on another line too" in wrong[0] and "no line has MIG instance" in wrong[1], wrong
+    gres.write_text(lines)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.errors import SlurmError, SlurmUnavailable
-from fairlead.slurm.scontrol import Scontrol, parse_jobs, parse_nodes
+from fairlead.slurm.scontrol import Scontrol, parse_gres_indices, parse_jobs, parse_nodes
 from tests.slurm.conftest import NODES
 
 
@@ -75,6 +75,44 @@ def test_what_only_looks_like_a_number(digits: str) -> None:
     assert parse_jobs(f"7 R {digits}\n9 CG 1\n")[-1].id == "9"
     (node,) = parse_nodes(f"n1{MARK}host{MARK}idle{MARK}root{MARK}{digits}{MARK}main{MARK}x{MARK}\n", MARK)
     assert node.reason_time == 0
+
+
+DETAIL = "Nodes={nodes} CPU_IDs=0-1 Mem=0 GRES={gres} MinCPUsNode=1"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (DETAIL.format(nodes="n1", gres="gpu:3g.40gb:1(IDX:0),gpu:1g.10gb:2(IDX:3-4),mps:9(IDX:7)"), {0, 3, 4}),
+        (
+            DETAIL.format(nodes="n[2-3]", gres="gpu:2(IDX:5-6)") + " " + DETAIL.format(nodes="n[1,4]", gres="gpu:2(IDX:1,3)"),
+            {1, 3},
+        ),
+        (DETAIL.format(nodes="n1", gres=""), set()),
+        (DETAIL.format(nodes="n1", gres="gpu:0(IDX:)"), set()),
+        (DETAIL.format(nodes="n2", gres="gpu:2(IDX:0-1)"), None),
+        (DETAIL.format(nodes="n1", gres="gpu:a:1(IDX:0-)"), None),
+        (DETAIL.format(nodes="n[1-", gres="gpu:a:1(IDX:0)"), None),
+        ("", None),
+    ],
+)
+def test_the_gpus_of_a_job_on_a_node(text: str, expected: set[int] | None) -> None:
+    for line in (
+        f"JobId=7 JobName=x {text}",
+        f"JobId=8 ArrayJobId=7 {DETAIL.format(nodes='n1', gres='gpu:1(IDX:9)')}\nJobId=7 {text}",
+    ):
+        assert parse_gres_indices(f"{line}\n", 7, "n1") == expected
+
+
+def test_the_name_of_a_job_hides_no_gpu() -> None:
+    name = DETAIL.format(nodes="n1", gres="gpu:1(IDX:8)")
+    assert parse_gres_indices(f"JobId=7 JobName={name} {DETAIL.format(nodes='n1', gres='gpu:1(IDX:0)')}", 7, "n1") == {0, 8}
+
+
+@given(st.text())
+def test_details_never_crash(text: str) -> None:
+    parse_gres_indices(f"JobId=7 {text}", 7, "n1")
+    parse_gres_indices("JobId=7 " + DETAIL.format(nodes="n1", gres=text), 7, "n1")
 
 
 def test_only_jobs_that_hold_the_node() -> None:

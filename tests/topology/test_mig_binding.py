@@ -120,3 +120,39 @@ def test_a_rank_of_fairlead_run_is_bound_near_its_instance() -> None:
             rank_binding.visible_gpus(machine, uuids, {**env, "CUDA_VISIBLE_DEVICES": visible}, published=True)
     with pytest.raises(Doubt):
         rank_binding.visible_gpus(machine, uuids, env, published=True)
+
+
+LISTED = published_files.ListedDevices(
+    {4: "MIG-0-0", 0: "MIG-0-1", 2: "MIG-7-0", 9: "MIG-7-1", 1: "GPU-00000001", 3: "GPU-gone"}, 12.5
+)
+
+
+def listed_answer(indices: str, visible: str) -> list[str]:
+    text = published_files.render_topology(divided(), listed=LISTED)
+    masks = ",".join(f"0x{m:028X}" for m in CYCLIC)
+    return binding_plan.answer_lines(text, masks, indices, allowed=ALL, cpus_on_node="112", visible=visible)
+
+
+def test_indices_are_enough_where_gres_conf_lists_the_devices() -> None:
+    assert listed_answer("4,0,2,9", "0,1,2,3") == NEAR, "CUDA_VISIBLE_DEVICES counts from 0 if devices are constrained"
+    assert listed_answer("2,9,4,0", "2,9,4,0") == answer(",".join(SMALL[2:] + SMALL[:2]))
+    assert listed_answer("1,0,2,9", "0,1,2,3") == NEAR, "a whole GPU of the node too"
+    assert listed_answer("4,0,2,9", ",".join(SMALL[2:] + SMALL[:2])) == answer(",".join(SMALL[2:] + SMALL[:2])), "UUIDs go first"
+
+
+@pytest.mark.parametrize(
+    ("indices", "visible"),
+    [("4,0,2,3", "0,1,2,3"), ("4,0,2,7", "0,1,2,3"), ("4,0,2,9", "0,1,2"), ("4,0,2,9", ""), ("4,0,2,9", "0,1,2,x")],
+)
+def test_an_index_that_is_not_listed_leaves_slurms_masks(indices: str, visible: str) -> None:
+    with pytest.raises(Doubt):
+        listed_answer(indices, visible)
+
+
+def test_a_rank_finds_its_instance_by_the_steps_list() -> None:
+    machine = binding_plan.parse_topology(published_files.render_topology(divided(), listed=LISTED))
+    env = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_GPUS": "9,4", "CUDA_VISIBLE_DEVICES": "0,1"}
+    found = rank_binding.visible_gpus(machine, {}, env, published=True)
+    assert found == [machine.by_uuid["MIG-7-1"], machine.by_uuid["MIG-0-0"]]
+    with pytest.raises(Doubt):
+        rank_binding.visible_gpus(machine, {}, env | {"SLURM_GPUS_PER_TASK": "1", "SLURM_GTIDS": "0,1"}, published=True)

@@ -11,6 +11,7 @@ import difflib
 import glob
 import os
 import re
+import socket
 import stat
 import subprocess
 import sys
@@ -21,8 +22,9 @@ from fairlead.cli.output import print_json
 from fairlead.errors import DataError, ExitCode, FairleadError, InputMissing
 from fairlead.slurm import container_runtimes, slurm_conf
 from fairlead.slurm.amend import amend
-from fairlead.slurm.conf_review import Remark, gres_remarks, review
+from fairlead.slurm.conf_review import Remark, gres_remarks, mig_remarks, review
 from fairlead.slurm.plugstack import plugstack_path, plugstack_text
+from fairlead.slurm_config import listed_gpus
 
 HOOKS = (
     "/etc/slurm/prolog.d/50-fairlead",
@@ -113,6 +115,20 @@ def _container_runtimes(root: str, conf_path: str, document_path: str, plugstack
         enroot = False
     found = {name: _release_of(root, name) for name in container_runtimes.wanted(plugstack, oci_conf, enroot=enroot)}
     yield from container_runtimes.review_runtimes(plugstack, oci_conf, enroot=enroot, slurm=_version(root), found=found)
+
+
+def _mig_lines(root: str, conf_path: str, document_path: str) -> Iterator[Remark]:
+    """Yield remarks on gres.conf's lines of MIG instances. Only a node with the driver's list of capabilities can tell them."""
+    minors = _text(root, listed_gpus.MINORS)
+    if minors is None:
+        return
+    try:
+        document = config.load_document(os.path.join(root, document_path.lstrip("/")))
+        node, run_dir = document.slurm_node, document.agent.run_dir
+    except FairleadError:  # _installation says what is wrong
+        node, run_dir = socket.gethostname().partition(".")[0], "/run/fairlead"
+    lines = slurm_conf.lines_beside(conf_path, "gres.conf", lambda p: _text(root, p))
+    yield from mig_remarks(lines, node, minors, _text(root, f"{run_dir}/topology") or "")
 
 
 def _safe(root: str, path: str, *, executable: bool) -> Iterator[Remark]:
@@ -206,6 +222,7 @@ def run(args: argparse.Namespace) -> ExitCode:
         return _diff(args, path, conf, plugstack)
     remarks = [*review(conf, hooks=HOOKS, plugstack=plugstack, version=_version(args.root))]
     remarks += gres_remarks(_text(args.root, f"{os.path.dirname(path)}/gres.conf") or "")
+    remarks += _mig_lines(args.root, path, args.document)
     remarks += _container_runtimes(args.root, path, args.document, plugstack)
     remarks += _installation(args.root, args.document, conf)
     levels = {r.level for r in remarks}

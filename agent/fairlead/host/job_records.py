@@ -106,9 +106,9 @@ def _job(number: int, fields: list[str]) -> Job:
         id=number,
         uid=_number(fields[2]),
         gpus=gpu_list(fields[3]),
-        start=_seconds(fields[4]),
-        end=_seconds(fields[5]) if fields[1] == "ended" else None,
-        started=fields[4] if _seconds(fields[4]) is not None else "",
+        start=seconds(fields[4]),
+        end=seconds(fields[5]) if fields[1] == "ended" else None,
+        started=fields[4] if seconds(fields[4]) is not None else "",
         sluid=fields[8] if len(fields) in (10, 11) and fields[-1] == "." and is_sluid(fields[8]) else "",
         names=device_names(fields[9]) if len(fields) == 11 and fields[-1] == "." else (),
     )
@@ -129,7 +129,8 @@ def _number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 15 else None
 
 
-def _seconds(text: str) -> float | None:
+def seconds(text: str) -> float | None:
+    """Return the seconds of /proc/uptime that a text says, or None if it is no such number."""
     whole, point, part = text.partition(".")
     if _number(whole) is None or (point and _number(part) is None):
         return None

@@ -10,7 +10,9 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
+from fairlead.model.plain_text import one_line
 from fairlead.slurm.slurm_conf import SlurmConf
+from fairlead.slurm_config import listed_gpus
 
 PROLOG_NAME = "50-fairlead"
 
@@ -50,9 +52,34 @@ def gres_remarks(gres_conf: str) -> Iterator[Remark]:
         yield Remark(
             level="warn",
             what="gres.conf has MultipleFiles",
-            why="Slurm then sets CUDA_VISIBLE_DEVICES to its index, which names no MIG instance for CUDA; fairlead binds no task",
+            why="Slurm then sets CUDA_VISIBLE_DEVICES to its index, which names no MIG instance for CUDA",
             fix="AutoDetect=nvml in gres.conf, with or without lines for the MIG instances",
             source="gres.conf(5) MultipleFiles, AutoDetect",
+        )
+
+
+def mig_remarks(lines: Iterable[str], node: str, minors: str, topology: str) -> Iterator[Remark]:
+    """Return a remark for each mistake in gres.conf's lines of MIG instances. ``minors``: the driver's list of capabilities.
+    ``topology``: the agent's published file, which names the MIG instances that are there."""
+    try:
+        listed = listed_gpus.gpu_lines(lines, node)
+    except ValueError as e:
+        yield Remark(level="wrong", what=f"gres.conf: {one_line(str(e), 300)}", fix="correct that line", source="gres.conf(5)")
+        return
+    rows = [line.split("\t") for line in topology.splitlines()]
+    minor_of = {row[4]: row[2] for row in rows if row[0] == "gpu" and len(row) > 4}
+    present: dict[int, set[tuple[int, int]]] = {}
+    for row in rows:
+        gpu = minor_of.get(row[2], "-") if row[0] == "mig" and len(row) > 4 else "-"
+        if gpu.isdecimal() and row[3].isdecimal() and row[4].isdecimal():
+            present.setdefault(int(gpu), set()).add((int(row[3]), int(row[4])))
+    for mistake in listed_gpus.mistakes(listed or (), listed_gpus.capabilities(minors), present):
+        yield Remark(
+            level="wrong",
+            what=f"gres.conf: {one_line(mistake, 300)}",
+            why="Slurm gives a job another MIG instance than it counts, one instance to two jobs, or none",
+            fix=f"one line for each instance: the file of its GPU and two /dev/nvidia-caps/nvidia-capN by {listed_gpus.MINORS}",
+            source="gres.conf(5) MultipleFiles; MIG user guide, Device Nodes and Capabilities",
         )
 
 

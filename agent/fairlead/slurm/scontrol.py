@@ -18,6 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from fairlead.errors import SlurmError, SlurmUnavailable
+from fairlead.model.cpulist import cpus_in, parse_cpu_set
+from fairlead.model.nodelist import expand
 from fairlead.slurm.client import JobOn, NodeState, NodeTimes
 from fairlead.slurm.node_groups import NodeGroup, parse_topology
 
@@ -49,6 +51,9 @@ NO_ANSWER = (
 )
 FIELDS = ("NodeList", "NodeHost", "StateComplete", "User", "Timestamp", "PartitionName", "Reason")
 _TOO_LATE = 124  # the exit status of our child process that was too late to start a write
+#: What `scontrol -d show job` says of the nodes of a job, and the GPUs in it.
+_DETAIL = re.compile(r"\bNodes=(\S{1,4096}) CPU_IDs=\S* Mem=\S* GRES=(\S*)")
+_GPU_INDICES = re.compile(r"\bgpu(?::[^:,()]+)*\(IDX:([0-9,-]*)\)")
 #: The states in which a job has its nodes, in squeue's compact words.
 HOLDING = frozenset({"R", "CG", "CF", "S", "ST", "SO", "SI"})
 
@@ -87,6 +92,10 @@ class Scontrol:
 
     def jobs_on(self, name: str) -> tuple[JobOn, ...]:
         return parse_jobs(self._run(["squeue", "-h", "-a", "-t", "all", "-w", plain(name), "-o", "%A %t %D"]))
+
+    def gres_indices(self, job: int, name: str) -> frozenset[int] | None:
+        """Return the GRES indices of all GPUs of a job on a node, or None if slurmctld does not say them. This takes one RPC."""
+        return parse_gres_indices(self._run(["scontrol", "-o", "-d", "show", "job", str(job)]), job, name)
 
     def topology(self) -> tuple[NodeGroup, ...]:
         """Return leaf switches and blocks, or () if slurmctld has none. This takes one RPC (REQUEST_TOPO_INFO)."""
@@ -260,6 +269,23 @@ def parse_jobs(text: str) -> tuple[JobOn, ...]:
             if nodes is not None:
                 jobs.append(JobOn(id=words[0], state=words[1], nodes=nodes))
     return tuple(jobs)
+
+
+def parse_gres_indices(text: str, job: int, name: str) -> frozenset[int] | None:
+    """Return the GRES indices of a job's GPUs on a node from `scontrol -o -d show job`, or None if it does not say them.
+
+    A job's name and comment are in this text too, and may look like such a list. They can only add indices.
+    """
+    found: set[int] | None = None
+    for line in text.splitlines():
+        for nodes, gres in _DETAIL.findall(line) if line.startswith(f"JobId={job} ") else ():
+            try:
+                if name in expand(nodes):
+                    lists = [parse_cpu_set(indices) for indices in _GPU_INDICES.findall(gres) if indices]
+                    found = (found or set()).union(*map(cpus_in, lists))
+            except ValueError:
+                return None
+    return None if found is None else frozenset(found)
 
 
 def parse_began(text: str) -> float:

@@ -62,6 +62,13 @@ def parse(path: str, read: Callable[[str], str | None]) -> SlurmConf:
     return SlurmConf(path=path, values=values, nodes=tuple(nodes))
 
 
+def lines_beside(path: str, name: str, read: Callable[[str], str | None]) -> Iterator[str]:
+    """Yield the lines of the file ``name`` in the folder of slurm.conf, such as gres.conf, without comments. Yield none if there
+    is no such file. ``path``: of slurm.conf."""
+    beside = os.path.join(os.path.dirname(path), name)
+    yield from _lines(beside, read(beside) or "", read, 0, iter(range(INCLUDES_MAX)))
+
+
 def _lines(path: str, text: str, read: Callable[[str], str | None], depth: int, left: Iterator[int]) -> Iterator[str]:
     for raw in text.replace("\\\n", " ").splitlines():
         line = re.sub(r"(?<!\\)#.*", "", raw).strip()

@@ -89,3 +89,54 @@ def test_the_mig_instances_of_running_jobs_are_those_of_their_uuids(run_dir: Pat
         GpuOfJob(12, ADDRESSES[0], "MIG-1"),
         GpuOfJob(13, ADDRESSES[1]),
     )
+
+
+LISTED = (
+    "1\tnode\tn1\t1\t0-7\t8\t1\ngpu\t-\t0\tGPU-0\t{pci}\t0\t-\t-\t-\nmig\tMIG-1\t{pci}\t1\t0\t3g.40gb\t0\t-\t-\n"
+    "mig\tMIG-2\t{pci}\t11\t0\t1g.10gb\t0\t-\t-\ngres\t0\t{first}\t{since}\ngres\t1\t{second}\t{since}\n"
+)
+
+
+def listed(run_dir: Path, first: str = "MIG-1", second: str = "MIG-2", since: str = "5.00") -> None:
+    (run_dir / "topology").write_text(LISTED.format(pci=ADDRESSES[0], first=first, second=second, since=since))
+
+
+def started(run_dir: Path, job: int, gpus: str, at: str) -> None:
+    (run_dir / "jobs" / str(job)).write_text(f"1\trunning\t1000\t{gpus}\t{at}\t-\t-\t.\n")
+
+
+def test_an_index_names_an_instance_where_gres_conf_lists_them(run_dir: Path) -> None:
+    watch, split = JobWatch(live=False), node(gpu(0, mig_current=True))
+    listed(run_dir)
+    started(run_dir, 11, "1", "7.5")
+    started(run_dir, 12, "0", "4.99")  # slurmd may have counted otherwise then
+    started(run_dir, 13, "0-2", "8")  # nothing is known of index 2
+    watch.read(str(run_dir))
+    assert watch.gpus(str(run_dir), split) == (GpuOfJob(11, ADDRESSES[0], "MIG-2"),)
+    assert {job.id: job.names for job in watch.jobs.known} == {11: ("MIG-2",), 12: (), 13: ()}
+
+
+@pytest.mark.parametrize("change", ["other order", "not told any more"])
+def test_a_running_job_keeps_its_instance_when_gres_conf_changes(run_dir: Path, change: str) -> None:
+    watch = JobWatch(live=False)
+    listed(run_dir)
+    started(run_dir, 11, "1", "7.5")
+    watch.read(str(run_dir))
+    listed(run_dir, "MIG-2", "MIG-1", since="20.00")
+    if change == "not told any more":
+        (run_dir / "topology").write_text("1\tnode\tn1\t1\t0-7\t8\t1\n")
+    started(run_dir, 12, "1", "21")
+    watch.read(str(run_dir))
+    names = {job.id: job.names for job in watch.jobs.known}
+    assert names == {11: ("MIG-2",), 12: ("MIG-1",) if change == "other order" else ()}
+    started(run_dir, 11, "1", "22")  # a new start of the job
+    watch.read(str(run_dir))
+    assert watch.jobs.known[0].names == names[12]
+
+
+def test_what_slurmd_said_goes_before_gres_conf(run_dir: Path) -> None:
+    watch = JobWatch(live=False)
+    listed(run_dir)
+    (run_dir / "jobs/11").write_text("1\trunning\t1000\t1\t7.5\t-\t-\t.\t-\tMIG-1\t.\n")
+    watch.read(str(run_dir))
+    assert watch.jobs.known[0].names == ("MIG-1",)

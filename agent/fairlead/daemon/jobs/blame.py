@@ -8,10 +8,12 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from fairlead.host import job_records
 from fairlead.host.boot_clock import boottime
 from fairlead.host.job_records import Job, Jobs
 from fairlead.model.check_definition import KernelRecord
 from fairlead.model.facts import Missing, Node
+from fairlead.topology.binding.published_files import NOT_LISTED, ListedDevices
 from fairlead.xid import XidKind, XidLine, parse
 
 TOPOLOGY_MAX_BYTES = 1 << 20
@@ -30,11 +32,12 @@ class Part(NamedTuple):
 
 class Where(NamedTuple):
     """Holds what the topology file says. order: the GRES index of each GPU by PCI address. parts: GPUs and MIG devices by UUID.
-    mig: whether Slurm's indices count MIG instances."""
+    mig: whether Slurm's indices count MIG instances. listed: what each index then means, if gres.conf says so."""
 
     order: dict[str, int]
     parts: dict[str, Part]
     mig: bool
+    listed: ListedDevices = NOT_LISTED
 
     def is_known(self, job: Job) -> bool:
         """Return whether the job's record names all its GPUs and MIG devices, and the topology file has them."""
@@ -145,7 +148,13 @@ def published(run_dir: str) -> Where:
     parts = {row[3]: Part(row[4]) for row in gpus if row[4] not in divided}
     parts |= {row[1]: Part(row[2], int(row[3]), int(row[4])) for row in instances}
     order = {row[4]: int(row[1]) for row in gpus if _is_number(row[1])}
-    return Where(order, parts, bool(instances))
+    return Where(order, parts, bool(instances), _listed(rows))
+
+
+def _listed(rows: list[list[str]]) -> ListedDevices:
+    found = [row for row in rows if row[0] == "gres" and len(row) > 3 and _is_number(row[1])]
+    since = max((seconds for row in found if (seconds := job_records.seconds(row[3])) is not None), default=0.0)
+    return ListedDevices({int(row[1]): row[2] for row in found}, since)
 
 
 def _is_number(text: str) -> bool:

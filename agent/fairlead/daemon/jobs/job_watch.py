@@ -36,6 +36,7 @@ class JobWatch:
         self._blame = Blame()
         self._local = LocalJobs() if live else None
         self._gone: frozenset[int] = frozenset()
+        self._names: dict[tuple[int, float | None], tuple[str, ...]] = {}  # by job and start, where gres.conf lists MIG devices
         self._reported: frozenset[int] = frozenset()  # refused jobs that the courier knew before the last reading
 
     @property
@@ -50,7 +51,7 @@ class JobWatch:
 
     def read(self, run_dir: str) -> JobNews:
         """Read the records and return what is new."""
-        found = self._without_gone(job_records.scan(_folder(run_dir)))
+        found = self._with_names(self._without_gone(job_records.scan(_folder(run_dir))), run_dir)
         before, self.jobs = self.jobs, found
         self._blame.heed(found)
         self._reported = found.refused & before.refused
@@ -84,6 +85,22 @@ class JobWatch:
             else:
                 found += [GpuOfJob(job.id, addresses[i]) for i in sorted(job.gpus) if i in addresses]
         return tuple(found)
+
+    def _with_names(self, found: Jobs, run_dir: str) -> Jobs:
+        """Return the jobs, each with the names of its MIG devices and GPUs if slurmd gave it only indices, and gres.conf lists
+        what each index means. A job keeps its names. A job that is older than slurmd's list gets none."""
+        unnamed = [job for job in found.known if job.gpus and not job.names and job.start is not None]
+        self._names = {key: names for key, names in self._names.items() if key in {(job.id, job.start) for job in unnamed}}
+        listed = published(run_dir).listed if unnamed else None
+        if listed is None or not (listed.uuids or self._names):
+            return found
+        for job in unnamed:
+            names = tuple(listed.uuids.get(index, "") for index in sorted(job.gpus))
+            if (job.start or 0) >= listed.since and all(names):
+                self._names.setdefault((job.id, job.start), names)
+        return found._replace(
+            known=tuple(job._replace(names=self._names.get((job.id, job.start), job.names)) for job in found.known)
+        )
 
     def _without_gone(self, found: Jobs) -> Jobs:
         """Return the jobs without those that have no slurmstepd here. The agent does not wait for such a job, and never blames

@@ -217,6 +217,8 @@ class UsageKeeper:
                 self._lose(kept, boot)
             return
         kept.missed = 0
+        if job.names and not kept.job.names:  # gres.conf lists the MIG devices, and the agent has read it only now
+            kept.job = job
         kept.gone = job.end is None and job.id not in jobs.running
         if job.end is not None:
             kept.usage = usage_sums.ended(kept.usage, end_boot=min(job.end, boot), boot=boot, unix=unix)

@@ -17,6 +17,7 @@ from signal import SIGHUP, SIGUSR1
 
 from fairlead import __version__
 from fairlead.config import Document, load_document
+from fairlead.daemon.jobs.gres_listing import GresListing
 from fairlead.daemon.jobs.job_watch import JobWatch
 from fairlead.daemon.jobs.usage_keeper import UsageKeeper
 from fairlead.daemon.loop import history_update
@@ -102,6 +103,7 @@ class Loop:
         self.slurm = SlurmLink(document, root, machine=machine_id(root), boot_id=self._boot_id)
         self._proving = Proving(state_dir, self._boot_id, busy=partial(jobs_running, root.join("/proc")), disk=self._disk)
         self._reapply = Reapply(document_path, root, self._disk, self._history)
+        self._gres = GresListing(document, root)
         self._publisher = Publisher(document, self._disk)
         self._reporter = Reporter(self._history)
         trail = Trail(state_dir, run_dir, self._disk)
@@ -192,7 +194,7 @@ class Loop:
         self._remember(node, judged_by)
         self._restore_settings(findings, judged_by)
         self._conclude(findings, judged_by, swept=True)
-        self._publisher.publish_node(node)
+        self._publisher.publish_node(node, self._gres.read(node))
         self._usage.add(node, self._findings)
         self._service.add(node, self._document, self._state, self._modes)
         self._after_first_sweep()
@@ -361,6 +363,7 @@ class Loop:
         self._kernel_log.change(document)
         self._readers.change(document)
         self._readers.follow(document, None)
+        self._gres.change(document)
         self._publisher.change(document)
         self._usage.change(document)
         self.slurm.change(document)

@@ -24,6 +24,7 @@ from fairlead.model.verdict import State, Verdict, parse_line
 if TYPE_CHECKING:
     from fairlead.daemon.jobs.job_tables import JobTables
     from fairlead.daemon.publishing.metrics import Metrics, MetricsInput
+    from fairlead.topology.binding.published_files import ListedDevices
 
 # The text file of metrics is written again after this time, because Prometheus scrapes about every 15 s. If a thorough sweep
 # comes at most one interval earlier, the file is written with that sweep.
@@ -120,8 +121,9 @@ class Publisher:
         options = self.document.agent
         return max(options.verdict_ttl_seconds, int(3 * options.interval_seconds))
 
-    def publish_node(self, node: Node) -> None:
-        """Write the files that the task prolog reads (topology, plans, environment) if their content has changed.
+    def publish_node(self, node: Node, listed: ListedDevices | None = None) -> None:
+        """Write the files that the task prolog reads (topology, plans, environment) if their content has changed. ``listed``:
+        which device each GRES index means, where gres.conf lists MIG devices.
 
         While NVML cannot list the NVIDIA GPUs of the node, the files stay as they are. A node with only AMD GPUs does not need
         NVML here.
@@ -140,12 +142,12 @@ class Publisher:
 
             self._tables = JobTables(self.document)
         of_jobs = self._tables.facts(node)
-        facts = (node.cpus, node.numa, gpus, tuple((n.name, n.pci, n.numa) for n in node.nics), of_jobs)
+        facts = (node.cpus, node.numa, gpus, tuple((n.name, n.pci, n.numa) for n in node.nics), of_jobs, listed)
         if facts == self._facts:
             return
         from fairlead.topology.binding import published_files as topology
 
-        files = {"topology": topology.render_topology(node)}
+        files = {"topology": topology.render_topology(node, listed=listed or topology.NOT_LISTED)}
         files |= {f"plans/{name}": text for name, text in topology.plan_files(node).items()}
         written = [self._write_if_changed(f"{self.run_dir}/{name}", text.encode()) for name, text in files.items()]
         written += [self._remove(f"plans/{name}") for name in self._names("plans") if f"plans/{name}" not in files]

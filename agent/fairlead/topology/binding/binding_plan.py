@@ -60,18 +60,25 @@ class Machine:
     """Describes a node as the planner sees it: the ``online`` CPU set, the cores in order, and the GPUs by PCI address.
 
     The planner reads it from /run/fairlead/topology. ``by_uuid``: the GPUs and the MIG devices by UUID. ``indexed``: whether the
-    GRES index of each GPU is known. It is not known if a GPU of the node is in MIG mode.
+    GRES index of each GPU is known. It is not known if a GPU of the node is in MIG mode. ``listed``: the GPUs and MIG devices by
+    GRES index on such a node, if gres.conf lists them.
     """
 
-    __slots__ = ("by_uuid", "cores", "gpus", "indexed", "online")
+    __slots__ = ("by_uuid", "cores", "gpus", "indexed", "listed", "online")
 
     def __init__(
-        self, online: int, cores: list[Core], gpus: list[GpuLocation], by_uuid: dict[str, GpuLocation] | None = None
+        self,
+        online: int,
+        cores: list[Core],
+        gpus: list[GpuLocation],
+        by_uuid: dict[str, GpuLocation] | None = None,
+        listed: dict[int, GpuLocation] | None = None,
     ) -> None:
         self.online = online
         self.cores = sorted(cores, key=Core.order)
         self.gpus = gpus
         self.by_uuid = by_uuid or {}
+        self.listed = listed or {}
         self.indexed = all(gpu.index >= 0 for gpu in gpus)
 
 
@@ -115,7 +122,7 @@ def parse_topology(text: str) -> Machine:
     head = lines[0].split("\t")
     if lines[-1] != "" or len(head) < 5 or head[:2] != ["1", "node"]:
         raise Doubt("topology file: not complete, or not of this version")
-    cores, gpus, by_uuid = [], [], {}
+    cores, gpus, by_uuid, listed = [], [], {}, {}
     try:
         for line in lines[1:-1]:
             fields = line.split("\t")
@@ -126,6 +133,8 @@ def parse_topology(text: str) -> Machine:
             elif fields[0] == "mig":
                 near = 0 if fields[7] == "-" else parse_cpu_set(fields[7])
                 by_uuid[fields[1]] = GpuLocation(-1, fields[2], _number(fields[6]), near, fields[8])
+            elif fields[0] == "gres" and fields[2] in by_uuid:
+                listed[int(fields[1])] = by_uuid[fields[2]]
             elif fields[0] == "core":
                 package, numa, l3 = (_number(f) for f in fields[1:4])
                 cores.append(Core(package, numa, l3, parse_cpu_set(fields[4])))
@@ -134,7 +143,7 @@ def parse_topology(text: str) -> Machine:
     except (IndexError, ValueError) as e:
         raise Doubt(f"topology file: {e}") from e
     by_uuid.pop("-", None)
-    return Machine(parse_cpu_set(head[4]), cores, gpus, by_uuid)
+    return Machine(parse_cpu_set(head[4]), cores, gpus, by_uuid, listed)
 
 
 def _number(field: str) -> int:
@@ -147,6 +156,17 @@ def gpus_by_uuid(machine: Machine, visible: str) -> list[GpuLocation]:
     if len(found) != visible.count(",") + 1 or len(set(visible.split(","))) != len(found):
         raise Doubt("the visible devices are not UUIDs of this node's GPUs, each named once")
     return found
+
+
+def gpus_by_list(machine: Machine, indices: list[int], visible: str) -> list[GpuLocation]:
+    """Return the GPUs and MIG devices of these GRES indices, on a node whose gres.conf lists them. Raise Doubt if one is not
+    listed, or if CUDA_VISIBLE_DEVICES is no list of as many numbers."""
+    words = visible.split(",")
+    if len(words) != len(indices) or not all(word.isascii() and word.isdigit() for word in words):
+        raise Doubt("the visible devices are neither UUIDs nor numbers of the step's GPUs")
+    if any(index not in machine.listed for index in indices):
+        raise Doubt("gres.conf does not say which MIG device an index means")
+    return [machine.listed[index] for index in indices]
 
 
 def assign_gpus(gpus: list[GpuLocation], tasks: int) -> list[list[GpuLocation]]:
@@ -371,12 +391,15 @@ def answer_lines(
     and the user gave no number of CPUs, else "". ``visible``: CUDA_VISIBLE_DEVICES. Raise Doubt if the input is not clear.
 
     On a node with a GPU in MIG mode, Slurm's index does not show which GPU it means. There, rank i has the i-th GPU or MIG device
-    of ``visible``. On other nodes ``visible`` must have no MIG device.
+    of ``visible``. If gres.conf lists the devices, ``visible`` has only numbers, and rank i has the i-th index of ``step_gpus``.
+    On other nodes ``visible`` must have no MIG device.
     """
     machine = parse_topology(topology)
     masks, wanted = parse_masks(bind_list), parse_indices(step_gpus)
     if machine.indexed and "MIG" not in visible:
         gpus = [gpu for gpu in machine.gpus if gpu.index in wanted]  # by PCI address, as CUDA counts them
+    elif machine.listed and "-" not in visible:
+        gpus = gpus_by_list(machine, wanted, visible)
     else:
         gpus = gpus_by_uuid(machine, visible)
     if len(gpus) != len(wanted):

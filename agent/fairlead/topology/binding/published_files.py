@@ -8,10 +8,14 @@ Fields are separated by TABs and never empty. ``-`` means none or unknown. The f
     mig UUID PCI GI CI PROFILE NUMA CORES NICS
                                             one line for each MIG device. GI and CI are NVML's ids of its instances. PCI, NUMA,
                                             CORES and NICS are those of the GPU that it is a part of
+    gres INDEX UUID SINCE                   one line for each GRES index, only where gres.conf lists MIG devices and slurmd
+                                            detects nothing: the GPU or MIG device that the index means. Jobs that began before
+                                            SINCE, in seconds of /proc/uptime, may have had another device under this index
     core PACKAGE NUMA L3 CPULIST            one line for each physical core; CPULIST is the list of its online CPUs
 
 If a GPU of the node is in MIG mode, Slurm's indices count GPU instances, and their order depends on the release of Slurm. Then
-every GRES_INDEX is -, and readers find GPUs and MIG devices by their UUIDs. A GPU in MIG mode has - as its own CORES and MASK.
+every GRES_INDEX is -, and readers find GPUs and MIG devices by their UUIDs, or by the lines ``gres``. A GPU in MIG mode has - as
+its own CORES and MASK.
 
 THREADS is 1 if every core has one CPU. THREADS is 2 if the online CPUs are 0 to COUNT - 1 and every core has the CPUs i and
 i + COUNT / 2, as Linux numbers hardware threads on x86. In all other cases, and if the CPUs near one GPU are in several packages,
@@ -35,6 +39,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from msgspec import Struct
+
 from fairlead.model.cpulist import as_cpu_set, format_cpu_set
 from fairlead.model.facts import Missing, Node
 from fairlead.model.gpu_state import MigDevice
@@ -43,6 +49,17 @@ from fairlead.topology.distances import accelerators, locality, nearest_nics
 from fairlead.topology.distances.accelerators import Accelerator
 
 VERSION = "1"
+
+
+class ListedDevices(Struct, frozen=True):
+    """Says which GPU or MIG device each GRES index means, where gres.conf lists them. uuids: by index. since: seconds of
+    /proc/uptime. Jobs that began earlier may have had another device under an index."""
+
+    uuids: dict[int, str] = {}
+    since: float = 0.0
+
+
+NOT_LISTED = ListedDevices()
 
 
 def gres_index_by_pci(node: Node) -> dict[str, int]:
@@ -91,7 +108,7 @@ def _mig_devices(node: Node) -> dict[str, tuple[MigDevice, ...]]:
     return {pci: () if isinstance(devices, Missing) else devices for pci, devices in on.items()}
 
 
-def render_topology(node: Node, order: dict[str, int] | None = None) -> str:
+def render_topology(node: Node, order: dict[str, int] | None = None, listed: ListedDevices = NOT_LISTED) -> str:
     """Return the text of /run/fairlead/topology. ``order``: see planner_machine."""
     machine = planner_machine(node, order)
     gpus = {g.pci: g for g in accelerators.for_jobs(node)}
@@ -131,6 +148,7 @@ def render_topology(node: Node, order: dict[str, int] | None = None) -> str:
                 profile = "-" if isinstance(device.profile, Missing) else device.profile
                 ids = (str(device.gi), str(device.ci), profile, _known(where.numa))
                 lines.append(("mig", device.uuid, pci, *ids, format_cpu_set(where.near), where.nics))
+    lines += [("gres", str(index), uuid, f"{listed.since:.2f}") for index, uuid in sorted(listed.uuids.items())]
     for core in machine.cores:
         cpus = format_cpu_set(core.cpus)
         lines.append(("core", _known(core.package), _known(core.numa), _known(core.l3), cpus))

@@ -135,10 +135,14 @@ def visible_gpus(machine: Machine, uuids: Mapping[str, str], env: Env, *, publis
     If the job's cgroup constrains devices, an index counts from the job's first GPU, else from the node's first GPU. If the two
     GPUs that an index can mean are in different NUMA domains, fairlead cannot know which GPU is right, and raises Doubt.
 
-    On a node with a GPU in MIG mode, only UUIDs of GPUs and MIG devices are clear.
+    On a node with a GPU in MIG mode, only UUIDs of GPUs and MIG devices are clear. If gres.conf lists the devices there, the
+    step's own list of indices is clear too.
     """
     chosen = next((env[name] for name in VISIBLE if name in env), None)
     if chosen is not None and not machine.indexed:
+        listed = env.get("SLURM_STEP_GPUS" if in_step(env) else "SLURM_JOB_GPUS", "")
+        if machine.listed and listed and "-" not in chosen and not _each_task_has_own_gpus(env):
+            return binding_plan.gpus_by_list(machine, binding_plan.parse_indices(listed), chosen)
         return binding_plan.gpus_by_uuid(machine, chosen)
     mine = job_gpus(machine, env, published=published)
     if chosen is None:
