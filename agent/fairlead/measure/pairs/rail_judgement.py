@@ -21,8 +21,7 @@ def with_rails(part: GuiltyPart, values: Sequence[PairValue], leaves: Leaves, li
         by_rail.setdefault(v.rail, []).append(v)
     if not by_rail:
         return part
-    every = median([v.speed for v in values if v.rail and v.measured])
-    expected = limits.rail_reference_gbps or max(every, median([v.speed for v in own]))
+    expected = limits.rail_reference_gbps or _faster_half([v for v in values if v.rail and v.measured])
     slow = sorted(k for k, each in by_rail.items() if all(v.speed < limits.warn * expected for v in each))
     pairs = len({v.pair for v in own})
     if not slow or len(slow) == len(by_rail):
@@ -34,6 +33,12 @@ def with_rails(part: GuiltyPart, values: Sequence[PairValue], leaves: Leaves, li
         return replace(part, rails=tuple(slow), summary=f"{part.summary}; {words} in {pairs} pairs, other rails {expected:.4g}")
     words += f" with {pairs} of {pairs} partners, other rails {expected:.4g}"
     return replace(part, kind=PartKind.RAIL, rails=tuple(slow), summary=words)
+
+
+def _faster_half(values: Sequence[PairValue]) -> float:
+    """Return the median of the faster half of the figures. Of a node with two rails, every second figure is that of a slow one."""
+    speeds = sorted(v.speed for v in values)
+    return median(speeds[len(speeds) // 2 :])
 
 
 def _of(part: GuiltyPart, v: PairValue, leaves: Leaves) -> bool:
