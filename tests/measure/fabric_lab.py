@@ -101,7 +101,7 @@ class FabricLab:
         self.run(f"{self.shape(leaf, f'uplink{rail}', kbit)}\n{self.shape('spine', port(leaf, rail), kbit)}")
 
     def heal(self, kbit: int = RATE_KBIT) -> None:
-        """All links at their full rate. kbit: of each direction of a node's link; an uplink has as much as all nodes of a leaf."""
+        """All links at their full rate. kbit: of each direction of a node's link; an uplink has as much as its nodes."""
         lines = []
         for rail in range(RAILS):
             for node in NODES:

@@ -135,7 +135,11 @@ def test_variables_are_measured_after_versions_of_the_same_key(bench: Bench, mon
     undecided = msgspec.structs.replace(b, judgement=ResultJudgement.NO_DECISION)
     refused: tuple[tuple[str, dict[str, Any], str], ...] = (
         ("old", {}, "does not hold here: the version of NCCL was 2.29.3 and is 2.28.3"),
-        ("", {"key": versions.key | {"cluster": "x"}, "candidates": (msgspec.structs.replace(b, key={}),)}, "cluster was x and is lab"),
+        (
+            "",
+            {"key": versions.key | {"cluster": "x"}, "candidates": (msgspec.structs.replace(b, key={}),)},
+            "cluster was x and is lab",
+        ),
         ("", {"measured": time.time() - 91 * 86400}, "91 days old, and a result counts for 90 days"),
         ("", {"mode": "variables"}, "not a comparison of versions: it compares variables"),
         ("", {"candidates": (undecided,)}, "it has no decision"),

@@ -131,7 +131,9 @@ def rounds_across(*speeds: float) -> list[PairValue]:
         ((GOOD, GOOD, 30.0), []),
     ],
 )
-def test_what_was_slow_in_one_round_and_fast_in_another_is_no_part(speeds: tuple[float, ...], parts: list[tuple[str, str]]) -> None:
+def test_what_was_slow_in_one_round_and_fast_in_another_is_no_part(
+    speeds: tuple[float, ...], parts: list[tuple[str, str]]
+) -> None:
     assert named(judge(HEALTHY + rounds_across(*speeds), FOUR, PairLimits())) == parts
 
 

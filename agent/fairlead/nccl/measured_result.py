@@ -51,7 +51,7 @@ class SumCheck(Struct, frozen=True, kw_only=True):
 
 class NcclCandidate(Struct, frozen=True, kw_only=True):
     """Holds what was found about B, or about one set of variables. alone: one comparison for each group of sizes. beside: the
-    comparisons beside a GEMM loop. sums: the known sums, or None if they were not checked. key: of B, the key with its own NCCL."""
+    comparisons beside a GEMM loop. sums: the known sums, or None if they were not checked. key: that of B."""
 
     name: Word
     judgement: ResultJudgement

@@ -45,7 +45,7 @@ def judge_across(values: Sequence[PairValue], leaves: Leaves, expected: float, l
             )
         ]
     inside = median([v.speed for v in values if leaves.inside(v)])
-    found = _uplinks(across, leaves, low, lasting, expected, inside) if count >= LEAVES_MIN else []
+    found = _uplinks(across, leaves, low, lasting, expected=expected, inside=inside) if count >= LEAVES_MIN else []
     named = {f.name for f in found}
     rest = [v for v in across if not named & _ends(v, leaves)]
     crowd = [v for v in crowded if not named & _ends(v, leaves)]
@@ -80,12 +80,13 @@ def _figures(slow: Sequence[PairValue], count: int, expected: float) -> str:
 
 
 def _uplinks(
-    across: Sequence[PairValue], leaves: Leaves, low: Low, lasting: Lasting, expected: float, inside: float
+    across: Sequence[PairValue], leaves: Leaves, low: Low, lasting: Lasting, *, expected: float, inside: float
 ) -> list[GuiltyPart]:
     """Name the leaf of whose pairs most are slow, leave its pairs out, and begin again. A leaf is named only if it was slow with
     two partner leaves. Pairs of a crowded round only say whether that lasts, because the crowd may be what makes them slow."""
     rest = [v for v in across if v.stage is not Stage.CROWDED]
     found: list[GuiltyPart] = []
+    named: set[str] = set()
     while True:
         by_leaf: dict[str, list[PairValue]] = {}
         for v in rest:
@@ -97,7 +98,7 @@ def _uplinks(
             for leaf, own in by_leaf.items()
             if len(slow[leaf]) >= LOW_MIN
             and _most(own, low)
-            and lasting([v for v in across if leaf in _ends(v, leaves) and not {f.name for f in found} & _ends(v, leaves)])
+            and lasting([v for v in across if leaf in _ends(v, leaves) and not named & _ends(v, leaves)])
             and len({end for v in slow[leaf] for end in _ends(v, leaves) - {leaf}}) >= 2
         ]
         if not fitting:
@@ -106,12 +107,11 @@ def _uplinks(
         words = f"pairs leaving it {_figures(slow[worst], len(by_leaf[worst]), expected)}"
         within = f", inside it {inside:.4g}" if inside else ""
         found.append(_part(PartKind.UPLINK, worst, f"{words}{within}: no node is accused"))
+        named.add(worst)
         rest = [v for v in rest if worst not in _ends(v, leaves)]
 
 
-def _leaf_pairs(
-    values: Sequence[PairValue], leaves: Leaves, low: Low, lasting: Lasting, expected: float
-) -> list[GuiltyPart]:
+def _leaf_pairs(values: Sequence[PairValue], leaves: Leaves, low: Low, lasting: Lasting, expected: float) -> list[GuiltyPart]:
     edges: dict[tuple[str, ...], list[PairValue]] = {}
     for v in values:
         edges.setdefault(tuple(sorted(_ends(v, leaves))), []).append(v)

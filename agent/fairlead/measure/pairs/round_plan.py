@@ -1,8 +1,8 @@
 """Decides which pairs are measured in the next round, from the rounds that were measured before.
 
 The order is: two rounds inside the leaves, confirmations of the suspects, two rounds across the leaves, one crowded round (two if
-the first one was slow), and at the end the single rails of pairs that were too slow. The plan is a function of what was measured. So a run that was killed goes
-on with the same plan.
+the first one was slow), and at the end the single rails of pairs that were too slow. The plan is a function of what was measured.
+So a run that was killed goes on with the same plan.
 """
 
 from __future__ import annotations
