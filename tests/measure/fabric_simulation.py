@@ -34,7 +34,7 @@ class Case:
     factor: float = 1.0
     uplink: float = 1.0
     half_rails: int = 0
-    passing: float = 1.0
+    passing: float = field(default=1.0, repr=False)  # the words of a case choose its random numbers
     known: bool = True
 
 

@@ -33,7 +33,7 @@ def no_worse(runs: int, big_runs: int) -> None:
     uplink = found("one uplink at 0.80", runs)
     assert uplink.accused == 0 and uplink.per_run(uplink.alone) >= 0.91
     both = found("3 nodes slow by 15 %, one uplink at 0.80", runs)
-    assert both.recall == 1.0 and both.precision >= 0.998 and both.per_run(both.alone) >= 0.91  # a healthy node in 1,000 runs
+    assert (both.recall, both.precision) == (1.0, 1.0) and both.per_run(both.alone) >= 0.91
     rail = found("one rail of one node at half rate", runs)
     assert (rail.recall, rail.precision) == (1.0, 1.0) and rail.per_run(rail.rails) >= 0.95
     for words in ("all healthy, one round across leaves at 0.90", "3 nodes slow by 15 %, one round across leaves at 0.80"):

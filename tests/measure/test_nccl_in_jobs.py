@@ -112,7 +112,7 @@ def test_a_result_is_measured_in_a_job(result: MeasuredResult) -> None:
 
 
 def test_variables_are_refused_without_versions_of_this_key(jobs: Jobs, result: MeasuredResult) -> None:
-    """A result of versions of another cluster, of other ranks, and none. Only A is launched once, so that NCCL says what it is."""
+    """A result of versions of another cluster, of other ranks, and none. A is launched once, and NCCL says what it is."""
     b = msgspec.structs.replace(result.candidates[0], name="B", variables={}, key={})
     cases = {
         "elsewhere": ({**result.key, "cluster": "elsewhere"}, "does not hold here: the Slurm cluster was elsewhere and is lab"),

@@ -64,7 +64,7 @@ def make_plan(args: argparse.Namespace, job: str, environment: Mapping[str, str]
     if bool(args.b) == bool(args.set):
         raise UsageError("give either --b (two versions) or --set (variables)", hint="compare versions first")
     if (args.versions or args.skip_versions) and (args.b or (args.versions and args.skip_versions)):
-        raise UsageError("--versions and --skip-versions are for --set, one of them", hint="--versions RESULT of an earlier --b")
+        raise UsageError("--versions and --skip-versions are for --set, one of them", hint="--versions FILE of an earlier --b")
     if not 0 < args.timeout <= DAY_SECONDS:
         raise UsageError(f"--timeout {args.timeout:g}: not a number of seconds up to a day")
     others = (NcclArm(name="B", command=args.b),) if args.b else candidates(args.set, args.a)
@@ -84,7 +84,7 @@ def make_plan(args: argparse.Namespace, job: str, environment: Mapping[str, str]
     if args.set and not plan.versions and not args.skip_versions:
         raise UsageError(
             "variables are measured after versions, because a new version has changed the speed more often and by more",
-            hint="measure --b first, and name its result.json: --versions RESULT; --skip-versions goes on without it",
+            hint="measure --b first, and name its result.json: --versions FILE; --skip-versions goes on without it",
         )
     return plan
 
