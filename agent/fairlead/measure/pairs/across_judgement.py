@@ -1,7 +1,7 @@
 """Judges the pairs of nodes of two leaves. Their nodes are known to be good, so a slow pair shows a slow way.
 
 All pairs of a round run at once. So a passing disturbance, such as another job, makes many pairs of one round slow. A part is
-named only if its pairs were slow in every round that has enough of them.
+named only if half of its pairs or more were slow in every round that has enough of them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def judge_across(values: Sequence[PairValue], leaves: Leaves, expected: float, l
         by_round: dict[int, list[PairValue]] = {}
         for v in own:
             by_round.setdefault(v.round, []).append(v)
-        return all(_most(each, low) for each in by_round.values() if len(each) >= LOW_MIN)
+        return all(2 * sum(map(low, each)) >= len(each) for each in by_round.values() if len(each) >= LOW_MIN)
 
     across = [v for v in values if not leaves.inside(v)]
     spread = [v for v in across if v.stage is not Stage.CROWDED]
