@@ -21,6 +21,7 @@ from fairlead.cli import main
 from tests.lab.cluster import Cluster
 from tests.lab.ledger import own_name
 from tests.lab.pause import pause
+from tests.lab.roots import SUITES
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = (
@@ -40,7 +41,13 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
 """
 NODES = tuple(f"n{i}" for i in range(1, 6))
-RELEASES = ["bookworm", pytest.param("trixie", marks=pytest.mark.slow)]
+RELEASES = ["bookworm", *(pytest.param(suite, marks=pytest.mark.slow) for suite in SUITES if suite != "bookworm")]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test that is repeated is repeated with one release of Slurm, and runs once with each of the others."""
+    params = {item: item.callspec.params for item in items if isinstance(item, pytest.Function) and hasattr(item, "callspec")}
+    items[:] = [i for i in items if not (p := params.get(i, {})).get("repeat") or p.get("up", "bookworm") == "bookworm"]
 
 
 def install(folder: Path, *tools: str) -> Path:

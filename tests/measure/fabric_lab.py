@@ -100,14 +100,15 @@ class FabricLab:
         """Set what a leaf's uplink carries in each direction."""
         self.run(f"{self.shape(leaf, f'uplink{rail}', kbit)}\n{self.shape('spine', port(leaf, rail), kbit)}")
 
-    def heal(self) -> None:
-        """All links at their full rate."""
+    def heal(self, kbit: int = RATE_KBIT) -> None:
+        """All links at their full rate. kbit: of each direction of a node's link; an uplink has as much as its nodes."""
         lines = []
         for rail in range(RAILS):
             for node in NODES:
-                lines += [self.shape(node, f"eth{rail}", RATE_KBIT), self.shape(leaf_of(node), port(node, rail), RATE_KBIT)]
+                lines += [self.shape(node, f"eth{rail}", kbit), self.shape(leaf_of(node), port(node, rail), kbit)]
             for leaf in sorted({leaf_of(n) for n in NODES}):
-                lines += [self.shape(leaf, f"uplink{rail}", UPLINK_KBIT), self.shape("spine", port(leaf, rail), UPLINK_KBIT)]
+                up = PER_LEAF * kbit
+                lines += [self.shape(leaf, f"uplink{rail}", up), self.shape("spine", port(leaf, rail), up)]
         self.run("\n".join(lines))
 
     # -- fairlead ---------------------------------------------------------------------------------

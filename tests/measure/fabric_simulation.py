@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from fairlead.measure.pairs.fabric_text import size_of
 from fairlead.measure.pairs.fabric_verdict import PartKind
 from fairlead.measure.pairs.pair_judgement import judge
-from fairlead.measure.pairs.pair_table import LeafSource, Leaves, PairValue, unknown_leaves
+from fairlead.measure.pairs.pair_table import LeafSource, Leaves, PairValue, Stage, unknown_leaves
 from fairlead.measure.pairs.round_plan import PairPlan, next_round
 
 SPREAD, NOISE, DISTURBED, RAILS = 0.008, 0.01, 0.02, 8
@@ -24,7 +24,8 @@ BAD_LEAF = "leaf1"
 @dataclass(frozen=True)
 class Case:
     """What is wrong in a simulated fabric. slow: how many nodes have the quality ``factor``. uplink: what the uplink of one leaf
-    carries. half_rails: how many nodes have one rail at half rate. known: whether the topology is known."""
+    carries. half_rails: how many nodes have one rail at half rate. passing: what a disturbance leaves of all pairs of one round
+    across leaves, such as another job that ran for a minute. known: whether the topology is known."""
 
     words: str
     nodes: int = 64
@@ -33,6 +34,7 @@ class Case:
     factor: float = 1.0
     uplink: float = 1.0
     half_rails: int = 0
+    passing: float = field(default=1.0, repr=False)  # the words of a case choose its random numbers
     known: bool = True
 
 
@@ -45,6 +47,8 @@ CASES = (
     Case("one uplink at 0.80", uplink=0.80),
     Case("3 nodes slow by 15 %, one uplink at 0.80", slow=3, factor=0.85, uplink=0.80),
     Case("one rail of one node at half rate", half_rails=1),
+    Case("all healthy, one round across leaves at 0.90", passing=0.90),
+    Case("3 nodes slow by 15 %, one round across leaves at 0.80", slow=3, factor=0.85, passing=0.80),
     Case("3 nodes slow by 15 %, topology unknown", slow=3, factor=0.85, known=False),
     Case("one uplink at 0.80, topology unknown", uplink=0.80, known=False),
     Case("1,024 nodes, all healthy", nodes=1024),
@@ -96,6 +100,7 @@ class SimulatedFabric:
         self.quality = {name: chance.gauss(1, SPREAD) * (case.factor if name in slow else 1) for name in self.names}
         self.bad_rail = {name: str(chance.randrange(RAILS)) for name in chosen[case.slow :]}
         self.guilty = set(chosen)
+        self.disturbed = chance.randrange(3) if case.passing < 1 else 0  # which of the rounds across leaves
 
     def value(self, a: str, b: str, rail: str) -> float:
         found = min(self.quality[a], self.quality[b])
@@ -118,10 +123,14 @@ class SimulatedFabric:
         """All rounds."""
         plan = PairPlan(leaves=self.leaves(), rails=RAILS if self.case.half_rails else 1, seed=seed)
         values: list[PairValue] = []
+        rounds_across = 0
         while planned := next_round(plan, values, {}):
+            across = planned.stage in (Stage.ACROSS, Stage.CROWDED)
+            passing = self.case.passing if across and rounds_across == self.disturbed else 1.0
+            rounds_across += across
             for a, b in planned.pairs:
                 for rail in planned.rails:
-                    gbps = self.value(a, b, rail)
+                    gbps = self.value(a, b, rail) * passing
                     values.append(PairValue(round=planned.number, stage=planned.stage, node_a=a, node_b=b, rail=rail, gbps=gbps))
         return plan, values
 

@@ -17,15 +17,24 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from fairlead.cli.machine_tree import recorded_nvml
 from fairlead.config import encode_document, profile_document
+from fairlead.host.gather import gather
+from fairlead.host.root import Root
+from fairlead.topology.binding.published_files import render_topology
 from tests.lab.ledger import own_name
+from tests.lab.roots import SUITES
+from tests.lab.trees import MACHINES
 from tests.measure.fabric_lab import NODES, RATE_KBIT, UPLINK_KBIT, FabricLab, fabric_lab, passes, until
+from tests.topology.fabrics import rails
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 ALL = "n[1-12]"
+TREE = MACHINES / "hgx-h100"
 SLOW_KBIT = RATE_KBIT * 6 // 10
 REPEATS = [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(1, 10))]
-RELEASES = ["bookworm", pytest.param("trixie", marks=pytest.mark.slow)]
+RELEASES = ["bookworm", *(pytest.param(suite, marks=pytest.mark.slow) for suite in SUITES if suite != "bookworm")]
+RAIL_KBIT = RATE_KBIT // 2  # of each of two rails, so that these two cores carry no more than in the other tests
 
 
 @pytest.fixture(scope="module", params=RELEASES)
@@ -103,14 +112,30 @@ def test_a_node_that_dies_in_mid_run_is_named(lab: FabricLab, repeat: int) -> No
     assert all("n7" not in (p["node_a"], p["node_b"]) for p in data["pairs"] if p["round"] > 2), "a dead node gets no more pair"
 
 
-@pytest.mark.slow  # two rails share the few links of this machine, and beside other tests a part between leaves is named too
+@pytest.mark.slow
 @pytest.mark.parametrize("repeat", REPEATS)
-def test_one_slow_rail_is_named_with_its_node(lab: FabricLab, repeat: int) -> None:
+def test_one_slow_rail_is_named_with_both_ends(lab: FabricLab, repeat: int) -> None:
+    """The links are real. The names of their ends come from a machine tree, as an agent publishes them on each node, and from a
+    dump of ibnetdiscover, because veth links are no RDMA devices."""
+    lab.heal(RAIL_KBIT)
     lab.write(rails=2)
-    lab.rates("n3", sends=RATE_KBIT // 2, rail=1)
-    named, data = lab.guilty(ALL)
+    (lab.folder / "topology").write_text(rails(units=3, nodes=4, each=8).dump())
+    published = render_topology(gather(Root(str(TREE)), recorded_nvml(str(TREE))))
+    adapters = [line.split("\t")[7] for line in published.splitlines() if line.startswith("gpu\t")]
+    files = [lab.slurm.node_dirs(node).run / "topology" for node in NODES]
+    for file in files:
+        file.write_text(published)
+    lab.rates("n3", sends=RAIL_KBIT // 2, receives=RAIL_KBIT, rail=1)
+    try:
+        named, data = lab.guilty(ALL)
+    finally:
+        for file in files:
+            file.unlink()
     assert named == {("rail", "n3")}, data["guilty"]
-    assert data["guilty"][0]["rails"] == ["1"]
+    (part,) = data["guilty"]
+    port = f"leaf1-{int(adapters[1].removeprefix('mlx5_')) + 1} port 3"
+    assert part["rails"] == ["1"] and part["why"].startswith(f"rail 1 ({adapters[1]}, {port}) "), part
+    assert part["ends"]["1"] == [{"hca": adapters[1], "switch_port": port, "cable": ""}]
     assert {pair["rail"] for pair in data["pairs"] if pair["stage"] == "rail"} == {"0", "1"}
 
 

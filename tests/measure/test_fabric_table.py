@@ -36,6 +36,9 @@ def no_worse(runs: int, big_runs: int) -> None:
     assert (both.recall, both.precision) == (1.0, 1.0) and both.per_run(both.alone) >= 0.91
     rail = found("one rail of one node at half rate", runs)
     assert (rail.recall, rail.precision) == (1.0, 1.0) and rail.per_run(rail.rails) >= 0.95
+    for words in ("all healthy, one round across leaves at 0.90", "3 nodes slow by 15 %, one round across leaves at 0.80"):
+        passing = found(words, runs)
+        assert (passing.recall, passing.precision, passing.other_leaves) == (1.0, 1.0, 0), words
     unknown = found("3 nodes slow by 15 %, topology unknown", runs)
     assert (unknown.recall, unknown.precision) == (1.0, 1.0)
     big = found("1,024 nodes, all healthy", big_runs)

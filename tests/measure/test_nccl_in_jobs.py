@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,13 +19,15 @@ from fairlead.nccl.measured_result import MeasuredResult, decode
 from fairlead.nccl.result_key import PARTS
 from tests.lab.cluster import Cluster
 from tests.lab.ledger import own_name
+from tests.lab.roots import SUITES
 from tests.lab.trees import MACHINES
+from tests.lab.wheels import wheelhouse
 from tests.measure.conftest import build_simulated_nccl
 from tests.slurm.conftest import running
 
-pytestmark = [pytest.mark.root, pytest.mark.slurm, pytest.mark.one_release]
+pytestmark = [pytest.mark.root, pytest.mark.slurm]
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = Path(msgspec.__file__).parents[1]  # the root's Python is the release that this one is, 3.11
+RELEASES = ["bookworm", *(pytest.param(suite, marks=pytest.mark.slow) for suite in SUITES if suite != "bookworm")]
 SETTING, TREE = "NCCL_ALGO=Tree", "/run/fairlead/tree"
 ARM = "srun -N2 -n4 $TEST"
 PROBE = "srun -N2 -n4 all_reduce_perf -b 8 -e 8"
@@ -53,8 +56,8 @@ class Jobs:
         return self.slurm.node_dirs(node).run / "tree"
 
 
-@pytest.fixture(scope="module")
-def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
+@pytest.fixture(scope="module", params=RELEASES)
+def jobs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
     if os.geteuid():
         pytest.skip("needs root: real Slurm runs in namespaces")
     folder = tmp_path_factory.mktemp("nccl")
@@ -65,8 +68,14 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
     build_simulated_nccl(folder / "lib")
     truth = {"noise": 0.003, "seed": 1, "gains": {SETTING: {"131072": 0.15}}, "gemm": {SETTING: 0.0}}
     (folder / "truth.json").write_text(json.dumps(truth))
-    binds: dict[str | Path, str] = {ROOT / "agent": "/run/lab-agent", PACKAGES: "/run/lab-packages"}
-    with running(Cluster("bookworm", nodes=2, cores=4, shared=[folder], binds=binds, name=own_name("nccl-jobs"))) as up:
+    packages = tmp_path_factory.mktemp("packages")
+    packages.chmod(0o755)
+    for wheel in wheelhouse(request.param).glob("*.whl"):
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(packages)
+    binds: dict[str | Path, str] = {ROOT / "agent": "/run/lab-agent", packages: "/run/lab-packages"}
+    name = own_name(f"nccl-jobs-{request.param}")
+    with running(Cluster(request.param, nodes=2, cores=4, shared=[folder], binds=binds, name=name)) as up:
         for node in ("n1", "n2"):
             shutil.copytree(MACHINES / "hgx-h100", up.node_dirs(node).run / "tree", symlinks=True)
         yield Jobs(up, folder)
@@ -77,7 +86,8 @@ def result(jobs: Jobs) -> MeasuredResult:
     """One run in a job of two nodes, whose result the other tests apply."""
     test = "--test 'all_reduce_perf -b 8K -e 512M -f 16' --blocks 3"
     said = jobs.run(
-        f"fairlead nccl measure --a '{ARM}' --set {SETTING} --beside gemm_loop {test} --root {TREE} --folder run 2>&1"
+        f"fairlead nccl measure --a '{ARM}' --set {SETTING} --skip-versions --beside gemm_loop {test}"
+        f" --root {TREE} --folder run 2>&1"
     )
     assert "The result is in" in said, said
     return decode((jobs.folder / "run/result.json").read_bytes(), "result.json")
@@ -99,6 +109,26 @@ def test_a_result_is_measured_in_a_job(result: MeasuredResult) -> None:
         "leaves": "not declared",
     }
     assert expected.items() <= result.key.items()
+
+
+def test_variables_are_refused_without_versions_of_this_key(jobs: Jobs, result: MeasuredResult) -> None:
+    """A result of versions of another cluster, of other ranks, and none. A is launched once, and NCCL says what it is."""
+    b = msgspec.structs.replace(result.candidates[0], name="B", variables={}, key={})
+    cases = {
+        "elsewhere": ({**result.key, "cluster": "elsewhere"}, "does not hold here: the Slurm cluster was elsewhere and is lab"),
+        "ranks": ({**result.key, "ranks": "8"}, "does not hold here: the number of ranks was 8 and is 4"),
+        "unknown": ({**result.key, "driver": ""}, "does not hold here: the NVIDIA driver is not known of the result"),
+    }
+    script = ""
+    for name, (key, _) in cases.items():
+        file = changed(jobs, result, f"versions-{name}.json", mode="versions", key=key, candidates=(b,))
+        measure = f"fairlead nccl measure --a '{ARM}' --set {SETTING} --root {TREE} --blocks 3 -q"
+        script += f"echo '--- {name}'; {measure} --versions {file} --folder run-{name} 2>&1; echo code $?\n"
+    script += f"echo '--- none'; {measure} --folder run-none 2>&1; echo code $?\n"
+    parts = dict(part.split("\n", 1) for part in jobs.run(script).split("--- ")[1:])
+    for name, (_, said) in {**cases, "none": ({}, "variables are measured after versions")}.items():
+        assert said in parts[name] and "code 64" in parts[name] and "next: " in parts[name], parts[name]
+        assert not (jobs.folder / f"run-{name}/result.json").exists()
 
 
 def use(jobs: Jobs, file: str, before: str = "", probe: str = PROBE) -> str:

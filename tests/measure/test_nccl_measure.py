@@ -17,18 +17,21 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from fairlead.cli import main
 from fairlead.measure import nccl_launch
 from fairlead.measure.nccl_plan import NcclPhase, block_steps
-from fairlead.nccl.measured_result import MeasuredResult, decode
+from fairlead.nccl.measured_result import MeasuredResult, ResultJudgement, decode
 from tests.lab.pause import pause
+from tests.lab.trees import MACHINES
 
 ROOT = Path(__file__).resolve().parents[2]
 TEST = "all_reduce_perf -b 8K -e 512M -f 16"
 QUICK = ("--a", "true; $TEST", "--test", TEST, "--blocks", "3")
 SETTING = "NCCL_ALGO=Tree"
+VARIABLE = ("--skip-versions", "--set", SETTING)
 GAIN = {SETTING: {"131072": 0.15}}
 
 
@@ -75,7 +78,7 @@ def test_a_gain_is_found_beside_products_and_with_right_sums(
     bench.truth(gains=GAIN, gemm={SETTING: 0.0})
     monkeypatch.setenv("LD_LIBRARY_PATH", str(simulated_nccl))
     monkeypatch.setenv("FAIRLEAD_SIM_NCCL", str(bench.folder))
-    code, out, err = bench.measure(*QUICK, "--set", SETTING, "--beside", "gemm_loop")
+    code, out, err = bench.measure(*QUICK, *VARIABLE, "--beside", "gemm_loop")
     assert code == 0, out + err
     (found,) = bench.result.candidates
     assert found.judgement == "gain" and found.why.startswith("faster: up to 1 MiB by 1"), found.why
@@ -94,7 +97,7 @@ def test_a_gain_is_found_beside_products_and_with_right_sums(
 
 
 def test_no_gain_is_a_complete_result(bench: Bench) -> None:
-    code, out, _ = bench.measure(*QUICK, "--set", SETTING)
+    code, out, _ = bench.measure(*QUICK, *VARIABLE)
     assert code == 0 and "no gain seen: a gain under" in out and bench.launched == 2 + 12 + 12
     (found,) = bench.result.candidates
     assert found.judgement == "no gain seen" and found.sums is None
@@ -109,9 +112,64 @@ def test_two_versions(bench: Bench) -> None:
     assert bench.result.mode == "versions" and found.command == "export OURS=new; $TEST" and found.variables == {}
 
 
+SRUN = """#!/bin/sh
+# Stands in for srun on one node: drops the options, and runs the command.
+while case $1 in -*) true ;; *) false ;; esac; do shift; done
+exec "$@"
+"""
+JOB = {"SLURM_JOB_ID": "17", "SLURM_CLUSTER_NAME": "lab", "SLURM_JOB_NUM_NODES": "1", "SLURMD_NODENAME": "n1"}
+
+
+def test_variables_are_measured_after_versions_of_the_same_key(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    (bench.folder / "bin/srun").write_text(SRUN)
+    (bench.folder / "bin/srun").chmod(0o755)
+    for name, value in {**JOB, "PYTHONPATH": str(ROOT / "agent")}.items():
+        monkeypatch.setenv(name, value)
+    bench.truth(version_of={"OURS=new": "2.30.7+cuda13.1", "OURS=old": "2.28.3+cuda13.1"})
+    root = ("--root", str(MACHINES / "hgx-h100"))
+    code, out, err = bench.measure(*QUICK, "--b", "export OURS=new; $TEST", *root)
+    assert code == 0 and "" not in bench.result.key.values(), f"{out} {err} {bench.result.key}"
+    versions = bench.result
+    (b,) = versions.candidates
+    assert b.key == versions.key | {"nccl": "2.30.7"}
+    undecided = msgspec.structs.replace(b, judgement=ResultJudgement.NO_DECISION)
+    refused: tuple[tuple[str, dict[str, Any], str], ...] = (
+        ("old", {}, "does not hold here: the version of NCCL was 2.29.3 and is 2.28.3"),
+        (
+            "",
+            {"key": versions.key | {"cluster": "x"}, "candidates": (msgspec.structs.replace(b, key={}),)},
+            "cluster was x and is lab",
+        ),
+        ("", {"measured": time.time() - 91 * 86400}, "91 days old, and a result counts for 90 days"),
+        ("", {"mode": "variables"}, "not a comparison of versions: it compares variables"),
+        ("", {"candidates": (undecided,)}, "it has no decision"),
+    )
+    file = bench.folder / "versions.json"
+    for ours, what, said in refused:
+        file.write_bytes(msgspec.json.encode(msgspec.structs.replace(versions, **what)))
+        shutil.rmtree(bench.folder / "run", ignore_errors=True)
+        had = bench.launched
+        arm = ("--a", f"export OURS={ours}; $TEST", *QUICK[2:], "--set", SETTING, "--versions", str(file))
+        code, out, err = bench.measure(*arm, *root)
+        assert code in (64, 65) and said in err and "  next: " in err and not out, err
+        assert bench.launched - had <= 1, "at most the one launch in which NCCL says its version"
+    file.write_bytes(msgspec.json.encode(versions))
+    for ours in ("", "new"):  # A is the version that was A, or the one that was B
+        shutil.rmtree(bench.folder / "run", ignore_errors=True)
+        arm = ("--a", f"export OURS={ours}; $TEST", *QUICK[2:], "--set", SETTING, "--versions", str(file))
+        code, out, err = bench.measure(*arm, *root)
+        assert code == 0 and "no gain seen" in out and "were not compared" not in err, err
+
+
+def test_skipped_versions_are_said_in_one_line(bench: Bench) -> None:
+    said = "note: versions of NCCL were not compared before these variables (--skip-versions)"
+    assert said in bench.measure(*QUICK, *VARIABLE, "--dry-run")[1].splitlines()
+    assert said in bench.measure(*QUICK, *VARIABLE)[2].splitlines()
+
+
 def test_a_gain_alone_and_a_loss_together_is_a_loss(bench: Bench) -> None:
     bench.truth(gains=GAIN, gemm={SETTING: -0.08})
-    code, out, _ = bench.measure(*QUICK, "--set", SETTING, "--beside", "gemm_loop")
+    code, out, _ = bench.measure(*QUICK, *VARIABLE, "--beside", "gemm_loop")
     (found,) = bench.result.candidates
     assert code == 0 and found.judgement == "loss", out
     assert "faster alone" in found.why and "slower beside a GEMM loop: matrix products by" in found.why
@@ -119,7 +177,7 @@ def test_a_gain_alone_and_a_loss_together_is_a_loss(bench: Bench) -> None:
 
 def test_a_gain_without_products_and_sums_is_not_for_use(bench: Bench) -> None:
     bench.truth(gains=GAIN)
-    _, out, _ = bench.measure("--a", TEST, "--blocks", "3", "--set", SETTING)
+    _, out, _ = bench.measure("--a", TEST, "--blocks", "3", *VARIABLE)
     assert "not for use yet, because it was not run beside a GEMM loop (--beside) and its float32 sums were not checked" in out
 
 
@@ -135,7 +193,7 @@ FAULTS = {
 def test_candidates_that_fail(bench: Bench) -> None:
     """Each is launched once. The others are measured to the end."""
     bench.truth(**{fault: setting for fault, (setting, _) in FAULTS.items()})
-    words = [word for setting, _ in FAULTS.values() for word in ("--set", setting)]
+    words = ["--skip-versions", *(word for setting, _ in FAULTS.values() for word in ("--set", setting))]
     code, out, err = bench.measure(*QUICK[:4], "--blocks", "4", *words, "--set", "NCCL_BUFFSIZE=8388608", "--timeout", "15")
     assert code == 2, out + err
     *failed, well = bench.result.candidates
@@ -147,9 +205,9 @@ def test_candidates_that_fail(bench: Bench) -> None:
 
 def test_a_run_goes_on_after_a_has_failed(bench: Bench) -> None:
     bench.truth(cut="")
-    code, _, err = bench.measure(*QUICK, "--set", SETTING)
+    code, _, err = bench.measure(*QUICK, *VARIABLE)
     assert code == 69 and "A cannot be measured: incomplete, its footer is missing" in err and "--resume" in err
-    code, _, err = bench.measure(*QUICK, "--set", SETTING)
+    code, _, err = bench.measure(*QUICK, *VARIABLE)
     assert code == 64 and "has a run already" in err and "--resume goes on with it" in err
     bench.truth()
     assert bench.measure("--resume")[0] == 0
@@ -158,7 +216,7 @@ def test_a_run_goes_on_after_a_has_failed(bench: Bench) -> None:
 def test_a_killed_run_goes_on(bench: Bench) -> None:
     """SIGKILL in the midst of a block: the launches of finished blocks stay, and that block is launched again."""
     bench.truth(gains=GAIN)
-    command = [sys.executable, "-m", "fairlead", "nccl", "measure", "--folder", "run", *QUICK, "--set", SETTING]
+    command = [sys.executable, "-m", "fairlead", "nccl", "measure", "--folder", "run", *QUICK, *VARIABLE]
     env = {**os.environ, "PYTHONPATH": str(ROOT / "agent")}
     with subprocess.Popen(command, cwd=bench.folder, env=env, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as run:
         deadline = time.monotonic() + 120
@@ -183,7 +241,7 @@ def test_a_killed_run_goes_on(bench: Bench) -> None:
 
 def test_what_a_killed_run_has_left_is_named(bench: Bench) -> None:
     bench.truth(cut="")
-    bench.measure(*QUICK, "--set", SETTING)
+    bench.measure(*QUICK, *VARIABLE)
     base = bench.folder / "run/same-00-0"
     with subprocess.Popen(["sleep", "60"], start_new_session=True, env={nccl_launch.OWN: str(base)}) as left:
         base.with_suffix(".group").write_text(f"{left.pid}\n")
@@ -196,7 +254,7 @@ def test_what_a_killed_run_has_left_is_named(bench: Bench) -> None:
 
 def test_another_allocation_is_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.truth(cut="")
-    bench.measure(*QUICK, "--set", SETTING)
+    bench.measure(*QUICK, *VARIABLE)
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     code, _, err = bench.measure("--resume")
     assert code == 64 and "begun in no job, and this is job 17" in err and "another --folder" in err
@@ -218,6 +276,11 @@ def test_another_allocation_is_refused(bench: Bench, monkeypatch: pytest.MonkeyP
         (("--a", "x", "--set", SETTING, "--set", SETTING), "two candidates are the same"),
         (("--a", "x", "--set", SETTING, "--blocks", "2"), "too few launches"),
         (("--a", "x", "--set", SETTING, "--timeout", "-1"), "not a number of seconds"),
+        (("--a", "x", "--set", SETTING), "variables are measured after versions"),
+        (("--a", "x", "--set", SETTING, "--versions", "none.json"), "none.json: No such file or directory"),
+        (("--a", "x", "--set", SETTING, "--versions", "none.json", "--skip-versions"), "are for --set, one of them"),
+        (("--a", "x", "--b", "y", "--skip-versions"), "are for --set, one of them"),
+        (("--resume", "--skip-versions"), "leave out --a"),
         (("--resume",), "needs the folder of a run"),
         (("--resume", "--a", "x"), "leave out --a"),
     ],
@@ -230,15 +293,15 @@ def test_command_lines_that_are_refused(bench: Bench, words: tuple[str, ...], sa
 
 def test_the_users_variable_wins(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_ALGO", "Ring")
-    code, _, err = bench.measure(*QUICK, "--set", SETTING)
+    code, _, err = bench.measure(*QUICK, *VARIABLE)
     assert code == 64 and "NCCL_ALGO is set in your environment" in err and "unset NCCL_ALGO" in err
 
 
 def test_the_plan_is_shown_and_nothing_is_launched(bench: Bench) -> None:
-    code, out, _ = bench.measure(*QUICK, "--set", SETTING, "--set", "NCCL_BUFFSIZE=8388608", "--blocks", "4", "--dry-run")
+    code, out, _ = bench.measure(*QUICK, *VARIABLE, "--set", "NCCL_BUFFSIZE=8388608", "--blocks", "4", "--dry-run")
     assert code == 0 and "A B C C B A, then C B A A B C" in out and "43 launches" in out and "at most 430 min" in out
     assert not (bench.folder / "run").exists() and bench.launched == 0
-    code, out, _ = bench.measure(*QUICK, "--set", SETTING, "--dry-run", "--json")
+    code, out, _ = bench.measure(*QUICK, *VARIABLE, "--dry-run", "--json")
     assert json.loads(out)["launches"] == 26
 
 

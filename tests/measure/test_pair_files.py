@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import xml.etree.ElementTree as ET
@@ -136,6 +137,7 @@ def test_leaves_come_from_lldp_of_every_node() -> None:
         return msgspec.json.encode({"lldp": {"interface": {"eth0": {"chassis": chassis, "port": port}}}}).decode()
 
     texts = {f"n{k}": heard("tor1" if k < 4 else "tor2") for k in range(1, 7)}
+    assert leaf_file.switch_ports_by_lldp(texts, NODES[3:])["n4"] == {"eth0": "tor2 port Ethernet1"}
     assert leaf_file.read_lldp(texts, "lldp", NODES).of == {f"n{k}": "tor1" if k < 4 else "tor2" for k in range(1, 7)}
 
 
@@ -176,7 +178,8 @@ def machine(folder: Path, *, errors: int = 0) -> Path:
 
 def report(folder: Path, node: str) -> str:
     """What the script of a node prints, as srun --label passes it on."""
-    env = {"PATH": "/usr/bin:/bin", "SLURMD_NODENAME": node, "FAIRLEAD_SYS": str(folder)}
+    run = os.environ.get("FAIRLEAD_RUN", "/nowhere")
+    env = {"PATH": "/usr/bin:/bin", "SLURMD_NODENAME": node, "FAIRLEAD_SYS": str(folder), "FAIRLEAD_RUN": run}
     done = subprocess.run(
         ["/bin/sh", "-c", port_report.script(MARK)], env=env, capture_output=True, text=True, timeout=30, check=True
     )
@@ -196,6 +199,27 @@ def test_the_script_reads_the_ports_and_their_counters(tmp_path: Path) -> None:
     assert port_report.evidence("n2", rises, {}, {}) == "", "others rose more"
     assert port_report.rises(after["n1"], before["n1"]) == {}, "somebody has cleared the counters"
     assert port_report.parse(MARK, report(tmp_path / "no-such-folder", "n2")) == {"n2": NodePorts(counters={})}
+
+
+PUBLISHED = """1\tnode\tn1\t3\t0-7\t8\t1
+gpu\t1\t1\tGPU-a\t0000:1b:00.0\t0\t0-3\tmlx5_0\tF
+gpu\t0\t0\tGPU-b\t0000:43:00.0\t0\t0-3\tmlx5_1,mlx5_2\tF
+gpu\t2\t2\tGPU-c\t0000:9b:00.0\t1\t4-7\t-\tF0
+"""
+
+
+def test_the_script_says_which_adapters_are_nearest_to_each_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From what the node's agent has published, in the order of the GPUs' PCI addresses."""
+    (tmp_path / "topology").write_text(PUBLISHED)
+    monkeypatch.setenv("FAIRLEAD_RUN", str(tmp_path))
+    folder = machine(tmp_path / "sys")
+    net = folder / "class/infiniband/mlx5_1/device/net/ens3np0"
+    net.mkdir(parents=True)
+    found = port_report.parse(MARK, report(folder, "n1"))["n1"]
+    assert found.hcas == ("mlx5_0", "mlx5_1,mlx5_2", "") and found.interfaces == {"mlx5_1": "ens3np0"}
+    words = ("node n3", "gpu x mlx5_0", "gpu 0000:1b:00.0 a;b", "interface mlx5_0/1 ../x", "done")
+    rude = "".join(f"3: {MARK} {each}\n" for each in words)
+    assert port_report.parse(MARK, rude)["n3"] == NodePorts(counters={})
 
 
 def test_no_node_reports_for_another(tmp_path: Path) -> None:

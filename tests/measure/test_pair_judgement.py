@@ -109,6 +109,42 @@ TABLES = {
 }
 
 
+def in_round(number: int, values: list[PairValue], stage: Stage) -> list[PairValue]:
+    return [replace(v, round=number, stage=stage) for v in values]
+
+
+def rounds_across(*speeds: float) -> list[PairValue]:
+    """Two rounds and crowded rounds, in which all pairs that leave leaf a have these figures. b4 meets c4, and so on."""
+    found = []
+    for number, speed in enumerate(speeds, 10):
+        slow = dict.fromkeys(UP, speed)
+        found += in_round(number, crossing(slow), Stage.ACROSS if number < 12 else Stage.CROWDED)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("speeds", "parts"),
+    [
+        ((30.0, 30.0, 30.0), [("uplink", "a")]),
+        ((GOOD, 30.0, GOOD), []),
+        ((30.0, 30.0, GOOD), []),
+        ((GOOD, GOOD, 30.0), []),
+    ],
+)
+def test_what_was_slow_in_one_round_and_fast_in_another_is_no_part(
+    speeds: tuple[float, ...], parts: list[tuple[str, str]]
+) -> None:
+    assert named(judge(HEALTHY + rounds_across(*speeds), FOUR, PairLimits())) == parts
+
+
+def test_a_crowd_is_named_if_it_was_slow_in_each_crowded_round() -> None:
+    calm = in_round(10, crossing(), Stage.ACROSS)
+    crowds = [in_round(number, crossing(ALL_SLOW), Stage.CROWDED) for number in (12, 13)]
+    assert named(judge([*HEALTHY, *calm, *crowds[0], *crowds[1]], FOUR, PairLimits())) == [("scale", "")]
+    fast = in_round(13, crossing(), Stage.CROWDED)
+    assert named(judge([*HEALTHY, *calm, *crowds[0], *fast], FOUR, PairLimits())) == []
+
+
 @pytest.mark.parametrize(("values", "of", "parts"), TABLES.values(), ids=TABLES)
 def test_what_a_table_accuses(values: list[PairValue], of: Leaves, parts: list[tuple[str, str]]) -> None:
     verdict = judge(values, of, PairLimits())
@@ -161,6 +197,8 @@ def test_the_rail_is_named_when_it_is_slow_with_two_partners_and_the_others_are_
     assert named(one) == [("node", "a2")] and "rail 3 2.9 GB/s in one pair" in one.parts[0].summary
     alike = judge([*values, *rails({}, two)], leaves(4), PairLimits())
     assert named(alike) == [("node", "a2")] and alike.parts[0].summary.endswith("all 8 rails alike")
+    half = judge([*values, *rails({"1": 5.2}, two, count=2)], leaves(4), PairLimits())
+    assert half.parts[0].rails == ("1",) and half.parts[0].summary.endswith("other rails 5.9"), "half of the rails are slow"
     uplink = judge(HEALTHY + crossing(UP) + rails({"5": 3.0}, [("a1", "b1"), ("a2", "c2")]), FOUR, PairLimits())
     assert named(uplink) == [("uplink", "a")] and uplink.parts[0].rails == ("5",)
 

@@ -34,6 +34,13 @@ def register(parser: argparse.ArgumentParser) -> None:
         help="the leaf of each node: lines `leaf1: gpu[01-16]`, topology.conf, topology.yaml, the output of ibnetdiscover or of"
         " nvidia-smi -q, or a folder with NODE.json of lldpctl (default: slurmctld's topology)",
     )
+    add(
+        "--facts",
+        default="",
+        metavar="DIR",
+        help="name the HCA of a rail from DIR/NODE, a machine tree (fairlead snapshot), or DIR/topology.NODE, the node's"
+        " /run/fairlead/topology (default: what the nodes said in the run)",
+    )
     add("--rails", type=int, default=0, metavar="N", help="a node has N rails (default: as many as GPUs); 1: measure none alone")
     add(
         "--warn-below",
@@ -58,7 +65,7 @@ def wanted(args: argparse.Namespace) -> bool:
     if args.fabric or args.judge or args.compare:
         return True
     needs = {"--svg": args.svg, "--html": args.html, "--csv": args.csv, "--drain": args.drain, "--topology": args.topology}
-    needs |= {"--expect": args.expect, "--expect-rail": args.expect_rail, "--rails": args.rails}
+    needs |= {"--facts": args.facts, "--expect": args.expect, "--expect-rail": args.expect_rail, "--rails": args.rails}
     if used := [name for name, value in needs.items() if value]:
         raise UsageError(f"{', '.join(used)}: only with --fabric or --judge")
     return False

@@ -13,6 +13,7 @@ from msgspec import Struct
 from fairlead import config
 from fairlead.cli.accept_text import EXITS
 from fairlead.cli.fabric_drain import drain_failed
+from fairlead.cli.fabric_facts import rails_at
 from fairlead.cli.input_files import text_if_there, text_of
 from fairlead.cli.output import columns, print_json
 from fairlead.config.accept_options import AcceptOptions
@@ -24,6 +25,7 @@ from fairlead.measure.pairs.fabric_verdict import FabricVerdict, PairLimits
 from fairlead.measure.pairs.pair_judgement import judge
 from fairlead.measure.pairs.pair_table import LeafSource, Leaves, PairValue, unknown_leaves
 from fairlead.measure.pairs.port_report import evidence, rises
+from fairlead.measure.pairs.rail_ends import NodeRails, rail_ends
 from fairlead.model.nodelist import fold, in_order
 
 FILE_BYTES = 64 << 20
@@ -58,9 +60,7 @@ def limits_of(args: argparse.Namespace, options: AcceptOptions) -> PairLimits:
 def leaves_at(path: str, nodes: Sequence[str], jobs: FabricJobs | None) -> Leaves:
     """Return the leaf of each node from the file, from slurmctld, or unknown. Raises DataError, InputMissing."""
     if path and os.path.isdir(path):
-        names = sorted(name for name in os.listdir(path) if name.endswith(".json"))
-        texts = {name.removesuffix(".json"): _text(os.path.join(path, name)) for name in names}
-        return leaf_file.read_lldp(texts, path, nodes)
+        return leaf_file.read_lldp(_lldp(path), path, nodes)
     if path:
         return leaf_file.read(_text(path), path, nodes)
     if jobs is None:
@@ -74,6 +74,11 @@ def leaves_at(path: str, nodes: Sequence[str], jobs: FabricJobs | None) -> Leave
     return unknown_leaves(nodes)
 
 
+def _lldp(path: str) -> dict[str, str]:
+    names = sorted(name for name in os.listdir(path) if name.endswith(".json"))
+    return {name.removesuffix(".json"): _text(os.path.join(path, name)) for name in names}
+
+
 def _text(path: str) -> str:
     text = text_if_there(path, FILE_BYTES)
     if text is None:
@@ -82,16 +87,21 @@ def _text(path: str) -> str:
 
 
 def switch_ports_at(path: str, nodes: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return by node and device the switch and its port, from the file about the topology if it has them."""
-    return leaf_file.switch_ports(_text(path), path, nodes) if path and not os.path.isdir(path) else {}
+    """Return by node, and by HCA or interface, the switch and its port, from the file about the topology if it has them."""
+    if path and os.path.isdir(path):
+        return leaf_file.switch_ports_by_lldp(_lldp(path), nodes)
+    return leaf_file.switch_ports(_text(path), path, nodes) if path else {}
 
 
 def judge_table(args: argparse.Namespace, site: config.Site | None) -> ExitCode:
     """Judge a recorded table. Raises DataError, InputMissing, UsageError."""
     values = pair_csv.parse(text_of(args.judge, FILE_BYTES), args.judge)
-    leaves = leaves_at(args.topology, in_order({node for v in values for node in v.pair}), None)
+    nodes = in_order({node for v in values for node in v.pair})
+    leaves = leaves_at(args.topology, nodes, None)
     limits = limits_of(args, AcceptOptions())
-    return _print(args, site, JudgedTable(verdict=judge(values, leaves, limits), leaves=leaves, values=values, limits=limits))
+    ends = rail_ends(values, rails_at(args.facts, nodes), switch_ports_at(args.topology, nodes))
+    verdict = judge(values, leaves, limits, ends=ends)
+    return _print(args, site, JudgedTable(verdict=verdict, leaves=leaves, values=values, limits=limits))
 
 
 def show(args: argparse.Namespace, site: config.Site | None, store: FabricStore) -> ExitCode:
@@ -106,12 +116,14 @@ def show(args: argparse.Namespace, site: config.Site | None, store: FabricStore)
 
 def report(args: argparse.Namespace, site: config.Site | None, record: FabricRecord) -> ExitCode:
     """Judge and print a run, and drain its failed nodes if --drain asks for it."""
-    return _print(args, site, _judged(record))
+    return _print(args, site, _judged(record, rails_at(args.facts, record.plan.nodes)))
 
 
-def _judged(record: FabricRecord) -> JudgedTable:
+def _judged(record: FabricRecord, facts: Mapping[str, NodeRails] | None = None) -> JudgedTable:
     plan = record.plan
-    verdict = judge(record.values, plan.leaves, plan.limits, record.gone)
+    rails = {node: ports.rails for node, ports in record.ports[0].items()} | dict(facts or {})
+    ends = rail_ends(record.values, rails, plan.switch_ports)
+    verdict = judge(record.values, plan.leaves, plan.limits, record.gone, ends)
     return JudgedTable(verdict=verdict, leaves=plan.leaves, values=record.values, limits=plan.limits, record=record)
 
 

@@ -3,7 +3,7 @@
 fairlead nccl parse FILE      read an output of all_reduce_perf or another *_perf, as text or as JSON (-J); - for standard input
 fairlead nccl compare A B     compare two recorded outputs size by size
 fairlead nccl measure --a COMMAND --b COMMAND  compare two versions: two containers, modules or commands
-fairlead nccl measure --a COMMAND --set NAME=VALUE  compare variables of NCCL; --set may be repeated
+fairlead nccl measure --a COMMAND --set NAME=VALUE --versions FILE  then compare variables of NCCL; --set may be repeated
 fairlead nccl show RESULT     show a measured result, for what it holds, and how old it is
 fairlead nccl use RESULT      in a job: print the variables of a result as shell commands if it holds on all nodes of the job
 fairlead nccl key [RESULT]    print what this node says about itself (`use` asks all nodes for it)
@@ -50,6 +50,8 @@ def register(parser: argparse.ArgumentParser) -> None:
     add("--a", default="", metavar="COMMAND", help="measure: the command that the others are compared with")
     add("--b", default="", metavar="COMMAND", help="measure: the command of the other version")
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="measure: a candidate; quote several NAME=VALUE")
+    add("--versions", default="", metavar="FILE", help="measure, with --set: the result.json of --b, which comes first")
+    add("--skip-versions", action="store_true", help="measure, with --set: measure variables although no versions were compared")
     add("--test", default="", metavar="COMMAND", help="measure: what $TEST is (all_reduce_perf -b 8K -e 1G -f 4 -c 1 -a 3)")
     add("--beside", default="", metavar="COMMAND", help="measure: a GEMM loop that prints its rate, such as 431000 Gflop/s")
     add("--blocks", type=int, default=0, metavar="N", help="measure: blocks of two launches of each command (6)")

@@ -1,7 +1,7 @@
 """Stores runs over the fabric in the file of ``results_store``: the runs, their pairs, the nodes that went down, and the ports.
 
 A round's pairs are written before the round begins, and its figures when it has ended. So a run that was killed goes on with the
-pairs that have no result. docs/decisions/0050 describes the tables.
+pairs that have no result. docs/decisions/0049 describes the tables.
 """
 
 from __future__ import annotations

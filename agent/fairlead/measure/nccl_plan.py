@@ -20,6 +20,7 @@ from fairlead.nccl.launch_statistics import LEVEL, least_p
 BLOCKS = 6
 CANDIDATES_MAX = 8
 TEST = "all_reduce_perf -b 8K -e 1G -f 4 -c 1 -a 3"
+SKIPPED = "note: versions of NCCL were not compared before these variables (--skip-versions)"
 
 
 class NcclPhase(StrEnum):
@@ -42,7 +43,8 @@ class NcclArm(Struct, frozen=True, kw_only=True):
 
 class NcclPlan(Struct, frozen=True, kw_only=True):
     """Describes a run. arms: A, then its candidates. test: what $TEST is in the commands. job: the Slurm job of the allocation,
-    or "". environment: the variables of NCCL that the caller's environment sets."""
+    or "". environment: the variables of NCCL that the caller's environment sets. versions: the keys for which versions were
+    compared before these variables, or () if the caller skips that."""
 
     mode: Literal["versions", "variables"]
     arms: tuple[NcclArm, ...]
@@ -53,6 +55,7 @@ class NcclPlan(Struct, frozen=True, kw_only=True):
     seed: int
     job: str
     environment: dict[str, str] = {}
+    versions: tuple[dict[str, str], ...] = ()
 
     @property
     def launches(self) -> int:

@@ -23,14 +23,14 @@ from fairlead import __version__
 from fairlead.errors import DataError, FairleadError, HostError, NodeBusy, UsageError, next_step
 from fairlead.measure import collective, float_sums, node_parts
 from fairlead.measure.nccl_launch import launch, still_running
-from fairlead.measure.nccl_plan import NcclArm, NcclPhase, NcclPlan, NcclStep, block_steps
+from fairlead.measure.nccl_plan import SKIPPED, NcclArm, NcclPhase, NcclPlan, NcclStep, block_steps
 from fairlead.measure.tool import MeasuredOutcome, last_line
 from fairlead.model.json_text import NOT_JSON
 from fairlead.nccl import debug_lines, launch_figures, results
 from fairlead.nccl.debug_lines import NcclSaid
 from fairlead.nccl.launch_statistics import Blocks, Effect, LaunchDifference, differences, noise_floors
 from fairlead.nccl.measured_result import SCHEMA, MeasuredResult, NcclCandidate, ResultJudgement, SumCheck, judge_candidate
-from fairlead.nccl.result_key import NodeParts, key_of
+from fairlead.nccl.result_key import NodeParts, changes, key_of
 
 PRODUCTS = "matrix products"
 _SUMS = "fairlead sums: rank "
@@ -94,7 +94,8 @@ class NcclRun:
         self._done, self._of, self._launched, self._seconds = 0, plan.launches, 0, 0.0
 
     def measure(self) -> MeasuredResult:
-        """Make all launches, and return and store the result. Raises HostError if A fails, and NodeBusy if the run is at work."""
+        """Make all launches, and return and store the result. Raises HostError if A fails, NodeBusy if the run is at work, and
+        UsageError if versions were compared before, but not these."""
         with open(os.path.join(self.folder, "plan.json"), "rb") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -102,12 +103,16 @@ class NcclRun:
                 raise NodeBusy(f"{self.folder}: another process works on this run", hint="wait for its end") from None
             self._refuse_left_over()
             nodes = self._nodes()
-            warm = {arm: self._launch(NcclStep(phase=NcclPhase.WARM_UP, arm=arm)) for arm in range(len(self.plan.arms))}
+            cluster = node_parts.cluster(self._environment)
+            warm = [self._launch(NcclStep(phase=NcclPhase.WARM_UP, arm=0))]
+            self._refuse_other_versions(key_of(cluster, nodes, warm[0].said))
+            warm += [self._launch(NcclStep(phase=NcclPhase.WARM_UP, arm=arm)) for arm in range(1, len(self.plan.arms))]
+            keys = [key_of(cluster, nodes, each.said) for each in warm]
             self._warn_of_end()
             same = self._compared(NcclPhase.SAME, [0, 0])[1]
             floors = noise_floors(same)
             alone = self._compared(NcclPhase.ALONE, list(range(len(self.plan.arms))), floors=floors)
-            found = tuple(self._candidate(arm, same, alone.get(arm, ())) for arm in range(1, len(self.plan.arms)))
+            found = tuple(self._candidate(arm, same, alone.get(arm, ()), keys[arm]) for arm in range(1, len(self.plan.arms)))
             result = MeasuredResult(
                 schema=SCHEMA,
                 measured=time.time(),
@@ -117,7 +122,7 @@ class NcclRun:
                 command=self.plan.arms[0].command,
                 test=self.plan.test,
                 environment=self.plan.environment,
-                key=key_of(node_parts.cluster(self._environment), nodes, warm[0].said),
+                key=keys[0],
                 launches=2 * self.plan.blocks,
                 same=same,
                 candidates=found,
@@ -134,6 +139,17 @@ class NcclRun:
                 raise NodeBusy(
                     f"a launch of the run that was killed still runs (process group {group})", hint=f"end it: kill -- -{group}"
                 )
+
+    def _refuse_other_versions(self, key: Mapping[str, str]) -> None:
+        """Refuse to measure variables if versions were compared only for another key than that of A."""
+        if self.plan.mode == "variables" and not self.plan.versions:
+            self._tell(SKIPPED)
+        unlike = [changes(was, key) for was in self.plan.versions]
+        if unlike and all(unlike):
+            raise UsageError(
+                f"the result of --versions does not hold here: {', '.join(min(unlike, key=len)[:3])}",
+                hint="compare versions here first (--b), or say --skip-versions; name another --folder",
+            )
 
     def _nodes(self) -> tuple[NodeParts, ...]:
         """Return what the nodes say about themselves. Without them the key is not known, and the result is never applied."""
@@ -253,7 +269,9 @@ class NcclRun:
 
     # -- judging ----------------------------------------------------------------------------------
 
-    def _candidate(self, number: int, same: tuple[LaunchDifference, ...], alone: tuple[LaunchDifference, ...]) -> NcclCandidate:
+    def _candidate(
+        self, number: int, same: tuple[LaunchDifference, ...], alone: tuple[LaunchDifference, ...], key: dict[str, str]
+    ) -> NcclCandidate:
         """Return what was found about a candidate, after the further launches of one that won alone."""
         arm, beside, sums, unchecked = self.plan.arms[number], None, None, ""
         effects = {each.effect for each in alone}
@@ -278,6 +296,7 @@ class NcclRun:
             beside=beside or (),
             by_size=self._by_size(number) if number not in self._failed else {},
             sums=sums,
+            key=key if self.plan.mode == "versions" else {},
         )
 
     def _by_size(self, number: int) -> dict[int, float]:

@@ -51,7 +51,7 @@ class SumCheck(Struct, frozen=True, kw_only=True):
 
 class NcclCandidate(Struct, frozen=True, kw_only=True):
     """Holds what was found about B, or about one set of variables. alone: one comparison for each group of sizes. beside: the
-    comparisons beside a GEMM loop. sums: the known sums, or None if they were not checked."""
+    comparisons beside a GEMM loop. sums: the known sums, or None if they were not checked. key: that of B."""
 
     name: Word
     judgement: ResultJudgement
@@ -62,6 +62,7 @@ class NcclCandidate(Struct, frozen=True, kw_only=True):
     beside: Annotated[tuple[LaunchDifference, ...], Meta(max_length=10)] = ()
     by_size: Annotated[dict[int, float], Meta(max_length=200)] = {}
     sums: SumCheck | None = None
+    key: Annotated[dict[Word, Text], Meta(max_length=20)] = {}
 
 
 class MeasuredResult(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -105,6 +106,15 @@ def decode(data: bytes, file: str) -> MeasuredResult:
 def age_days(result: MeasuredResult, now: float) -> float:
     """Return how old a result is. Negative: it is from the future."""
     return (now - result.measured) / DAY_SECONDS
+
+
+def compared_versions(result: MeasuredResult) -> tuple[dict[str, str], ...]:
+    """Return the keys for which a result compares versions: that of A and that of B. Return () for a result of variables, and for
+    a result without a decision."""
+    decided = [each for each in result.candidates if each.judgement is not ResultJudgement.NO_DECISION]
+    if result.mode != "versions" or not decided:
+        return ()
+    return (result.key, *(each.key for each in decided if each.key))
 
 
 def judge_candidate(

@@ -5,6 +5,7 @@ circle            the circle method: rounds in which every node has another part
 round_plan        decides which pairs are measured in the next round
 pair_judgement    finds the guilty part: node, rail, leaf, pair of leaves, or the scale
 rail_judgement    finds the rail of a node or leaf
+rail_ends         names the HCA, the switch and the port of a rail
 across_judgement  judges the pairs of nodes of two leaves
 fabric_text       describes a judged run in lines of text
 pair_csv          reads and writes the table as CSV

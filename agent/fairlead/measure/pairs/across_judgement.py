@@ -1,4 +1,8 @@
-"""Judges the pairs of nodes of two leaves. Their nodes are known to be good, so a slow pair shows a slow way."""
+"""Judges the pairs of nodes of two leaves. Their nodes are known to be good, so a slow pair shows a slow way.
+
+All pairs of a round run at once. So a passing disturbance, such as another job, makes many pairs of one round slow. A part is
+named only if half of its pairs or more were slow in every round that has enough of them.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ ALL_LOW = 0.9  # above this fraction of slow pairs, the fabric between the leave
 LEAVES_MIN = 3  # with fewer leaves, an uplink cannot be told from the uplink of the other leaf
 
 Low = Callable[[PairValue], bool]
+Lasting = Callable[[Sequence[PairValue]], bool]
 
 
 def judge_across(values: Sequence[PairValue], leaves: Leaves, expected: float, limits: PairLimits) -> list[GuiltyPart]:
@@ -21,12 +26,18 @@ def judge_across(values: Sequence[PairValue], leaves: Leaves, expected: float, l
     def low(v: PairValue) -> bool:
         return v.speed < limits.warn * expected
 
+    def lasting(own: Sequence[PairValue]) -> bool:
+        by_round: dict[int, list[PairValue]] = {}
+        for v in own:
+            by_round.setdefault(v.round, []).append(v)
+        return all(2 * sum(map(low, each)) >= len(each) for each in by_round.values() if len(each) >= LOW_MIN)
+
     across = [v for v in values if not leaves.inside(v)]
     spread = [v for v in across if v.stage is not Stage.CROWDED]
     crowded = [v for v in across if v.stage is Stage.CROWDED]
     count = len({leaf for v in across for leaf in _ends(v, leaves)})
     slow = [v for v in spread if low(v)]
-    if count >= LEAVES_MIN and len(slow) > ALL_LOW * len(spread):
+    if count >= LEAVES_MIN and len(slow) > ALL_LOW * len(spread) and lasting(across):
         words = _figures(slow, len(spread), expected)
         return [
             _part(
@@ -34,24 +45,19 @@ def judge_across(values: Sequence[PairValue], leaves: Leaves, expected: float, l
             )
         ]
     inside = median([v.speed for v in values if leaves.inside(v)])
-    found = _uplinks(spread, leaves, low, expected, inside) if count >= LEAVES_MIN else []
+    found = _uplinks(across, leaves, low, lasting, expected=expected, inside=inside) if count >= LEAVES_MIN else []
     named = {f.name for f in found}
     rest = [v for v in across if not named & _ends(v, leaves)]
     crowd = [v for v in crowded if not named & _ends(v, leaves)]
     calm = [v for v in rest if v.stage is not Stage.CROWDED]
-    if (
-        _most(crowd, low)
-        and len([v for v in crowd if low(v)]) >= LOW_MIN
-        and not _most(calm, low)
-        and calm
-        and count >= LEAVES_MIN
-    ):
-        words = _figures([v for v in crowd if low(v)], len(crowd), expected)
+    slow = [v for v in crowd if low(v)]
+    if len(slow) >= LOW_MIN and lasting(crowd) and _most(crowd, low) and calm and not _most(calm, low) and count >= LEAVES_MIN:
+        words = _figures(slow, len(crowd), expected)
         return [
             *found,
             _part(PartKind.SCALE, "", f"pairs are slow only when all nodes of a leaf send to one other leaf, {words}"),
         ]
-    edges = _leaf_pairs(rest, leaves, low, expected)
+    edges = _leaf_pairs(rest, leaves, low, lasting, expected)
     pairs = {frozenset((f.name, *f.others)) for f in edges}
     rest = [v for v in rest if _ends(v, leaves) not in pairs]
     return [*found, *edges, *_ways(rest, leaves, low, expected)]
@@ -73,11 +79,14 @@ def _figures(slow: Sequence[PairValue], count: int, expected: float) -> str:
     return f"{figure_text(median([v.speed for v in slow]))} of {expected:.4g} ({len(slow)} of {count} pairs)"
 
 
-def _uplinks(spread: Sequence[PairValue], leaves: Leaves, low: Low, expected: float, inside: float) -> list[GuiltyPart]:
+def _uplinks(
+    across: Sequence[PairValue], leaves: Leaves, low: Low, lasting: Lasting, *, expected: float, inside: float
+) -> list[GuiltyPart]:
     """Name the leaf of whose pairs most are slow, leave its pairs out, and begin again. A leaf is named only if it was slow with
-    two partner leaves."""
-    rest = list(spread)
+    two partner leaves. Pairs of a crowded round only say whether that lasts, because the crowd may be what makes them slow."""
+    rest = [v for v in across if v.stage is not Stage.CROWDED]
     found: list[GuiltyPart] = []
+    named: set[str] = set()
     while True:
         by_leaf: dict[str, list[PairValue]] = {}
         for v in rest:
@@ -89,6 +98,7 @@ def _uplinks(spread: Sequence[PairValue], leaves: Leaves, low: Low, expected: fl
             for leaf, own in by_leaf.items()
             if len(slow[leaf]) >= LOW_MIN
             and _most(own, low)
+            and lasting([v for v in across if leaf in _ends(v, leaves) and not named & _ends(v, leaves)])
             and len({end for v in slow[leaf] for end in _ends(v, leaves) - {leaf}}) >= 2
         ]
         if not fitting:
@@ -97,17 +107,18 @@ def _uplinks(spread: Sequence[PairValue], leaves: Leaves, low: Low, expected: fl
         words = f"pairs leaving it {_figures(slow[worst], len(by_leaf[worst]), expected)}"
         within = f", inside it {inside:.4g}" if inside else ""
         found.append(_part(PartKind.UPLINK, worst, f"{words}{within}: no node is accused"))
+        named.add(worst)
         rest = [v for v in rest if worst not in _ends(v, leaves)]
 
 
-def _leaf_pairs(values: Sequence[PairValue], leaves: Leaves, low: Low, expected: float) -> list[GuiltyPart]:
+def _leaf_pairs(values: Sequence[PairValue], leaves: Leaves, low: Low, lasting: Lasting, expected: float) -> list[GuiltyPart]:
     edges: dict[tuple[str, ...], list[PairValue]] = {}
     for v in values:
         edges.setdefault(tuple(sorted(_ends(v, leaves))), []).append(v)
     found = []
     for (one, other), own in sorted(edges.items()):
         slow = [v for v in own if low(v)]
-        if len(slow) >= LOW_MIN and _most(own, low):
+        if len(slow) >= LOW_MIN and _most(own, low) and lasting(own):
             words = f"pairs between it and {other} {_figures(slow, len(own), expected)}: no node is accused"
             found.append(_part(PartKind.LEAF_PAIR, one, words, (other,)))
     return found

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from fairlead.measure.pairs.fabric_verdict import FabricVerdict, GuiltyPart, PartKind
@@ -119,6 +120,7 @@ def as_data(verdict: FabricVerdict, leaves: Leaves, values: Sequence[PairValue])
                 "name": part.name,
                 "others": part.others,
                 "rails": part.rails,
+                "ends": {rail: [msgspec.structs.asdict(end) for end in ends] for rail, ends in part.ends.items()},
                 "outcome": part.outcome,
                 "why": part.summary,
             }

@@ -8,6 +8,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from fairlead.errors import UsageError
+from fairlead.measure.pairs.rail_ends import RailEnd
 from fairlead.measure.tool import MeasuredOutcome, worst
 
 
@@ -46,7 +47,7 @@ class PairLimits(Struct, frozen=True, kw_only=True):
 
 class GuiltyPart(Struct, frozen=True, kw_only=True):
     """Describes one guilty part. name: the node or the leaf. others: the second leaf of a pair of leaves. rails: the guilty
-    rails, or () if all rails are alike or were not measured alone."""
+    rails, or () if all rails are alike or were not measured alone. ends: what is known of both ends of each of them."""
 
     kind: PartKind
     name: str
@@ -54,6 +55,7 @@ class GuiltyPart(Struct, frozen=True, kw_only=True):
     summary: str
     others: tuple[str, ...] = ()
     rails: tuple[str, ...] = ()
+    ends: Mapping[str, tuple[RailEnd, ...]] = {}
 
 
 class JudgedPairNode(Struct, frozen=True, kw_only=True):

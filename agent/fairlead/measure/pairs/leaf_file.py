@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping
 from fairlead.errors import DataError
 from fairlead.measure.pairs.pair_table import LeafSource, Leaves
 from fairlead.model.nodelist import expand, fold
+from fairlead.model.plain_text import one_line
 from fairlead.topology.fabric import ibnetdiscover, lldp, nvlink_domains, scalable_units
 from fairlead.topology.fabric.switch_fabric import AdapterRule, SwitchFabric, attach, node_of, switch_names
 
@@ -22,6 +23,7 @@ _YAML_NAME = re.compile(r"[-\s]*(?:switch|block)\s*:\s*[\"']?([^\s\"']+)")
 _YAML_NODES = re.compile(r"[-{,\s]*nodes\s*:\s*[\"']?([^\s\"'}]+)")
 _LINE = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9_.-]{0,63})\s*[:\s]\s*(\S+)\s*")
 _DUMP = re.compile(r'^(?:vendid=|Switch\s+\d+\s+"|Ca\s+\d+\s+"|(?:SW|CA)\s+\d+\s+\d+\s+0x)', re.MULTILINE)
+SWITCH_PORT_MAX = 100
 _HINT = "such as a line `leaf1: gpu[01-16]`, topology.conf, topology.yaml, or the output of ibnetdiscover"
 
 
@@ -68,6 +70,16 @@ def read_lldp(texts: Mapping[str, str], source: str, nodes: Collection[str]) -> 
     """Return the leaf of each of ``nodes`` from the output of lldpctl on every node. ``texts``: the outputs by node. Raises
     DataError."""
     return leaves_of(_units(lldp.parse(texts), frozenset(nodes)), nodes, LeafSource.DECLARED, source)
+
+
+def switch_ports_by_lldp(texts: Mapping[str, str], nodes: Collection[str]) -> dict[str, dict[str, str]]:
+    """Return by node and interface the switch and port to which the interface is connected, from the output of lldpctl."""
+    found = lldp.switch_ports(texts)
+    return {
+        node: {interface: one_line(end, SWITCH_PORT_MAX) for interface, end in found[node].items()}
+        for node in nodes
+        if node in found
+    }
 
 
 def _groups(text: str, source: str, nodes: frozenset[str]) -> Mapping[str, Collection[str]]:

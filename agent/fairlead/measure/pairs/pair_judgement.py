@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from fairlead.measure.pairs.across_judgement import judge_across
 from fairlead.measure.pairs.fabric_verdict import FabricVerdict, GuiltyPart, JudgedPairNode, PairLimits, PartKind
 from fairlead.measure.pairs.pair_table import NO_TOPOLOGY, LeafSource, Leaves, PairValue, figure_text, median, whole
+from fairlead.measure.pairs.rail_ends import RailEnds
 from fairlead.measure.pairs.rail_judgement import with_rails
 from fairlead.measure.tool import MeasuredOutcome
 
@@ -39,9 +40,14 @@ class _Evidence(Struct, frozen=True, kw_only=True):
 
 
 def judge(
-    values: Sequence[PairValue], leaves: Leaves, limits: PairLimits, gone: Mapping[str, str] | None = None
+    values: Sequence[PairValue],
+    leaves: Leaves,
+    limits: PairLimits,
+    gone: Mapping[str, str] | None = None,
+    ends: RailEnds | None = None,
 ) -> FabricVerdict:
-    """Return the outcome of each node in ``leaves``, and the guilty parts. gone: the nodes that went down in the run, and why."""
+    """Return the outcome of each node in ``leaves``, and the guilty parts. gone: the nodes that went down in the run, and why.
+    ends: what is known of the ends of rails."""
     lost = dict(gone or {})
     pairs = whole(values)
     evidence = _evidence(pairs, leaves, limits)
@@ -55,7 +61,7 @@ def judge(
     for name, node in sorted(nodes.items()):
         if node.outcome in ACCUSED:
             part = GuiltyPart(kind=PartKind.NODE, name=name, outcome=node.outcome, summary=node.why)
-            parts.append(named := with_rails(part, values, leaves, limits))
+            parts.append(named := with_rails(part, values, leaves, limits, ends))
             nodes[name] = replace(node, why=named.summary)
     parts += [with_rails(part, values, leaves, limits) for part in bad_leaves.values()]
     sound = evidence.good - set(lost)

@@ -1,8 +1,8 @@
 """Decides which pairs are measured in the next round, from the rounds that were measured before.
 
-The order is: two rounds inside the leaves, confirmations of the suspects, two rounds across the leaves, one crowded round, and at
-the end the single rails of pairs that were too slow. The plan is a function of what was measured. So a run that was killed goes
-on with the same plan.
+The order is: two rounds inside the leaves, confirmations of the suspects, two rounds across the leaves, one crowded round (two if
+the first one was slow), and at the end the single rails of pairs that were too slow. The plan is a function of what was measured.
+So a run that was killed goes on with the same plan.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fairlead.measure.pairs.pair_judgement import PARTNERS_MIN, judge
 from fairlead.measure.pairs.pair_table import Leaves, Pair, PairValue, Stage, pair_of, whole
 
 #: The most rounds of each stage.
-ROUNDS = {Stage.LEAF: 2, Stage.CONFIRM: 2, Stage.ACROSS: 2, Stage.CROWDED: 1, Stage.RAIL: 2}
+ROUNDS = {Stage.LEAF: 2, Stage.CONFIRM: 2, Stage.ACROSS: 2, Stage.CROWDED: 2, Stage.RAIL: 2}
 
 
 class PlannedRound(Struct, frozen=True, kw_only=True):
@@ -69,10 +69,12 @@ def _pairs(plan: PairPlan, stage: Stage, values: Sequence[PairValue], gone: Mapp
             return _confirmations(plan, judge(values, plan.leaves, plan.limits, gone), values, nodes)
         case Stage.ACROSS:
             return [] if one_group else spread_across(plan.leaves, nodes, had, done, plan.seed)
+        case Stage.CROWDED if had and (one_group or not judge(values, plan.leaves, plan.limits, gone).named(PartKind.SCALE)):
+            return []
         case Stage.CROWDED if one_group:
             return _in_leaf(plan, ROUNDS[Stage.LEAF], nodes)
         case Stage.CROWDED:
-            return crowded_across(plan.leaves, nodes, ROUNDS[Stage.ACROSS], done, plan.seed)
+            return crowded_across(plan.leaves, nodes, ROUNDS[Stage.ACROSS] + had, done, plan.seed)
         case Stage.RAIL:
             return _slow_pairs(plan, judge(values, plan.leaves, plan.limits, gone), values, nodes) if plan.rails > 1 else []
 

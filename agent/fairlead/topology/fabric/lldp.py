@@ -45,6 +45,16 @@ def parse(texts: Mapping[str, str]) -> SwitchFabric:
     return SwitchFabric(switches=switches, adapters=adapters, links=frozenset(links))
 
 
+def switch_ports(texts: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Return by system and interface the switch and its port, such as ``tor1 port Ethernet1``. Raises DataError."""
+    found: dict[str, dict[str, str]] = {}
+    for system, text in texts.items():
+        for interface, name, port, forwards in _neighbours(system, text):
+            if forwards:
+                found.setdefault(system, {})[interface] = f"{name} port {port}"
+    return found
+
+
 def _neighbours(system: str, text: str) -> Iterator[tuple[str, str, str, bool]]:
     """Yield for each neighbour: own interface, the neighbour's name, the neighbour's port, and whether the neighbour is a
     switch."""
