@@ -14,7 +14,6 @@ from msgspec import Struct
 
 from fairlead import assets
 from fairlead.errors import DataError
-from fairlead.model.plain_text import one_line
 from fairlead.model.verdict import parse_line
 from fairlead.provision.agent_accounts import FILES
 from fairlead.provision.agent_status import status_of
@@ -95,4 +94,4 @@ def _agent(parts: Mapping[str, bytes]) -> str:
     if uptime > verdict.expires:
         return NONE
     said = status.get("agent_release") or status.get("agent_version") or ""
-    return said if _RELEASE.fullmatch(said) else one_line("unknown")
+    return said if _RELEASE.fullmatch(said) else "unknown"
