@@ -9,7 +9,7 @@ import pytest
 from fairlead.cli import main, upgrade_order
 from fairlead.cli.upgrade_order import refuse_nodes_first
 from fairlead.controller import controller_release
-from fairlead.controller.controller_release import ControllerRelease, note, noted, older
+from fairlead.controller.controller_release import ControllerRelease, older, read_note, write_note
 from fairlead.errors import ProvisionError
 
 
@@ -30,7 +30,7 @@ def test_versions_are_compared_as_numbers(theirs: str, ours: str, is_older: bool
 
 
 def test_a_machine_without_a_store_knows_nothing(tmp_path: Path) -> None:
-    assert noted(str(tmp_path)) is None
+    assert read_note(str(tmp_path)) is None
     refuse_nodes_first(str(tmp_path))
     refuse_nodes_first(str(tmp_path / "none"))
 
@@ -40,7 +40,7 @@ def test_a_store_of_a_release_that_wrote_no_note_is_older(tmp_path: Path) -> Non
     with pytest.raises(ProvisionError, match="wrote no release into its store") as found:
         refuse_nodes_first(str(tmp_path))
     assert "systemctl start fairlead-collect" in found.value.hint and "--nodes-first" in found.value.hint
-    note(str(tmp_path))
+    write_note(str(tmp_path))
     refuse_nodes_first(str(tmp_path))
 
 
@@ -64,6 +64,6 @@ def test_the_commands_refuse_before_a_node_is_touched(
 
 def test_a_round_of_collect_writes_the_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(controller_release, "running_release", lambda: "9.9.9-abc")
-    note(str(tmp_path))
-    found = noted(str(tmp_path))
+    write_note(str(tmp_path))
+    found = read_note(str(tmp_path))
     assert found is not None and found.words == "9.9.9-abc" and found.unix > 1e9

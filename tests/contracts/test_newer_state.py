@@ -16,7 +16,7 @@ import pytest
 
 from fairlead import config
 from fairlead.config.driver_lock_file import load_lock
-from fairlead.controller.controller_release import noted, older
+from fairlead.controller.controller_release import older, read_note
 from fairlead.controller.fleet_folder import from_folder
 from fairlead.controller.fleet_store import FleetStore
 from fairlead.controller.job_store import JobStore
@@ -154,7 +154,7 @@ def content(path: Path) -> object:
 
 
 @pytest.mark.parametrize(("module", "make", "read", "said"), REFUSED, ids=[f"{i}-{row[0]}" for i, row in enumerate(REFUSED)])
-def test_a_newer_file_is_refused_in_one_line_and_stays(  # noqa: PLR0917 (a row)
+def test_a_newer_file_is_refused_in_one_line_and_stays(
     tmp_path: Path, module: str, make: Callable[[Path], Path], read: Callable[[Path], object], said: str
 ) -> None:
     path = make(tmp_path)
@@ -166,7 +166,7 @@ def test_a_newer_file_is_refused_in_one_line_and_stays(  # noqa: PLR0917 (a row)
 
 
 def test_the_state_on_a_node_is_read_by_the_rule(tmp_path: Path) -> None:
-    """The agent has to start with it, so it is not refused: tests/drains/test_ledger.py and tests/history/test_newer_history.py."""
+    """The agent has to start with it. More: tests/drains/test_ledger.py and tests/history/test_newer_history.py."""
     (tmp_path / "run").mkdir()
     entry = {"node": "n1", "phase": "drained", "token": {"check": "xid", "token": "abcdef012345", "summary": "x"}, "since": 1.0}
     text = json.dumps({"schema": 2, "sequence": 1, "entry": {**entry, "colour": "red"}})
@@ -221,11 +221,16 @@ def test_the_comment_of_a_newer_controller_is_not_replaced() -> None:
 
 @pytest.mark.parametrize(
     ("text", "is_older"),
-    [('{"schema":2,"version":"9.0.0","more":1}', False), ('{"version":"0.0.9"}', True), ("not json", True), ('{"version":"x"}', True)],
+    [
+        ('{"schema":2,"version":"9.0.0","more":1}', False),
+        ('{"version":"0.0.9"}', True),
+        ("not json", True),
+        ('{"version":"x"}', True),
+    ],
 )
 def test_the_note_of_the_controllers_release(tmp_path: Path, text: str, is_older: bool) -> None:
     write(tmp_path, "controller-release.json", text)
-    found = noted(str(tmp_path))
+    found = read_note(str(tmp_path))
     assert found is not None and older(found) is is_older
 
 

@@ -1,4 +1,4 @@
-"""A history of a newer release, met after a rollback: kept as it is, said in one line, and its acknowledgements and strikes count."""
+"""A history of a newer release, after a rollback: it is kept, said in one line, and its acknowledgements and strikes count."""
 
 from __future__ import annotations
 

@@ -41,7 +41,12 @@ def answer(
         (answer(expires=40), NEW, NONE, False),  # the status of an agent that has ended is still there
         (answer(**{"/run/fairlead/verdict": None}), NEW, NONE, False),
         (answer(**{"/opt/fairlead/current/bin/fairlead": None}), NONE, NEW, False),
-        (answer(**{"/opt/fairlead/current/bin/fairlead": "#!/bin/sh\n", "/usr/lib/fairlead/release": f"{OLD}\n"}), OLD, NEW, True),
+        (
+            answer(**{"/opt/fairlead/current/bin/fairlead": "#!/bin/sh\n", "/usr/lib/fairlead/release": f"{OLD}\n"}),
+            OLD,
+            NEW,
+            True,
+        ),
         (answer(**{"/opt/fairlead/current/bin/fairlead": "#!/bin/sh\n"}), "unreadable", NEW, True),
     ],
 )

@@ -33,7 +33,9 @@ class ProvisionedRack:
         hosts = "\n".join(f'{host.name} = "{host.address}"' for host in self.rack.nodes)
         known = {"memlock": limit, "why": why, "key": roots.ssh_key(), "ssh": self.rack.ssh_config, "hosts": hosts}
         text = SITE.format(**known, nodes=len(self.rack.nodes))
-        self.site.write_text(text.replace("budget_percent = 75", "budget_percent = 100").replace("[ansible]\n", f"{more}\n[ansible]\n"))
+        self.site.write_text(
+            text.replace("budget_percent = 75", "budget_percent = 100").replace("[ansible]\n", f"{more}\n[ansible]\n")
+        )
 
     def fairlead(self, *words: str, codes: tuple[int, ...] = (0,), release: Path = PROJECT) -> str:
         """Run a command of the admin host, from a release's folder."""
@@ -45,7 +47,16 @@ class ProvisionedRack:
 
     def provision(self, nodelist: str, *, release: Path = PROJECT) -> None:
         """Provision the nodes. Busy nodes may be left waiting (75)."""
-        words = ("provision", "--site", str(self.site), "-l", nodelist, "--wheelhouse", str(wheelhouse(self.rack.suite)), "--json")
+        words = (
+            "provision",
+            "--site",
+            str(self.site),
+            "-l",
+            nodelist,
+            "--wheelhouse",
+            str(wheelhouse(self.rack.suite)),
+            "--json",
+        )
         self.fairlead(*words, codes=(0, 75), release=release)
 
     def hooks_on(self) -> None:

@@ -70,8 +70,8 @@ def test_2_commands_use_the_declared_folder(site: ProvisionedRack) -> None:
 
 
 def test_3_drains_stand_over_the_reboot_with_their_owners(site: ProvisionedRack) -> None:
-    """fairlead drains gpu1 and gpu3, a person drains gpu2. All boot with healthy GPUs. The agent of gpu1 has no ledger any more: it
-    leaves the drain, and a person takes it over. The agent of gpu3 has its ledger, and resumes the node."""
+    """fairlead drains gpu1 and gpu3, a person drains gpu2. All boot with healthy GPUs. The agent of gpu1 has no ledger any more:
+    it leaves the drain, and a person takes it over. The agent of gpu3 has its ledger, and resumes the node."""
     rack = site.rack
     rack.wait_idle(60)
     for number in (1, 3):

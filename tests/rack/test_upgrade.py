@@ -70,9 +70,7 @@ def site_ok(site: ProvisionedRack, number: int) -> bool:
 
 
 def versions(site: ProvisionedRack) -> dict[str, dict[str, Any]]:
-    said = json.loads(
-        site.fairlead("version", "--fleet", "--json", "--site", str(site.site), "--bin-dir", str(site.rack.bin))
-    )
+    said = json.loads(site.fairlead("version", "--fleet", "--json", "--site", str(site.site), "--bin-dir", str(site.rack.bin)))
     return {node["node"]: node for node in said["nodes"]}
 
 
@@ -100,7 +98,7 @@ def test_1_jobs_and_drains_outlast_an_upgrade_in_batches_and_a_rollback(site: Pr
     for nodelist, release in (("gpu[1,3]", PROJECT), ("gpu1", before), ("gpu3", before), ("gpu[1-3]", PROJECT)):
         site.provision(nodelist, release=release)
         found = versions(site)
-        for name, each in found.items():
+        for each in found.values():
             assert each["agent"] != "none" and not each["restart_due"], found
             assert each["installed"].startswith("0.1.0-"), found
         touched = {"gpu[1,3]": ("gpu1", "gpu3"), "gpu[1-3]": ("gpu1", "gpu2", "gpu3")}.get(nodelist, (nodelist,))
@@ -109,7 +107,10 @@ def test_1_jobs_and_drains_outlast_an_upgrade_in_batches_and_a_rollback(site: Pr
             until("the agent knows Slurm", lambda n=n: site.status(n).get("sweep", {}).get("count", 0) >= 3)
         assert {name: rack.node_state(name).reason for name in drains} == {name: s.reason for name, s in drains.items()}
         assert {name: rack.node_state(name).user for name in drains} == {name: s.user for name, s in drains.items()}
-        until("gpu3 is still known as fairlead's own", lambda: (site.status(3).get("drain") or {}).get("reason") == drains["gpu3"].reason)
+        until(
+            "gpu3 is still known as fairlead's own",
+            lambda: (site.status(3).get("drain") or {}).get("reason") == drains["gpu3"].reason,
+        )
         assert all(rack.job_state(job) == "RUNNING" for job in jobs.values())
 
     for n in jobs:

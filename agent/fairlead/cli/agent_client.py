@@ -9,8 +9,6 @@ import subprocess
 import time
 from typing import Any
 
-import msgspec
-
 from fairlead.cli.status import read_status
 from fairlead.daemon.publishing.status_json import remembered
 from fairlead.daemon.requests import spool

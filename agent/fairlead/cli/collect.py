@@ -95,7 +95,7 @@ def _round(args: argparse.Namespace) -> ExitCode:
     site = _site(args)
     source = _source(args, site)
     with JobStore(args.store, write=True) as store:
-        controller_release.note(args.store)
+        controller_release.write_note(args.store)
         collection = Collection(
             store, _accounting(args), source, say=say, nodes=_nodes(site), days=args.days, write=not args.no_comment
         )

@@ -78,7 +78,16 @@ def _check_site(path: str, *, as_json: bool) -> ExitCode:
     if as_json:
         numbers = {"nodes": len(found.nodes), "generation": found.generation}
         folded = {name: {"nodes": nodes, "count": count} for name, (nodes, count) in classes.items()}
-        print_json({"file": path, "ok": not found.mistakes, **numbers, "classes": folded, "mistakes": found.mistakes, "notes": found.notes})
+        print_json(
+            {
+                "file": path,
+                "ok": not found.mistakes,
+                **numbers,
+                "classes": folded,
+                "mistakes": found.mistakes,
+                "notes": found.notes,
+            }
+        )
         return found.exit_code
     _print_mistakes((m.text, m.hint) for m in found.mistakes)
     if not found.mistakes:

@@ -167,8 +167,8 @@ def _installation(root: str, document_path: str, conf: slurm_conf.SlurmConf) -> 
         yield Remark(
             level="warn",
             what=lost_words(folder, memory),
-            why="after a reboot a drain of fairlead is then only resumed by `fairlead resume --adopt`, and nobody counts strikes",
-            fix="name a folder on a disk that stays in agent.state_dir of site.toml, or mount one there (docs/how-to/stateless.md)",
+            why="after a reboot only `fairlead resume --adopt` lifts a drain of fairlead, and nobody counts strikes",
+            fix="name a folder on a disk in agent.state_dir of site.toml, or mount one there (docs/how-to/stateless.md)",
         )
     if _text(root, "/etc/fairlead/disabled") is not None:
         yield Remark(level="warn", what="/etc/fairlead/disabled exists", why="it stops every hook and every drain on this node")

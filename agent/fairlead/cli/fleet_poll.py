@@ -44,8 +44,8 @@ class FleetPoller:
 
     ``agents``: ask the agents too, with ``program`` as ssh. ``seconds``: the deadline for the agents' answers, or None for a
     deadline by the number of nodes. ``on_answer``: a function that is called with the number of nodes that have answered and the
-    number of all nodes (see SshAccounts). ``detailed``: ask the nodes for their findings, audit trail and GPUs too. ``ask``: another
-    command that reads the account and more, and a function that is called with the node and the whole answer.
+    number of all nodes (see SshAccounts). ``detailed``: ask the nodes for their findings, audit trail and GPUs too. ``ask``:
+    another command that reads the account and more, and a function that is called with the node and the whole answer.
     """
 
     def __init__(

@@ -13,12 +13,12 @@ DEFAULT = "/var/lib/fairlead"
 DOCUMENT = "/etc/fairlead/node.json"
 
 
-class _Agent(Struct, frozen=True):
+class _AgentPart(Struct, frozen=True):
     state_dir: str = DEFAULT
 
 
-class _Document(Struct, frozen=True):
-    agent: _Agent = _Agent()
+class _DocumentPart(Struct, frozen=True):
+    agent: _AgentPart = _AgentPart()
 
 
 def add_state_dir(parser: argparse.ArgumentParser, *, shown: bool = True) -> None:
@@ -34,6 +34,6 @@ def state_folder(named: str, document: str = DOCUMENT) -> str:
         return named
     try:
         with open(document, "rb") as f:
-            return msgspec.json.decode(f.read(8 << 20), type=_Document).agent.state_dir or DEFAULT
+            return msgspec.json.decode(f.read(8 << 20), type=_DocumentPart).agent.state_dir or DEFAULT
     except (*NOT_JSON, OSError):
         return DEFAULT

@@ -6,7 +6,7 @@ import sys
 
 from fairlead import __version__
 from fairlead.cli.controller_paths import STORE
-from fairlead.controller.controller_release import UNKNOWN, noted, older
+from fairlead.controller.controller_release import UNKNOWN, older, read_note
 from fairlead.errors import HostError, ProvisionError
 
 OPTION = "--nodes-first"
@@ -19,7 +19,7 @@ def refuse_nodes_first(store: str = STORE) -> None:
     refused.
     """
     try:
-        found = noted(store)
+        found = read_note(store)
     except HostError as e:
         print(f"fairlead: the release of the controller's programs is not known: {e}", file=sys.stderr)
         return
@@ -27,7 +27,8 @@ def refuse_nodes_first(store: str = STORE) -> None:
         return
     theirs = "wrote no release into its store" if found.version == UNKNOWN else f"is {found.words}"
     raise ProvisionError(
-        f"the nodes would get fairlead {__version__}, and `fairlead collect` here {theirs}: an older controller refuses newer records",
+        f"the nodes would get fairlead {__version__}, and `fairlead collect` here {theirs}: an older controller refuses newer"
+        " records",
         hint="update the controller's programs, let `fairlead collect` run once (systemctl start fairlead-collect), and run this"
         f" again; or give {OPTION}: the records wait on the nodes",
     )

@@ -109,11 +109,11 @@ def _controller(store: str) -> tuple[str, dict[str, Any] | None]:
     import msgspec
 
     from fairlead.cli.controller_paths import STORE
-    from fairlead.controller.controller_release import noted
+    from fairlead.controller.controller_release import read_note
     from fairlead.errors import HostError
 
     try:
-        found = noted(store or STORE)
+        found = read_note(store or STORE)
     except HostError as e:
         return f"not known ({e})", None
     return ("none here", None) if found is None else (found.words, msgspec.to_builtins(found))

@@ -14,9 +14,9 @@ from typing import Any
 from fairlead.cli import status as status_command
 from fairlead.cli.agent_client import agent_pid
 from fairlead.cli.audit import as_data
-from fairlead.cli.state_folder import add_state_dir, state_folder
 from fairlead.cli.output import print_json
 from fairlead.cli.slurm_options import add_bin_dir
+from fairlead.cli.state_folder import add_state_dir, state_folder
 from fairlead.cli.why_text import SHOWN, owner, steps, why_text
 from fairlead.daemon.requests.audit_trail import Trail
 from fairlead.errors import DataError, ExitCode, FairleadError, InputMissing, SlurmUnavailable

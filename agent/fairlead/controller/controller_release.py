@@ -39,7 +39,7 @@ class ControllerRelease(Struct, frozen=True, kw_only=True):
         return one_line(self.release or self.version, 80)
 
 
-def note(folder: str) -> None:
+def write_note(folder: str) -> None:
     """Write the note. Raises HostError."""
     path = os.path.join(folder, FILE)
     made = ControllerRelease(version=__version__, release=running_release(), unix=round(time.time(), 3))
@@ -49,7 +49,7 @@ def note(folder: str) -> None:
         raise HostError(f"{path}: {e.strerror}", hint=next_step(e)) from None
 
 
-def noted(folder: str) -> ControllerRelease | None:
+def read_note(folder: str) -> ControllerRelease | None:
     """Return the note in the store, or None if this machine has no store. A store without a note was written by a release that
     wrote none. Raises HostError if the folder cannot be read."""
     path = os.path.join(folder, FILE)

@@ -262,7 +262,6 @@ class Ledger:
                 disk.do(partial(os.replace, path, path + ".bad"))
             return None
 
-
     def _read_newer(self, path: str, data: bytes, schema: int, disk: Storage) -> _File | None:
         """Return what this release understands of a newer release's ledger, and keep that file. Without a token that can be read,
         the file is renamed, and its drain counts as an orphan. Raises OSError."""

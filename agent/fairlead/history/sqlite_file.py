@@ -1,8 +1,8 @@
 """Reads and writes the file of the history, an SQLite database in WAL mode. Each access waits for a limited time (``disk``).
 
 A damaged file is renamed, and a new file is begun. A file of a newer release is kept as ``history.sqlite.schemaN``, and a new
-file is begun with what this release knows of it (decision 56). If the file cannot be written, ``trouble`` has the reason, and writing is
-tried again later. Only root may read the file, because kernel records name processes.
+file is begun with what this release knows of it (decision 56). If the file cannot be written, ``trouble`` has the reason, and
+writing is tried again later. Only root may read the file, because kernel records name processes.
 """
 
 from __future__ import annotations

@@ -67,7 +67,9 @@ def details_of(answer: bytes) -> NodeDetails:
         status = status_of(parts.get(FILES[2], b""))
     except DataError:
         status = {}
-    return NodeDetails(status=status, actions=_actions(parts.get(LINKED_AUDIT) or parts.get(AUDIT, b"")), gpus=_gpus(parts.get(TOPOLOGY, b"")))
+    return NodeDetails(
+        status=status, actions=_actions(parts.get(LINKED_AUDIT) or parts.get(AUDIT, b"")), gpus=_gpus(parts.get(TOPOLOGY, b""))
+    )
 
 
 def _actions(content: bytes) -> tuple[AuditAction, ...]:

@@ -47,8 +47,8 @@ class Mistake(Struct, frozen=True, kw_only=True):
 
 
 class SiteCheck(Struct, frozen=True, kw_only=True):
-    """Holds the result of a check. ``classes``: the nodes of each class whose nodelist can be read. ``notes``: what is allowed and
-    has a price, in one line each."""
+    """Holds the result of a check. ``classes``: the nodes of each class whose nodelist can be read. ``notes``: what is allowed
+    and has a price, in one line each."""
 
     mistakes: tuple[Mistake, ...]
     classes: Mapping[str, tuple[str, ...]]

@@ -8,7 +8,6 @@ that declared such records. They judge the record with the facts of the last swe
 from __future__ import annotations
 
 import gc
-import os
 import select
 import time
 from collections.abc import Collection, Sequence
