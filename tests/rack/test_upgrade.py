@@ -27,8 +27,8 @@ from fairlead.controller.record_reader import records_in
 from fairlead.fleet.service_record import decoded as service_record
 
 pytestmark = [pytest.mark.root, pytest.mark.slurm, pytest.mark.rack, pytest.mark.timeout(480), pytest.mark.slow]
-#: It installs its releases as today's does, and its usage records have fewer fields.
-BEFORE = "075ab3444f7ebfb30ae8717caa97713de44596bc"
+#: Of 2026-11-24. It installs its releases as today's does, its usage records have fewer keys, and it has no service records.
+BEFORE = "09777dec5b98084859d9584523818f8dfe90ab7d"
 XID = "NVRM: Xid (PCI:0000:1b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 #: Prints the variables of each step, before and after the releases change. It ends when the file is there.
 JOB = """#!/bin/bash
@@ -141,15 +141,25 @@ def test_2_records_of_both_releases_are_read_and_the_older_refuses_newer_ones(si
     site.rack.scontrol("update", "nodename=gpu2", "state=resume")
     site.provision("gpu2", release=before)
     until("gpu2 free", lambda: site.rack.node_state("gpu2").states == ("IDLE",))
-    job = site.rack.submit("#!/bin/sh\nsrun hostname\n", "--nodelist=gpu2", "--gres=gpu:8", "--exclusive")
+    job = site.rack.submit("#!/bin/sh\nsrun sleep 8\n", "--nodelist=gpu2", "--gres=gpu:8", "--exclusive")
     assert site.rack.wait_job(job) == "COMPLETED"
-    until("its record", lambda: any(b'"end_unix"' in data for data in records(site, 2, job)))
+    until(
+        f"its record of {site.node(2).run('ls /var/lib/fairlead/usage').stdout.split()}",
+        lambda: any(b'"end_unix"' in data for data in records(site, 2, job)),
+    )
     (old,) = records(site, 2, job)
     assert len(records_in(old).records) == 1 and read_by(before, old)[0] == "1"
     ended = [data for data in records(site, 1) if b'"end_unix"' in data]
     assert ended
     for data in ended:
         assert len(records_in(data).records) == 1
+    job = site.rack.submit("#!/bin/sh\nsrun sleep 8\n", "--nodelist=gpu1", "--gres=gpu:8", "--exclusive")
+    assert site.rack.wait_job(job) == "COMPLETED"
+    until("the record of this release", lambda: any(b'"end_unix"' in data for data in records(site, 1, job)))
+    (new,) = records(site, 1, job)
+    assert len(records_in(new).records) == 1
+    count, *said = read_by(before, new)
+    assert count == "0" and any("is not a usage record" in line for line in said), "the order would not matter"
     newer = ended[0].replace(b'"job-record/1"', b'"job-record/2"', 1)
     count, *said = read_by(before, newer)
     assert count == "0" and any('has the schema "job-record/2"' in line for line in said), said
