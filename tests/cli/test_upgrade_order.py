@@ -21,7 +21,7 @@ from fairlead.errors import ProvisionError
         ("0.9.0", "0.10.0", True),
         ("1.0", "1.0.0", False),
         ("0.10.0", "0.9.9", False),
-        ("unknown", "0.1.0", True),
+        ("unknown", "0.1.0", False),
         ("0.1.0", "not a version", False),
     ],
 )
@@ -35,13 +35,21 @@ def test_a_machine_without_a_store_knows_nothing(tmp_path: Path) -> None:
     refuse_nodes_first(str(tmp_path / "none"))
 
 
-def test_a_store_of_a_release_that_wrote_no_note_is_older(tmp_path: Path) -> None:
+def test_a_store_without_a_note_is_said_and_refuses_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody knows whether an older release wrote it, or a program that is gone."""
     (tmp_path / "jobs.sqlite").touch()
-    with pytest.raises(ProvisionError, match="wrote no release into its store") as found:
-        refuse_nodes_first(str(tmp_path))
-    assert "systemctl start fairlead-collect" in found.value.hint and "--nodes-first" in found.value.hint
+    refuse_nodes_first(str(tmp_path))
+    assert "does not say which release of `fairlead collect` wrote it" in capsys.readouterr().err
     write_note(str(tmp_path))
     refuse_nodes_first(str(tmp_path))
+    assert capsys.readouterr().err == ""
+
+
+def test_the_refusal_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "controller-release.json").write_text('{"version":"0.0.1"}')
+    with pytest.raises(ProvisionError, match=r"is 0\.0\.1: an older controller") as found:
+        refuse_nodes_first(str(tmp_path))
+    assert "systemctl start fairlead-collect" in found.value.hint and "--nodes-first" in found.value.hint
 
 
 def test_a_store_that_cannot_be_read_is_said_and_refuses_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

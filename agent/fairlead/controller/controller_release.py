@@ -50,8 +50,8 @@ def write_note(folder: str) -> None:
 
 
 def read_note(folder: str) -> ControllerRelease | None:
-    """Return the note in the store, or None if this machine has no store. A store without a note was written by a release that
-    wrote none. Raises HostError if the folder cannot be read."""
+    """Return the note in the store, or None if this machine has no store. A store without a note, or with an unreadable one,
+    gives the version "unknown". Raises HostError if the folder cannot be read."""
     path = os.path.join(folder, FILE)
     try:
         with open(path, "rb") as f:
@@ -67,11 +67,9 @@ def read_note(folder: str) -> ControllerRelease | None:
 
 def older(found: ControllerRelease, version: str = __version__) -> bool:
     """Return whether the controller's programs are of an older version than ``version``. Builds with the same version count as
-    equal, because nothing says which of them is newer."""
+    equal, because nothing says which of them is newer. An unknown version is not older."""
     theirs, ours = _VERSION.match(found.version), _VERSION.match(version)
-    if ours is None:
-        return False
-    return theirs is None or _numbers(theirs) < _numbers(ours)
+    return theirs is not None and ours is not None and _numbers(theirs) < _numbers(ours)
 
 
 def _numbers(found: re.Match[str]) -> tuple[int, ...]:
