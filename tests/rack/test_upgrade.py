@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import sqlite3
 import subprocess
 import sys
 import tarfile
@@ -30,6 +29,7 @@ pytestmark = [pytest.mark.root, pytest.mark.slurm, pytest.mark.rack, pytest.mark
 #: Of 2026-11-24. It installs its releases as today's does, its usage records have fewer keys, and it has no service records.
 BEFORE = "09777dec5b98084859d9584523818f8dfe90ab7d"
 XID = "NVRM: Xid (PCI:0000:1b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+HISTORY = "/var/lib/fairlead/history.sqlite"
 #: Prints the variables of each step, before and after the releases change. It ends when the file is there.
 JOB = """#!/bin/bash
 show() { echo "== $1"; srun -n1 env | grep -E '^(FAIRLEAD|NCCL|CUDA|GLOO|OMP|UCX|MASTER)' | sort; }
@@ -184,21 +184,20 @@ def test_3_the_state_of_a_release_to_come_is_kept_and_nothing_is_drained(site: P
     """gpu3 was rolled back from a release whose ledger and history have higher schema numbers."""
     host, drain = site.node(3), site.rack.node_state("gpu3")
     host.run("systemctl stop fairlead-agent")
-    ledger, history = host.path("/var/lib/fairlead/ledger.json"), host.path("/var/lib/fairlead/history.sqlite")
+    ledger = host.path("/var/lib/fairlead/ledger.json")
     data = json.loads(ledger.read_text())
     data |= {"schema": 2, "sequence": data["sequence"] + 1}
     data["entry"]["colour"] = "red"
     ledger.write_text(json.dumps(data) + "\n")
-    with sqlite3.connect(history) as db:
-        db.execute("ALTER TABLE record ADD COLUMN colour TEXT")
-        db.execute("PRAGMA user_version = 9")
-    db.close()
+    # on the node itself: SQLite would resolve the path that leads from here into the node
+    raise_schema = f"import sqlite3; db = sqlite3.connect('{HISTORY}'); db.execute('ALTER TABLE record ADD COLUMN colour TEXT')"
+    host.run(["/opt/fairlead/current/bin/python", "-c", f"{raise_schema}; db.execute('PRAGMA user_version = 9'); db.commit()"])
     host.run("systemctl start fairlead-agent")
     until("the agent's own drain", lambda: (site.status(3).get("drain") or {}).get("reason") == drain.reason)
     until("sweeps", lambda: site.status(3)["sweep"]["count"] >= 4)
     assert any("history.sqlite was written by a newer fairlead (schema 9)" in line for line in site.status(3)["trouble"])
     assert json.loads(host.path("/var/lib/fairlead/ledger.json.schema2").read_text()) == data
-    assert host.path("/var/lib/fairlead/history.sqlite.schema9").exists()
+    assert host.path(f"{HISTORY}.schema9").exists()
     assert site.rack.node_state("gpu3") == drain and site.trail(3).count("drained") == 1
 
 
