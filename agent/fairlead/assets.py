@@ -5,6 +5,7 @@ No other module searches for these folders. An editable install uses the folders
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 from fairlead.errors import InputMissing
@@ -21,6 +22,21 @@ def directory(name: str) -> Path:
     if name not in {"playbooks", "templates", "slurm", "docs"} or not path.is_dir():
         raise InputMissing(f"{path}: missing from this installation", hint="reinstall fairlead")
     return path
+
+
+@cache
+def running_release() -> str:
+    """Return the name of the release that this program is part of, VERSION-DIGEST, or "" if it is no release on a node.
+
+    `fairlead provision` installs a release below /opt/fairlead, and a package has its name in a file beside the program.
+    """
+    parts = _PACKAGE.parts
+    if "site-packages" in parts and (folder := _PACKAGE.parents[3]).joinpath(".installed").is_file():
+        return folder.name
+    try:
+        return (_PACKAGE.parents[1] / "release").read_text(encoding="ascii").strip()[:64]
+    except (OSError, ValueError):
+        return ""
 
 
 def profile_directory() -> Path:

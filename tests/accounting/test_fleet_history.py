@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from fairlead import __version__
+from fairlead.controller.controller_release import read_note
 from fairlead.model.verdict import State
 from tests.daemon.conftest import XID79, Agent
 from tests.lab.accounting import wait_in_database
@@ -81,6 +83,8 @@ def drained(agent: Agent, slurm: Cluster) -> None:
 def collect(agent: Agent, slurm: Cluster) -> dict[str, Any]:
     store, ssh = str(agent.folder / "store"), str(agent.folder / "ssh")
     found: dict[str, Any] = json.loads(fairlead("collect", "--json", "--store", store, "--bin-dir", str(slurm.bin), "--ssh", ssh))
+    note = read_note(store)
+    assert note is not None and note.version == __version__, "`fairlead provision` keeps the order by it"
     return found
 
 

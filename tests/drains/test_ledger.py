@@ -77,3 +77,42 @@ def test_ledger_newest_wins_when_the_disk_is_back(tmp_path: Path) -> None:
     ledger.save(None)
     os.rename(tmp_path / "gone", tmp_path / "state")
     assert ledger_of(tmp_path).load() is None
+
+
+NEWER = (
+    b'{"schema":2,"sequence":9,"more":1,"entry":{"node":"n1","phase":%s,"since":1.0,"machine":"m","colour":"red",'
+    b'"token":{"check":"xid","token":"abcdef012345","summary":"GPU gone"}}}\n'
+)
+
+
+def test_a_ledger_of_a_newer_release_counts_and_is_kept(tmp_path: Path) -> None:
+    """After a rollback the agent still knows its drain, and the newer file is not lost when the agent saves."""
+    ledger, path = ledger_of(tmp_path), tmp_path / "state/ledger.json"
+    content = NEWER % b'"drained"'
+    path.write_bytes(content)
+    assert ledger.load() == ENTRY
+    assert "was written by a newer fairlead (schema 2)" in ledger.trouble
+    assert ledger.load() == ENTRY
+    ledger.save(None)
+    assert (tmp_path / "state/ledger.json.schema2").read_bytes() == content and ledger.trouble == ""
+    assert ledger_of(tmp_path).load() is None
+    path.write_bytes(other := NEWER.replace(b'"sequence":9', b'"sequence":99999999999') % b'"drained"')
+    assert ledger_of(tmp_path).load() == ENTRY
+    assert (tmp_path / "state/ledger.json.schema2").read_bytes() == other
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        NEWER % b'"floating"',
+        b'{"schema":3,"entry":{"node":"n1"}}',
+        b'{"schema":2,"entry":{"node":"n1","token":7,"phase":"drained"}}',
+    ],
+)
+def test_a_newer_ledger_that_cannot_be_read_is_kept_under_another_name(tmp_path: Path, content: bytes) -> None:
+    ledger, path = ledger_of(tmp_path), tmp_path / "state/ledger.json"
+    path.write_bytes(content)
+    assert ledger.load() is None and "`fairlead resume --adopt`" in ledger.trouble
+    ledger.save(ENTRY)
+    (kept,) = (tmp_path / "state").glob("ledger.json.schema*")
+    assert kept.read_bytes() == content and ledger_of(tmp_path).load() == ENTRY

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.jobs.usage_record import RECORD_MAX_BYTES, BadRecord, GpuUsage, HostUsage, UsageRecord, decoded, encoded
+from fairlead.jobs.usage_record import RECORD_MAX_BYTES, BadRecord, GpuUsage, HostUsage, UsageRecord, decoded, encoded, known_part
 
 RECORD = UsageRecord(
     job=1234567,
@@ -95,3 +95,23 @@ def test_a_record_without_a_schema_is_refused() -> None:
 def test_a_huge_text_is_refused_before_it_is_parsed() -> None:
     with pytest.raises(BadRecord, match="longer"):
         decoded(b"{" + b" " * RECORD_MAX_BYTES + b"}\n")
+
+
+def test_what_this_release_knows_of_a_newer_record() -> None:
+    """Only the agent reads a record in this way, to go on with it after a rollback."""
+    data = msgspec.json.decode(encoded(RECORD))
+    newer = {**data, "colour": "red", "gpus": [{**data["gpus"][0], "more": [1]}], "host": {**data["host"], "x": None}}
+    text = msgspec.json.encode(newer) + b"\n"
+    assert known_part(text) == RECORD == known_part(encoded(RECORD))
+    with pytest.raises(BadRecord, match="not a usage record"):
+        decoded(text)
+
+
+@given(
+    st.binary(max_size=200)
+    | st.sampled_from([b'{"schema":"job-record/2"}\n', b'{"schema":"job-record/1","job":"x"}\n', b"[{}\n"])
+)
+def test_no_text_but_a_record_has_a_known_part(text: bytes) -> None:
+    with pytest.raises(BadRecord) as found:
+        known_part(text)
+    assert "\n" not in str(found.value)

@@ -253,6 +253,24 @@ def test_the_unit_may_write_metrics_where_the_document_says_and_nowhere_else(tex
     assert lines == ["[Service]", *([line] if line else [])]
 
 
+def test_the_unit_may_write_a_declared_state_folder(tmp_path: Path) -> None:
+    """On a node whose root is in memory, the state is on another disk."""
+    site = tmp_path / "site.toml"
+    site.write_text('schema = 1\n[classes.a]\nnodes = "gpu1"\n[classes.a.agent]\nstate_dir = "/local/fairlead"\n')
+    (target,) = inventory.targets(config.load_site(str(site)))
+    lines = run_bundle.agent_folders_drop_in(target.document).splitlines()[1:]
+    assert lines == ["[Service]", "ExecStartPre=-+/bin/mkdir -p -m 0755 /local/fairlead", "ReadWritePaths=-/local/fairlead"]
+
+
+def test_a_state_folder_in_memory_is_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    site = tmp_path / "site.toml"
+    for folder, notes in (("/run/fairlead-state", 1), ("/runs/x", 0)):
+        site.write_text(f'schema = 1\n[classes.a]\nnodes = "gpu1"\n[classes.a.agent]\nstate_dir = "{folder}"\n')
+        assert main(["config", "check", str(site)]) == 0
+        said = capsys.readouterr().out
+        assert said.count(f"note: {site}: classes.a.agent.state_dir = /run/fairlead-state: a reboot loses this folder") == notes
+
+
 def test_the_unit_makes_the_folders_for_other_exporters(tmp_path: Path) -> None:
     site = tmp_path / "site.toml"
     keys = 'gpustat_dir = "/run/gpustat"\ndcgm_job_dir = "/run/fairlead/dcgm"\n'
@@ -262,11 +280,12 @@ def test_the_unit_makes_the_folders_for_other_exporters(tmp_path: Path) -> None:
     assert lines == ["[Service]", "ExecStartPre=-+/bin/mkdir -p -m 0755 /run/gpustat", "ReadWritePaths=-/run/gpustat"]
 
 
+@pytest.mark.parametrize("key", ["metrics_textfile", "state_dir"])
 @pytest.mark.parametrize("path", ["metrics.prom", "/a b/x.prom", "/a/%h/x.prom", "/a/x.prom\\nExecStart=/bin/x", "/a/x.prom\\n"])
-def test_a_path_that_a_unit_file_would_read_otherwise_is_refused(tmp_path: Path, path: str) -> None:
+def test_a_path_that_a_unit_file_would_read_otherwise_is_refused(tmp_path: Path, path: str, key: str) -> None:
     site = tmp_path / "site.toml"
-    site.write_text(f'schema = 1\n[classes.a]\nnodes = "gpu1"\n[classes.a.agent]\nmetrics_textfile = "{path}"\n')
-    with pytest.raises(ConfigError, match=r"agent\.metrics_textfile"):
+    site.write_text(f'schema = 1\n[classes.a]\nnodes = "gpu1"\n[classes.a.agent]\n{key} = "{path}"\n')
+    with pytest.raises(ConfigError, match=rf"agent\.{key}"):
         inventory.targets(config.load_site(str(site)))
 
 

@@ -9,15 +9,13 @@ import subprocess
 import time
 from typing import Any
 
-import msgspec
-
 from fairlead.cli.status import read_status
 from fairlead.daemon.publishing.status_json import remembered
 from fairlead.daemon.requests import spool
 from fairlead.history.sqlite_file import FILE
 from fairlead.host.process import command, real_uid
 from fairlead.model.json_text import NOT_JSON
-from fairlead.policy import PolicyState
+from fairlead.policy.policy_state import state_of
 from fairlead.policy.state_requests import Request
 
 WAIT_SECONDS = 20.0
@@ -35,7 +33,7 @@ def node_status(state_dir: str, run_dir: str) -> dict[str, Any]:
             row = db.execute("SELECT value FROM kept WHERE key = 'state'").fetchone()
         finally:
             db.close()
-        state = msgspec.json.decode(row[0], type=PolicyState) if row else None
+        state = state_of(row[0])[0] if row else None
     except (*NOT_JSON, sqlite3.Error, TypeError):
         return {}
     return remembered(state) if state is not None else {}

@@ -14,24 +14,24 @@ from typing import Any
 import msgspec
 
 from fairlead.cli.output import print_json
+from fairlead.cli.state_folder import add_state_dir, state_folder
 from fairlead.cli.time_options import FORMS, local, parse_time
 from fairlead.daemon.requests.audit_trail import ASKED, AuditEntry, Trail
 from fairlead.errors import ExitCode, InputMissing
 
-STATE_DIR = "/var/lib/fairlead"
 RUN_DIR = "/run/fairlead"
 
 
 def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--since", default="", metavar="WHEN", help=FORMS)
-    parser.add_argument("--state-dir", metavar="DIR", default=STATE_DIR, help="the agent's state (%(default)s)")
+    add_state_dir(parser)
     parser.add_argument("--run-dir", metavar="DIR", default=RUN_DIR, help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> ExitCode:
     since = parse_time(args.since, "--since") if args.since else 0.0
-    trail = Trail(args.state_dir, args.run_dir)
+    trail = Trail(state_folder(args.state_dir), args.run_dir)
     entries = trail.read(since)
     if trail.trouble and not entries:
         raise InputMissing(trail.trouble)

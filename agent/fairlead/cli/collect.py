@@ -98,12 +98,14 @@ def say(text: str) -> None:
 
 
 def _round(args: argparse.Namespace) -> ExitCode:
+    from fairlead.controller import controller_release
     from fairlead.controller.collection import Collection
     from fairlead.controller.job_store import JobStore
 
     site = _site(args)
     source = _source(args, site)
     with JobStore(args.store, write=True) as store:
+        controller_release.write_note(args.store)
         collection = Collection(
             store, _accounting(args), source, say=say, nodes=_nodes(site), days=args.days, write=not args.no_comment
         )

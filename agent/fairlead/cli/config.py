@@ -78,11 +78,22 @@ def _check_site(path: str, *, as_json: bool) -> ExitCode:
     if as_json:
         numbers = {"nodes": len(found.nodes), "generation": found.generation}
         folded = {name: {"nodes": nodes, "count": count} for name, (nodes, count) in classes.items()}
-        print_json({"file": path, "ok": not found.mistakes, **numbers, "classes": folded, "mistakes": found.mistakes})
+        print_json(
+            {
+                "file": path,
+                "ok": not found.mistakes,
+                **numbers,
+                "classes": folded,
+                "mistakes": found.mistakes,
+                "notes": found.notes,
+            }
+        )
         return found.exit_code
     _print_mistakes((m.text, m.hint) for m in found.mistakes)
     if not found.mistakes:
         print(f"{path}: right (nodes {len(found.nodes)}, generation {found.generation})")
+    for note in found.notes:
+        print(f"note: {path}: {note}")
     rows = [(f"  {name}:", nodes, f"({count} node{'s' * (count != 1)})") for name, (nodes, count) in classes.items()]
     if rows:
         print(columns(rows))

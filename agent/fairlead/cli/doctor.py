@@ -19,7 +19,10 @@ from collections.abc import Iterator
 
 from fairlead import config
 from fairlead.cli.output import print_json
+from fairlead.cli.status import lost_words
 from fairlead.errors import DataError, ExitCode, FairleadError, InputMissing
+from fairlead.host.root import Root
+from fairlead.host.volatile_folder import lost_at_reboot
 from fairlead.slurm import container_runtimes, slurm_conf
 from fairlead.slurm.amend import amend
 from fairlead.slurm.conf_review import Remark, gres_remarks, mig_remarks, review
@@ -174,6 +177,14 @@ def _installation(root: str, document_path: str, conf: slurm_conf.SlurmConf) -> 
             what=f"no NodeName line of {conf.path} names {document.slurm_node}",
             why="drains would name a node that Slurm does not know",
             fix=f'set slurm.node_name under [nodes."{document.node}"] in site.toml',
+        )
+    folder = document.agent.state_dir
+    if root == "/" and (memory := lost_at_reboot(Root(root), folder)):
+        yield Remark(
+            level="warn",
+            what=lost_words(folder, memory),
+            why="after a reboot only `fairlead resume --adopt` lifts a drain of fairlead, and nobody counts strikes",
+            fix="name a folder on a disk in agent.state_dir of site.toml, or mount one there (docs/how-to/stateless.md)",
         )
     if _text(root, "/etc/fairlead/disabled") is not None:
         yield Remark(level="warn", what="/etc/fairlead/disabled exists", why="it stops every hook and every drain on this node")

@@ -44,7 +44,8 @@ class FleetPoller:
 
     ``agents``: ask the agents too, with ``program`` as ssh. ``seconds``: the deadline for the agents' answers, or None for a
     deadline by the number of nodes. ``on_answer``: a function that is called with the number of nodes that have answered and the
-    number of all nodes (see SshAccounts). ``detailed``: ask the nodes for their findings, audit trail and GPUs too.
+    number of all nodes (see SshAccounts). ``detailed``: ask the nodes for their findings, audit trail and GPUs too. ``ask``:
+    another command that reads the account and more, and a function that is called with the node and the whole answer.
     """
 
     def __init__(
@@ -61,8 +62,9 @@ class FleetPoller:
         source: AccountSource | None = None,
         on_answer: Callable[[int, int], None] | None = None,
         detailed: bool = False,
+        ask: tuple[str, Callable[[str, bytes], None]] | None = None,
     ) -> None:
-        self._detailed = detailed
+        self._ask = (DETAILED, self._keep) if detailed else ask
         self.details: dict[str, NodeDetails] = {}
         try:
             self._wanted = {str(n) for n in NodeSet(nodelist)} if nodelist else set()
@@ -109,7 +111,7 @@ class FleetPoller:
         provision` keeps."""
         ansible = self._site.ansible if self._site is not None else AnsibleOptions(user="")
         options = ssh_options(ansible.ssh_args, ansible.private_key, address, self._program)
-        more: dict[str, Any] = {"command": DETAILED, "on_whole": self._keep} if self._detailed else {}
+        more: dict[str, Any] = {"command": self._ask[0], "on_whole": self._ask[1]} if self._ask is not None else {}
         return SshAccounts(
             program=self._program, options=options, user=ansible.user, seconds=seconds, on_answer=self._on_answer, **more
         )

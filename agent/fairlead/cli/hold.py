@@ -17,13 +17,13 @@ import msgspec
 from fairlead.cli.agent_client import wake_agent
 from fairlead.cli.audited import AuditOutcome, actor, audited
 from fairlead.cli.output import print_json
+from fairlead.cli.state_folder import add_state_dir, state_folder
 from fairlead.cli.time_options import FORMS, local, parse_time
 from fairlead.drains.admin_hold import read_hold
 from fairlead.drains.ledger import Ledger
 from fairlead.errors import ExitCode, HostError, NeedsRoot, UsageError
 from fairlead.host.change import write_file
 
-STATE_DIR = "/var/lib/fairlead"
 RUN_DIR = "/run/fairlead"
 
 
@@ -32,13 +32,14 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--until", default="", metavar="WHEN", help=f"end the hold by itself then: {FORMS}")
     parser.add_argument("--release", action="store_true", help="end the hold")
     parser.add_argument("--show", action="store_true", help="say whether there is a hold")
-    parser.add_argument("--state-dir", metavar="DIR", default=STATE_DIR, help="the agent's state (%(default)s)")
+    add_state_dir(parser)
     parser.add_argument("--run-dir", metavar="DIR", default=RUN_DIR, help=argparse.SUPPRESS)
     parser.add_argument("-n", "--dry-run", action="store_true", help="say what would be done")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> ExitCode:
+    args.state_dir = state_folder(args.state_dir)
     if args.show:
         return _show(args)
     if not args.reason and not args.release:

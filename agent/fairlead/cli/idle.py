@@ -123,7 +123,7 @@ def _text(found: IdleRun, options: IdleOptions) -> str:
     out.append(f"mode {options.mode}; {found.nodes_fresh} of {found.nodes} nodes gave a fresh record")
     out += [f"nothing was done: {reason}" for reason in found.doubts]
     if found.unread:
-        out.append(f"{found.unread} lines of the journal could not be read (a run was killed while it wrote)")
+        out.append(f"{found.unread} lines of the journal could not be read (of a killed run or of a newer fairlead)")
     return "\n".join(out)
 
 

@@ -41,6 +41,7 @@ from fairlead.cli.maintain_slurm import (
 from fairlead.cli.output import columns, print_json
 from fairlead.cli.slurm_options import add_bin_dir
 from fairlead.cli.time_options import local, span, window
+from fairlead.cli.upgrade_order import refuse_nodes_first
 from fairlead.errors import DataError, ExitCode, HostError, InputMissing, SlurmError, UsageError
 
 if TYPE_CHECKING:
@@ -113,6 +114,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     add("--journal", default=JOURNAL, metavar="FILE", help=f"the journal ({JOURNAL})")
     add("--wheel", metavar="FILE", default="", help="as in `fairlead provision`")
     add("--wheelhouse", default="", metavar="DIR", help="as in `fairlead provision`")
+    add("--nodes-first", action="store_true", help="as in `fairlead provision`")
     add("--ssh", default="ssh", metavar="PROGRAM", help="the program to call in place of ssh")
     add("--slurm-conf", default="", metavar="FILE", help="the slurm.conf to use, where Slurm's commands do not find it")
     add_bin_dir(parser)
@@ -152,6 +154,8 @@ def _new(args: argparse.Namespace) -> ExitCode:
         from fairlead.cli.maintain_dry_run import outlook
 
         return outlook(args, site, prepared, controller)
+    if not args.nodes_first:
+        refuse_nodes_first()
     journal = journal_of(args)
     who = f"{getpass.getuser()}@{socket.gethostname()}"
     for one in returned_drains(journal, controller, listing):

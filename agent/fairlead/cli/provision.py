@@ -21,6 +21,7 @@ from fairlead.cli.audited import actor
 from fairlead.cli.chosen_settings import chosen
 from fairlead.cli.output import print_json
 from fairlead.cli.slurm_options import add_bin_dir
+from fairlead.cli.upgrade_order import refuse_nodes_first
 from fairlead.errors import ExitCode, HostError, InputMissing, UsageError
 from fairlead.host.change import write_file
 
@@ -62,6 +63,11 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--undo", action="store_true", help="with --uninstall: also restore the settings as they were")
     parser.add_argument(
         "--force", action="store_true", help="with --uninstall: remove fairlead although slurm.conf still names its hooks"
+    )
+    parser.add_argument(
+        "--nodes-first",
+        action="store_true",
+        help="provision although `fairlead collect` on this machine is of an older version",
     )
     parser.add_argument("-q", "--quiet", action="store_true", help="show no progress")
 
@@ -111,6 +117,8 @@ def run(args: argparse.Namespace) -> ExitCode:
     if only and args.uninstall:
         raise UsageError("--tags does not go with --uninstall")
     site = config.load_site(args.site)
+    if not (args.nodes_first or args.check or args.uninstall):
+        refuse_nodes_first()
     if args.bundle:
         from fairlead.provision.offline_bundle_check import open_bundle
 

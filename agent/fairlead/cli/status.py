@@ -78,6 +78,12 @@ def summary(run_dir: str) -> dict[str, Any]:
     }
 
 
+def lost_words(folder: str, memory: str) -> str:
+    """Return what a reboot loses if the state folder is in memory."""
+    lost = "the ledger, strikes, acknowledgements, history, audit trail, admin hold and the usage records not collected yet"
+    return f"{folder} is in memory ({memory}): a reboot loses {lost}"
+
+
 def _findings(status: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line for each finding, as `check` prints it.
 
@@ -122,6 +128,8 @@ def run(args: argparse.Namespace) -> ExitCode:
         print(f"  topology {slurm['topology']}; no drain limit per switch or block applies")
     for trouble in status.get("trouble", []):
         print(f"  trouble: {trouble}")
+    if memory := status.get("state_folder", {}).get("lost_at_reboot"):
+        print(f"  note: {lost_words(status['state_folder'].get('path', ''), memory)} (docs/how-to/stateless.md)")
     document = status.get("document", {})
     if document:
         print(

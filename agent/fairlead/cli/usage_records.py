@@ -14,9 +14,9 @@ import stat
 import sys
 from collections.abc import Iterator
 
+from fairlead.cli.state_folder import add_state_dir, state_folder
 from fairlead.errors import ExitCode, UsageError
 
-STATE_DIR = "/var/lib/fairlead"
 FOLDER = "usage"
 FILE_MAX_BYTES = 256 * 1024
 JOBS_MAX = 5000
@@ -33,7 +33,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("jobs", nargs="?", default="", metavar="JOBS", help="raw job ids: 17,18")
     parser.add_argument("--asked", action="store_true", help="read the job ids from the last word of SSH_ORIGINAL_COMMAND")
     parser.add_argument("--lines", action="store_true", help="print short lines, which srun of many nodes does not mix")
-    parser.add_argument("--state-dir", metavar="DIR", default=STATE_DIR, help="the agent's state (%(default)s)")
+    add_state_dir(parser)
 
 
 def run(args: argparse.Namespace) -> ExitCode:
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     if not _ASKED.fullmatch(text) or text.count(",") >= JOBS_MAX:
         raise UsageError("name jobs by their raw ids: fairlead usage-records 17,18")
     denied: list[str] = []
-    found = records(os.path.join(args.state_dir, FOLDER), {int(job) for job in text.split(",")}, denied)
+    found = records(os.path.join(state_folder(args.state_dir), FOLDER), {int(job) for job in text.split(",")}, denied)
     # A reader takes an answer without the last heading for torn.
     answer = b"".join(b"==> " + path.encode() + b" <==\n" + data + b"\n" for path, data in found) + b"==> /dev/null <==\n"
     if args.lines:

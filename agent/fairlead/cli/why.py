@@ -13,9 +13,10 @@ from typing import Any
 
 from fairlead.cli import status as status_command
 from fairlead.cli.agent_client import agent_pid
-from fairlead.cli.audit import STATE_DIR, as_data
+from fairlead.cli.audit import as_data
 from fairlead.cli.output import print_json
 from fairlead.cli.slurm_options import add_bin_dir
+from fairlead.cli.state_folder import add_state_dir, state_folder
 from fairlead.cli.why_text import SHOWN, owner, steps, why_text
 from fairlead.daemon.requests.audit_trail import Trail
 from fairlead.errors import DataError, ExitCode, FairleadError, InputMissing, SlurmUnavailable
@@ -34,13 +35,13 @@ def register(parser: argparse.ArgumentParser) -> None:
     add_bin_dir(parser)
     parser.add_argument("--slurm-bin", dest="bin_dir", default=argparse.SUPPRESS, help=argparse.SUPPRESS)  # its older name
     parser.add_argument("--history", action="store_true", help="show the whole audit trail, not only its end")
-    parser.add_argument("--state-dir", metavar="DIR", default=STATE_DIR, help=argparse.SUPPRESS)
+    add_state_dir(parser, shown=False)
     parser.add_argument("--run-dir", metavar="DIR", default=status_command.RUN_DIR, help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _local(args: argparse.Namespace) -> tuple[dict[str, Any], list[Any]]:
-    trail = Trail(args.state_dir, args.run_dir)
+    trail = Trail(state_folder(args.state_dir), args.run_dir)
     data = status_command.summary(args.run_dir)
     if "pid" in data["status"]:
         data["running"] = agent_pid(args.run_dir) != 0

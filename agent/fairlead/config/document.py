@@ -43,9 +43,13 @@ class AgentOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     reapply: Annotated[bool, Meta(description="Apply PCIe settings again after a device's reset has lost them.")] = True
     kmsg_path: Annotated[str, Meta(description="The file that kernel records are read from.")] = "/dev/kmsg"
     run_dir: Annotated[str, Meta(description="Folder of the files for hooks and commands, on tmpfs.")] = "/run/fairlead"
-    state_dir: Annotated[str, Meta(description="Folder of ledger, history, audit trail and hold. It survives a boot.")] = (
-        "/var/lib/fairlead"
-    )
+    state_dir: Annotated[
+        str,
+        Meta(
+            pattern=r"^(/[A-Za-z0-9_.+-]+)+(?!\n)$",
+            description="Folder of ledger, history, audit trail, hold and usage records, on a disk that survives a boot.",
+        ),
+    ] = "/var/lib/fairlead"
     metrics_textfile: Annotated[
         str,
         Meta(

@@ -29,6 +29,7 @@ from fairlead.model.json_text import NOT_JSON
 from fairlead.policy.ownership import MANUAL, Token
 
 FILE = "ledger.json"
+SCHEMA = 1
 
 
 # slurmctld may carry out a request up to this time after the client gave up. It is longer than any site's MessageTimeout.
@@ -154,17 +155,21 @@ _UNSEEN: dict[str, Any] = {"written": 0, "seen": 0, "boot": "", "reboot": Reboot
 
 
 class _File(Struct, frozen=True, kw_only=True):
-    schema: int = 1
+    schema: int = SCHEMA
     sequence: int = 0
     entry: LedgerEntry | None = None
 
 
 #: The decoder is made once, at import. msgspec analyses a type at its first use, and crashes if several threads do that at once.
 _DECODER = msgspec.json.Decoder(_File)
+_NEWER = msgspec.json.Decoder(dict[str, Any])
 
 
 class Ledger:
     """Reads and writes the ledger of one node.
+
+    A ledger of a newer release is kept as ``ledger.json.schemaN`` before this release writes one. Its drain counts, if the fields
+    that this release knows can be read (decision 56).
 
     If ``state_dir`` cannot be written, the ledger is written to ``run_dir`` (tmpfs). There it survives a restart of the agent,
     but no reboot. ``trouble`` then describes the failure in one line. An entry of another node name or of another machine (on a
@@ -243,7 +248,9 @@ class Ledger:
 
     def _read(self, path: str, disk: Storage) -> _File | None:
         try:
-            return _DECODER.decode(disk.do(partial(_content, path)))
+            data = disk.do(partial(_content, path))
+            schema = _schema_of(data)
+            return self._read_newer(path, data, schema, disk) if schema > SCHEMA else _DECODER.decode(data)
         except FileNotFoundError:
             return None
         except OSError as e:
@@ -254,6 +261,45 @@ class Ledger:
             with suppress(OSError):
                 disk.do(partial(os.replace, path, path + ".bad"))
             return None
+
+    def _read_newer(self, path: str, data: bytes, schema: int, disk: Storage) -> _File | None:
+        """Return what this release understands of a newer release's ledger, and keep that file. Without a token that can be read,
+        the file is renamed, and its drain counts as an orphan. Raises OSError."""
+        kept, by = f"{path}.schema{schema}", f"ledger: {path} was written by a newer fairlead (schema {schema})"
+        try:
+            found = _known_part(data)
+        except NOT_JSON as e:
+            disk.do(partial(os.replace, path, kept))
+            self.trouble = f"{by} and cannot be read ({e}); it is kept as {kept}; see `fairlead resume --adopt`"
+            return None
+        disk.do(partial(_keep, path, kept))
+        self.trouble = f"{by}; what this release knows of it counts, and it is kept as {kept}"
+        return found
+
+
+def _schema_of(data: bytes) -> int:
+    """Return the schema number of a ledger, or 0 if it cannot be read."""
+    try:
+        schema = _NEWER.decode(data).get("schema")
+    except NOT_JSON:
+        return 0
+    return schema if isinstance(schema, int) else 0
+
+
+def _known_part(data: bytes) -> _File:
+    """Return a newer ledger without the fields that this release does not know. Raises msgspec's errors."""
+    found = _NEWER.decode(data)
+    if isinstance(entry := found.get("entry"), dict):
+        found["entry"] = {name: value for name, value in entry.items() if name in LedgerEntry.__struct_fields__}
+    return msgspec.convert(found, _File)
+
+
+def _keep(path: str, kept: str) -> None:
+    """Give the file a second name, which stays when another file gets the first one. A file of that name is replaced."""
+    if not (os.path.exists(kept) and os.path.samefile(path, kept)):
+        with suppress(FileNotFoundError):
+            os.unlink(kept)
+        os.link(path, kept)
 
 
 def _content(path: str) -> bytes:

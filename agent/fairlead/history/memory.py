@@ -24,7 +24,7 @@ from fairlead.model.check_definition import KernelRecord, Past, Sample
 from fairlead.model.facts import Missing
 from fairlead.model.json_text import NOT_JSON
 from fairlead.model.kernel_text import NAME_MAX, begins_with_a_name
-from fairlead.policy.policy_state import PolicyState
+from fairlead.policy.policy_state import PolicyState, state_of
 from fairlead.xid import XidKind as Line
 from fairlead.xid import parse
 from fairlead.xid.meaning import meaning
@@ -236,11 +236,15 @@ class History:
         if data is None:
             return PolicyState()
         try:
-            state = msgspec.json.decode(data, type=PolicyState)
+            state, unread = state_of(data)
         except NOT_JSON as e:
             self._undecoded = f"{self.path}: the policy's state cannot be read and begins anew ({e})"
             return PolicyState()
-        self._saved_state = data
+        if unread:
+            self._undecoded = f"{self.path}: parts of the policy's state cannot be read, and are kept aside ({', '.join(unread)})"
+            self._put("state unread", data)
+        else:
+            self._saved_state = data
         return state
 
     def save_state(self, state: PolicyState) -> None:
@@ -301,7 +305,7 @@ class History:
     @property
     def trouble(self) -> str:
         """Return why the history is in memory only, or was lost. Return "" if neither is the case."""
-        return self._store.trouble or self._undecoded
+        return self._store.trouble or self._undecoded or self._store.note
 
     @property
     def path(self) -> str:

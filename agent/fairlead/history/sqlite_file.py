@@ -1,7 +1,8 @@
 """Reads and writes the file of the history, an SQLite database in WAL mode. Each access waits for a limited time (``disk``).
 
-A damaged file is renamed, and a new file is begun. If the file cannot be written, ``trouble`` has the reason, and writing is
-tried again later. Only root may read the file, because kernel records name processes.
+A damaged file is renamed, and a new file is begun. A file of a newer release is kept as ``history.sqlite.schemaN``, and a new
+file is begun with what this release knows of it (decision 56). If the file cannot be written, ``trouble`` has the reason, and
+writing is tried again later. Only root may read the file, because kernel records name processes.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -44,6 +46,9 @@ DELETE = "DELETE FROM record WHERE boot_id = ? AND sequence = ? AND seconds = ? 
 PUT = "INSERT OR REPLACE INTO kept VALUES (?, ?)"
 PRUNE = f"DELETE FROM event WHERE rowid <= (SELECT max(rowid) FROM event) - {EVENTS_KEPT}"  # noqa: S608
 
+#: The tables that a file of a newer release has too. A newer schema only adds tables and columns (decision 56).
+_TABLE_NAMES = ("kept", "record", "sample", "event")
+
 Key = tuple[int, float, str]
 Statement = tuple[str, Sequence[tuple[object, ...]]]
 
@@ -68,15 +73,24 @@ class Stored(Struct, frozen=True):
     xids: dict[Code, int]
 
 
+class NewerHistory(Exception):
+    """Says that the file has the schema of a newer release. schema: its number."""
+
+    def __init__(self, schema: int) -> None:
+        super().__init__(f"schema {schema}")
+        self.schema = schema
+
+
 class Store:
     """Opens and writes the file. ``state_dir``: the file's folder, or "" for no file. ``trouble``: why the file cannot be written
-    now, or "" if it can."""
+    now, or "" if it can. ``note``: what was done with a file of a newer release, or ""."""
 
     def __init__(self, state_dir: str, boot_id: str, disk: Storage) -> None:
         self._folder = state_dir
         self.path = os.path.join(state_dir, FILE)
         self.boot_id = boot_id
         self.trouble = ""
+        self.note = ""
         self._disk = disk
         self._db: sqlite3.Connection | None = None
         self._retry_at = 0.0
@@ -96,9 +110,15 @@ class Store:
         if not self._folder:
             return None
         wait = START_SECONDS if first else WAIT_SECONDS
-        for _ in range(2):
+        for _ in range(3):
             try:
                 db, stored = self._disk.do(self._opened, lambda late: late[0].close(), wait)
+            except NewerHistory as e:
+                try:
+                    self.note = self._disk.do(partial(self._take_over, e.schema), wait_seconds=START_SECONDS)
+                except (OSError, sqlite3.Error) as failure:
+                    self._fail(failure)
+                    return None
             except (sqlite3.OperationalError, OSError) as e:
                 self._fail(e)
                 return None
@@ -182,7 +202,9 @@ class Store:
             db.execute("PRAGMA synchronous = NORMAL")
             db.execute("PRAGMA cache_size = -256")
             version = db.execute("PRAGMA user_version").fetchone()[0]
-            if version not in (0, 1, SCHEMA):
+            if version > SCHEMA:
+                raise NewerHistory(version)
+            if version < 0:
                 raise sqlite3.DatabaseError("its schema is of another version")
             if db.execute("PRAGMA quick_check").fetchone()[0] != "ok":
                 raise sqlite3.DatabaseError("it is damaged")
@@ -241,10 +263,55 @@ class Store:
         db.commit()
         return stored
 
+    def _take_over(self, schema: int) -> str:
+        """Keep the file of a newer release under another name, begin a new one with what this release knows of it, and return one
+        line about that. Raises OSError and sqlite3.Error. The new file replaces the other one when it is complete."""
+        kept, building = f"{self.path}.schema{schema}", f"{self.path}.new"
+        with suppress(FileNotFoundError):
+            os.unlink(building)
+        os.close(os.open(building, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        db = sqlite3.connect(building, timeout=BUSY_SECONDS, isolation_level=None)
+        try:
+            lost = _copied(db, self.path)
+            db.execute(f"PRAGMA user_version = {SCHEMA}")
+        finally:
+            db.close()
+        with suppress(FileNotFoundError):
+            os.unlink(kept)
+        os.link(self.path, kept)
+        os.replace(building, self.path)
+        rest = f"; nothing of {', '.join(lost)} could be read" if lost else ""
+        return f"{self.path} was written by a newer fairlead (schema {schema}); it is kept as {kept}, and goes on here{rest}"
+
     def _move_aside(self) -> None:
         for suffix in ("", "-wal", "-shm"):
             with suppress(OSError):
                 os.replace(self.path + suffix, self.path + ".bad" + suffix)
+
+
+def _copied(db: sqlite3.Connection, newer: str) -> list[str]:
+    """Copy the rows and columns that this release knows from the file ``newer`` into a new database. Return the tables that could
+    not be read."""
+    db.executescript(_TABLES)
+    source = sqlite3.connect(newer, timeout=BUSY_SECONDS, isolation_level=None)
+    lost = []
+    try:
+        if source.execute("PRAGMA journal_mode = DELETE").fetchone()[0] != "delete":
+            raise sqlite3.OperationalError("another process reads it")  # its -wal would be taken for that of the new file
+        db.execute("BEGIN")
+        for table in _TABLE_NAMES:
+            here, there = ({row[1] for row in each.execute(f"PRAGMA table_info({table})")} for each in (db, source))
+            names = sorted(here & there)
+            marks = ", ".join("?" * len(names))
+            try:
+                rows = source.execute(f"SELECT {', '.join(names)} FROM {table}")  # noqa: S608
+                db.executemany(f"INSERT OR IGNORE INTO {table} ({', '.join(names)}) VALUES ({marks})", rows)  # noqa: S608
+            except sqlite3.Error:
+                lost.append(table)
+        db.execute("COMMIT")
+    finally:
+        source.close()
+    return lost
 
 
 def numbers(text: str) -> tuple[int, ...]:

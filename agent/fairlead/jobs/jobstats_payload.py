@@ -139,8 +139,8 @@ def decoded(text: str) -> dict[str, Any] | None:
 
 
 def is_own(text: str) -> bool:
-    """Return whether an AdminComment was written by fairlead: a JS1 payload with the key ``fl``. ``JS1:Short`` and ``JS1:None``
-    do not say who wrote them, and so are nobody's."""
+    """Return whether an AdminComment was written by fairlead, and by no newer one: a JS1 payload with the key ``fl``.
+    ``JS1:Short`` and ``JS1:None`` do not say who wrote them, and so are nobody's."""
     data = decoded(text)
     mark = data.get(KEY) if data is not None else None
-    return isinstance(mark, dict) and isinstance(mark.get("v"), int)
+    return isinstance(mark, dict) and isinstance(version := mark.get("v"), int) and version <= VERSION

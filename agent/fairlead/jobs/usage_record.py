@@ -7,7 +7,7 @@ Times with ``_boot`` are seconds of CLOCK_BOOTTIME in the boot ``boot_id``.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_origin
 
 import msgspec
 from msgspec import Meta, Struct
@@ -185,6 +185,36 @@ def decoded(text: bytes) -> UsageRecord:
         raise BadRecord(f"is not a usage record: {str(e)[:200]}") from None
     except RecursionError:
         raise BadRecord("is not a usage record: too deep") from None
+
+
+def known_part(text: bytes) -> UsageRecord:
+    """Return the record of a newer agent without the keys that this release does not know, so that an agent can go on with it
+    after a rollback. Raises BadRecord for anything else that is no usage record."""
+    try:
+        return decoded(text)
+    except BadRecord:
+        if len(text) > RECORD_MAX_BYTES or not text.endswith(b"}\n"):
+            raise
+    try:
+        data = msgspec.json.decode(text)
+        if isinstance(data, dict) and data.get("schema") != SCHEMA:
+            raise BadRecord(_other_schema(str(data.get("schema", ""))))
+        return _DECODER.decode(_ENCODER.encode(_without_unknown(data, UsageRecord)))  # only from text are keys numbers
+    except (msgspec.MsgspecError, RecursionError) as e:
+        raise BadRecord(f"is not a usage record: {str(e)[:200]}") from None
+
+
+def _without_unknown(value: Any, kind: Any) -> Any:
+    """Return decoded JSON without the keys that the type does not have."""
+    inner = get_args(kind)
+    if get_origin(kind) is Annotated:
+        return _without_unknown(value, inner[0])
+    if isinstance(value, list) and get_origin(kind) is tuple:
+        return [_without_unknown(each, inner[0]) for each in value]
+    if isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, Struct):
+        fields = ((field.encode_name, field.type) for field in msgspec.structs.fields(kind))
+        return {name: _without_unknown(value[name], of) for name, of in fields if name in value}
+    return value
 
 
 def without_histograms(record: UsageRecord) -> UsageRecord:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from typing import Any
 
+import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
@@ -134,6 +136,10 @@ class Repair(Struct, frozen=True, kw_only=True):
     everything: bool = False
 
 
+#: The tables of the state whose entries are read one by one where the whole table cannot be read.
+_ENTRIES: dict[str, Any] = {"tracks": Track, "ladder": EscalationStep}
+
+
 class PolicyState(Struct, frozen=True, kw_only=True):
     """Holds everything that the policy stores between sweeps. msgspec encodes it. An empty state is a safe start.
 
@@ -163,6 +169,37 @@ class PolicyState(Struct, frozen=True, kw_only=True):
     drained: bool = False
     repairs: tuple[Repair, ...] = ()
     requests: tuple[str, ...] = ()
+
+
+def state_of(data: bytes) -> tuple[PolicyState, tuple[str, ...]]:
+    """Return a saved state, and the names of the parts that cannot be read. A newer release may have saved values that this
+    release does not know, such as a new action. Then only the entry or the field with that value is left out. Raises msgspec's
+    errors for data that are no JSON object."""
+    try:
+        return msgspec.json.decode(data, type=PolicyState), ()
+    except msgspec.ValidationError:
+        parts = msgspec.json.decode(data, type=dict[str, Any])
+    found: dict[str, Any] = {}
+    unread: list[str] = []
+    for each in msgspec.structs.fields(PolicyState):
+        value = parts.get(each.encode_name)
+        if each.encode_name in _ENTRIES and isinstance(value, dict):
+            parts_of = {key: part for key, part in value.items() if _reads(part, _ENTRIES[each.encode_name])}
+            unread += [f"{each.encode_name} {key}" for key in value if key not in parts_of]
+            found[each.encode_name] = parts_of
+        elif each.encode_name in parts and _reads(value, each.type):
+            found[each.encode_name] = value
+        elif each.encode_name in parts:
+            unread.append(each.encode_name)
+    return msgspec.convert(found, PolicyState), tuple(unread)
+
+
+def _reads(value: object, kind: Any) -> bool:
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 def identity(finding: Finding) -> str:

@@ -73,6 +73,11 @@ class _Document(TypedDict, total=False):
     hash: str
 
 
+class _StateFolder(TypedDict, total=False):
+    path: str
+    lost_at_reboot: str
+
+
 class _Sweep(TypedDict, total=False):
     boot_seconds: Unix | None
 
@@ -112,6 +117,8 @@ Status = TypedDict(
     "Status",
     {
         "agent_version": str,
+        "agent_release": str,
+        "state_folder": _StateFolder,
         "driver": str,
         "node": str,
         "slurm_node": str,

@@ -21,7 +21,9 @@ from fairlead.provision.node_answer import TEXT_MAX
 from fairlead.provision.ssh_fetch import parts_of, reading
 
 TOPOLOGY, AUDIT = "/run/fairlead/topology", "/var/lib/fairlead/audit.jsonl"
-DETAILED = reading((*FILES, TOPOLOGY, AUDIT))
+#: The trail of an agent with another state_dir, through the link that it makes (daemon/loop/state_link.py).
+LINKED_AUDIT = "/run/fairlead/state/audit.jsonl"
+DETAILED = reading((*FILES, TOPOLOGY, AUDIT, LINKED_AUDIT))
 ENTRIES_MAX = 100
 GPUS_MAX = 64
 _PCI = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
@@ -65,7 +67,9 @@ def details_of(answer: bytes) -> NodeDetails:
         status = status_of(parts.get(FILES[2], b""))
     except DataError:
         status = {}
-    return NodeDetails(status=status, actions=_actions(parts.get(AUDIT, b"")), gpus=_gpus(parts.get(TOPOLOGY, b"")))
+    return NodeDetails(
+        status=status, actions=_actions(parts.get(LINKED_AUDIT) or parts.get(AUDIT, b"")), gpus=_gpus(parts.get(TOPOLOGY, b""))
+    )
 
 
 def _actions(content: bytes) -> tuple[AuditAction, ...]:

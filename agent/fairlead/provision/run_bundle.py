@@ -36,6 +36,8 @@ PACKAGE_FOLDERS = (
     *("/etc/fairlead", "/etc/slurm/fairlead", "/usr/share/fairlead", "/var/lib/fairlead"),
     *("/var/cache/fairlead", "/var/cache/fairlead/python"),
 )
+#: The state folder that the agent's unit makes and may write without a drop-in.
+UNIT_STATE = "/var/lib/fairlead"
 AGENT_DROP_INS = "/etc/systemd/system/fairlead-agent.service.d"
 # Slurm runs every file in prolog.d and epilog.d. Therefore only the prolog and the epilog are in these folders.
 HOOKS = {
@@ -108,14 +110,19 @@ def driver_files(document: config.Document) -> list[dict[str, Any]]:
 
 
 def agent_folders_drop_in(document: config.Document) -> str:
-    """Return the drop-in that lets the agent's unit write to the folders that the document names: its metrics, and the files for
-    other exporters. The latter are on tmpfs, so the unit makes these folders. If the unit may write to all of them anyway, the
-    drop-in sets nothing."""
+    """Return the drop-in that lets the agent's unit write to the folders that the document names: its state, its metrics, and the
+    files for other exporters. The latter are on tmpfs, so the unit makes these folders. If the unit may write to all of them
+    anyway, the drop-in sets nothing."""
     agent = document.agent
     words = "# Written by fairlead provision: folders of agent.*, beyond what the unit may write anyway.\n[Service]\n"
-    folders = {os.path.dirname(agent.metrics_textfile): "", agent.gpustat_dir: "make", agent.dcgm_job_dir: "make"}
+    folders = {
+        agent.state_dir: "make",
+        os.path.dirname(agent.metrics_textfile): "",
+        agent.gpustat_dir: "make",
+        agent.dcgm_job_dir: "make",
+    }
     for folder, make in folders.items():
-        if folder and not any(f"{folder}/".startswith(f"{path}/") for path in (agent.run_dir, agent.state_dir)):
+        if folder and not any(f"{folder}/".startswith(f"{path}/") for path in (agent.run_dir, UNIT_STATE)):
             words += f"ExecStartPre=-+/bin/mkdir -p -m 0755 {folder}\n" if make else ""
             words += f"ReadWritePaths=-{folder}\n"
     return words

@@ -25,6 +25,7 @@ from fairlead.model.nodelist import fold
 from fairlead.provision.inventory import UNDECLARED, address_mistakes, expand, nodelist_hint, targets
 
 Layers = list[tuple[str, Mapping[str, Any]]]
+_IN_MEMORY = ("/run/", "/var/run/", "/dev/shm/", "/tmp/")  # /tmp: systemd.special(7), and the agent's unit has one of its own
 _ANY = "\0"  # encloses the nodes in a mistake's text; it also replaces them there, to find equal mistakes of several groups
 _NODES = re.compile(f"{_ANY}([^{_ANY}]*){_ANY}")
 
@@ -46,12 +47,14 @@ class Mistake(Struct, frozen=True, kw_only=True):
 
 
 class SiteCheck(Struct, frozen=True, kw_only=True):
-    """Holds the result of a check. ``classes``: the nodes of each class whose nodelist can be read."""
+    """Holds the result of a check. ``classes``: the nodes of each class whose nodelist can be read. ``notes``: what is allowed
+    and has a price, in one line each."""
 
     mistakes: tuple[Mistake, ...]
     classes: Mapping[str, tuple[str, ...]]
     nodes: tuple[str, ...]
     generation: int
+    notes: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> ExitCode:
@@ -82,7 +85,26 @@ def check_site(path: str) -> SiteCheck:
             targets(site)
         except FairleadError as e:
             found.append(e)
-    return SiteCheck(mistakes=_each_once(path, found), classes=classes, nodes=nodes, generation=site.generation)
+    return SiteCheck(
+        mistakes=_each_once(path, found), classes=classes, nodes=nodes, generation=site.generation, notes=_lost_state(site)
+    )
+
+
+def _lost_state(site: Site) -> tuple[str, ...]:
+    """Return a note for each declared state folder that is in memory on every Linux machine. Only the node knows about others."""
+    layers = [("agent", site.layer)]
+    layers += [(f"classes.{each.name}.agent", each.layer) for each in site.classes]
+    layers += [(f"nodes.{node}.agent", layer) for node, layer in site.nodes.items()]
+    found = []
+    for where, layer in layers:
+        agent = layer.get("agent")
+        folder = agent.get("state_dir") if isinstance(agent, Mapping) else None
+        if isinstance(folder, str) and f"{folder}/".startswith(_IN_MEMORY):
+            found.append(
+                f"{where}.state_dir = {folder}: a reboot loses this folder, with the ledger, strikes and history of the node"
+                " (docs/how-to/stateless.md)"
+            )
+    return tuple(found)
 
 
 def _members(site: Site, found: list[FairleadError]) -> dict[str, tuple[str, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -87,6 +88,33 @@ def test_killed_at_any_moment(tmp_path_factory: pytest.TempPathFactory, kills: l
     assert gpu.busy_seconds == pytest.approx(gpu.seen_seconds)
     assert away <= record.gap_seconds + 0.01 <= away + 62 * len(kills) + 0.01
     assert gpu.gap_seconds <= away + (60 + 14 + 2) * len(kills) + 0.01
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_record_of_a_newer_agent_goes_on(stage: Stage, ended: bool) -> None:
+    """After a rollback while the job runs, or just after it has ended, there is one record, and it counts all of the job."""
+    stage.begin(7)
+    stage.run(120)
+    if ended:
+        stage.end(7)
+    (path,) = (stage.state_dir / "usage").glob("7-*.json")
+    data = json.loads(path.read_bytes())
+    data |= {"colour": "red", "host": {**data.get("host", {}), "colour": 1}}
+    data["gpus"][0]["colours"] = {"red": 1.0}
+    path.write_bytes(json.dumps(data, separators=(",", ":")).encode() + b"\n")
+    before = path.read_bytes()
+    stage.start()
+    if ended:
+        stage.record(7, "ended", "0", 1000.0, 1120.0)
+        stage.tick(close=True)
+        assert path.read_bytes() == before and len(list(path.parent.glob("7-*.json"))) == 1
+        return
+    stage.tick(close=True)
+    stage.run(100)
+    stage.end(7)
+    record = stage.only()
+    assert (record.alloc_seconds, record.ended_by) == (220, "epilog")
+    assert record.gpus[0].seen_seconds > 130 and not (path.parent / "aside").exists()
 
 
 def test_a_job_of_another_boot_is_lost(stage: Stage) -> None:

@@ -25,7 +25,7 @@ from fairlead.host.usage_files import UsageFiles
 from fairlead.jobs import usage_sums
 from fairlead.jobs.gpu_usage_sums import GpuReading
 from fairlead.jobs.node_usage_sums import NodeCountersReading
-from fairlead.jobs.usage_record import BadRecord, JobFinding, UsageRecord, decoded, encoded
+from fairlead.jobs.usage_record import BadRecord, JobFinding, UsageRecord, encoded, known_part
 from fairlead.jobs.usage_sums import HostReading, OpenUsage
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Finding, Level
@@ -156,7 +156,7 @@ class UsageKeeper:
         self._loaded = True
         for name, data in files.items():
             try:
-                record = decoded(data)
+                record = known_part(data)
             except BadRecord as e:
                 log.line(log.WARNING, "a usage record is set aside", file=name, error=str(e))
                 self._files.set_aside(name)
@@ -197,7 +197,7 @@ class UsageKeeper:
     def _is_written(self, key: Key) -> bool:
         for data in self._files.of_job(key[0]):
             try:
-                record = decoded(data)
+                record = known_part(data)
             except BadRecord:
                 continue
             if (record.boot_id, record.begin_boot) == (self._boot_id, key[1]):

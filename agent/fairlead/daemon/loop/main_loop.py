@@ -8,7 +8,6 @@ that declared such records. They judge the record with the facts of the last swe
 from __future__ import annotations
 
 import gc
-import os
 import select
 import time
 from collections.abc import Collection, Sequence
@@ -20,7 +19,7 @@ from fairlead.config import Document, load_document
 from fairlead.daemon.jobs.gres_listing import GresListing
 from fairlead.daemon.jobs.job_watch import JobWatch
 from fairlead.daemon.jobs.usage_keeper import UsageKeeper
-from fairlead.daemon.loop import history_update
+from fairlead.daemon.loop import history_update, state_link
 from fairlead.daemon.loop.agent_lock import alone
 from fairlead.daemon.loop.apply_marks import applying, nvml_released
 from fairlead.daemon.loop.document_reload import take_over
@@ -88,7 +87,7 @@ class Loop:
         self._document_path = document_path
         self._root = root
         self._disk = Disk()
-        self._make_state_dir(state_dir)
+        self._memory = state_link.prepare(document.agent, root, self._disk)
         self._signals = Signals()
         self._schedule = Schedule()
         self._readers = Readers(document, root, ask_nvml=ask_nvml)
@@ -118,12 +117,6 @@ class Loop:
         self._keep_at = 0.0
         self._metrics_due = True  # the present sweep ends with new metrics, which must show the values of this sweep
         self._readers.follow(document, self._history.cursor())
-
-    def _make_state_dir(self, state_dir: str) -> None:
-        try:
-            self._disk.do(partial(os.makedirs, state_dir, mode=0o755, exist_ok=True))
-        except OSError as e:
-            log.line(log.ERROR, "cannot create the state directory", error=f"{state_dir}: {e.strerror}")
 
     def _use(self, document: Document) -> None:
         self._document = document
@@ -480,6 +473,7 @@ class Loop:
             history=self._history.events(),
             proof=self._proving.account(),
             topology=self.slurm.topology,
+            memory=self._memory,
             trouble=[*self._troubles(), *self._publisher.trouble.values()],
         )
         self._publisher.publish_status(data)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from fairlead import __version__
+from fairlead.assets import running_release
 from fairlead.daemon.publishing.agent_state import AgentState
 from fairlead.host.boot_clock import boottime
 from fairlead.model.facts import Gpu, Missing
@@ -23,17 +24,21 @@ def status_json(
     history: Sequence[Mapping[str, object]],
     proof: Mapping[str, object],
     topology: str,
+    memory: str,
     trouble: Sequence[str],
 ) -> bytes:
     """Return the content of the file.
 
     ``hold``: the admin hold, or None if there is none. ``history``: the last events. ``proof``: the state of the return command.
-    ``topology``: one line on slurmctld's topology. ``trouble``: what the agent cannot write, one line for each problem.
+    ``topology``: one line on slurmctld's topology. ``memory``: the file system in memory that has the state folder, or "".
+    ``trouble``: what the agent cannot write, one line for each problem.
     """
     document, decision, slurm, node = state.document, state.decision, state.slurm, state.sweep.node
     data: dict[str, object] = {
         "schema": 1,
         "agent_version": __version__,
+        "agent_release": running_release(),
+        "state_folder": {"path": document.agent.state_dir, "lost_at_reboot": memory},
         "driver": driver if node is not None and isinstance(driver := node.driver.module_version, str) else "",
         "node": document.node,
         "slurm_node": document.slurm_node,
