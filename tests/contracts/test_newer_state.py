@@ -17,6 +17,7 @@ import pytest
 from fairlead import config
 from fairlead.config.driver_lock_file import load_lock
 from fairlead.controller.controller_release import older, read_note
+from fairlead.controller.event_store import EventStore
 from fairlead.controller.fleet_folder import from_folder
 from fairlead.controller.fleet_store import FleetStore
 from fairlead.controller.job_store import JobStore
@@ -98,6 +99,7 @@ REFUSED: list[tuple[str, Callable[[Path], Path], Callable[[Path], object], str]]
         "2 is not readable by this version",
     ),
     ("controller.job_store", store(JobStore), used(JobStore), "was written by a newer fairlead"),
+    ("controller.event_store", store(EventStore), used(EventStore), "was written by a newer fairlead"),
     ("controller.fleet_store", store(FleetStore), used(FleetStore), "was written by a newer fairlead"),
     (
         "controller.fleet_folder",
@@ -236,6 +238,7 @@ def test_the_note_of_the_controllers_release(tmp_path: Path, text: str, is_older
 
 #: Formats without a row above, each with the reason.
 NOT_KEPT = {
+    "fleet.fleet_events": "names the form of an event that is sent; the queue that keeps it has a row",
     "topology.binding.published_files": "lies in /run, and each agent writes it anew when it starts",
     "jobs.busy_definition": "names a definition in a usage record, whose schema has a row",
     "fleet.service_record": "test_records_of_nodes_are_named_and_left_out",

@@ -106,7 +106,7 @@ def _text(path: str) -> str:
 
 
 def _variables(environment: dict[str, str], cpus: tuple[int, ...]) -> dict[str, object]:
-    """Return the variables of one environment, compared with the rules that are published on this node, and who chose the CPUs."""
+    """Return the variables of one environment, compared with the rules that this node publishes, and who chose the CPUs."""
     wanted = profile = environment.get("FAIRLEAD_PROFILE") or "full"
     table = TABLE
     if profile not in ("full", "minimal", "off"):

@@ -13,8 +13,8 @@ ENVIRON_MAX_BYTES = 1 << 20
 
 
 class Task(Struct, frozen=True, kw_only=True):
-    """Describes one task. ``step`` is "batch" or a number. ``rank`` is SLURM_PROCID, "" in the batch step. ``cpus``: the CPUs that
-    the process may use now (sched_getaffinity(2)), or () if they cannot be read."""
+    """Describes one task. ``step`` is "batch" or a number. ``rank`` is SLURM_PROCID, "" in the batch step. ``cpus``: the CPUs
+    that the process may use now (sched_getaffinity(2)), or () if they cannot be read."""
 
     step: str
     rank: str
