@@ -117,8 +117,6 @@ def run(args: argparse.Namespace) -> ExitCode:
     if only and args.uninstall:
         raise UsageError("--tags does not go with --uninstall")
     site = config.load_site(args.site)
-    if not (args.nodes_first or args.check or args.uninstall):
-        refuse_nodes_first()
     if args.bundle:
         from fairlead.provision.offline_bundle_check import open_bundle
 
@@ -138,6 +136,8 @@ def run(args: argparse.Namespace) -> ExitCode:
         force=args.force,
         only=only,
     )
+    if not (args.nodes_first or args.check or args.uninstall):
+        refuse_nodes_first()
     report = provision(site, options, slurm_client(args))
     code = report.detailed_exit_code if args.exit_code else report.exit_code
     if args.json:
