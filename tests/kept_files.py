@@ -237,7 +237,7 @@ COLLECT = "/var/lib/fairlead-collect"
 ON_CONTROLLER = (
     KeptFile(
         path=f"{COLLECT}/jobs.sqlite",
-        writers=("controller/job_store.py", "controller/store_file.py"),
+        writers=("controller/job_store.py", "controller/store_file.py", "controller/sqlite_store.py"),
         mode="fairlead 0600",
         limit="by time; 10,000 records set aside; a run ends within 24 h of asking",
         keeps="`fairlead collect --days` (400)",

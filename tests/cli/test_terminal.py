@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from fairlead.cli import main
+from fairlead.cli.output import columns
 from fairlead.cli.terminal import printable
 from tests.daemon.conftest import PROJECT
 
@@ -45,3 +46,9 @@ def test_colours_still_are_seen_on_a_terminal(tmp_path: Path) -> None:
     said = os.read(main_end, 65536).decode()
     os.close(main_end)
     assert "\x1b[1;33mwarn\x1b[0m" in said and "\x1b[2J" not in said
+
+
+def test_a_cell_of_a_table_is_one_line() -> None:
+    """A node or a user must not be able to add rows."""
+    made = columns([("n1", "a\nn2  drained\x85n3\u2028n4"), ("n5", "b")], ("NODE", "WHY"))
+    assert [line.split()[0] for line in made.splitlines()] == ["NODE", "n1", "n5"]

@@ -556,3 +556,19 @@ def test_the_ticket_example(server: tuple[str, list[tuple[dict[str, str], bytes]
     assert [json.loads(text)["action"] for _, text in got] == ["open", "comment"]
     how["code"] = 500
     assert "exit code 1" in ran((example, url), body(event, event_id(event), ""), 20.0, env)
+
+
+@pytest.mark.root
+def test_what_root_makes_belongs_to_the_account_of_the_folder(tmp_path: Path) -> None:
+    """Else the account whose timer delivers could never open the queue again."""
+    os.chown(tmp_path, 4711, 4711)
+    with EventStore(str(tmp_path), write=True):
+        assert {path.stat().st_uid for path in tmp_path.iterdir() if path.suffix in (".sqlite", ".lock")} == {4711}
+
+
+def test_a_database_of_another_program_is_left_alone(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "events.sqlite") as db:
+        db.execute("CREATE TABLE other (x)")
+    db.close()
+    with pytest.raises(DataError, match="is not a store of fairlead"), EventStore(str(tmp_path), write=True):
+        pass

@@ -25,12 +25,13 @@ def state_word(word: str) -> str:
 
 
 def columns(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
-    """Return rows as aligned columns. The last column is not padded."""
-    table = [tuple(head), *rows] if head else [tuple(r) for r in rows]
+    """Return rows as aligned columns. The last column is not padded. Each cell becomes one line: a text of a node or of a user
+    must not look like further rows."""
+    table = [tuple(" ".join(str(cell).splitlines()) for cell in row) for row in ([head, *rows] if head else rows)]
     if not table:
         return ""
-    widths = [max(len(str(r[i])) if i < len(r) else 0 for r in table) for i in range(max(map(len, table)))]
-    return "\n".join("  ".join(str(c).ljust(w) for c, w in zip(r, widths, strict=False)).rstrip() for r in table)
+    widths = [max(len(r[i]) if i < len(r) else 0 for r in table) for i in range(max(map(len, table)))]
+    return "\n".join("  ".join(c.ljust(w) for c, w in zip(r, widths, strict=False)).rstrip() for r in table)
 
 
 def age_text(seconds: float) -> str:

@@ -7,27 +7,25 @@ a process that is killed has either done a step or not. An event that is known i
 from __future__ import annotations
 
 import hashlib
-import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from fairlead.controller.store_file import failed, locked
-from fairlead.errors import DataError, InputMissing
+from fairlead.controller.sqlite_store import SqliteStore, StoreShape
+from fairlead.errors import DataError
 from fairlead.fleet.fleet_events import FleetEvent
 from fairlead.model.json_text import NOT_JSON
 
 FILE = "events.sqlite"
 SCHEMA = 1
+TABLES = ("event", "delivery", "source", "kept")
 EVENTS_MAX = 200_000  # the oldest go first, but never one that the history of the fleet still has
 NODE_EVENTS_MAX = 50  # of one node in a day: a node whose root is hostile could send thousands
 DAY_SECONDS = 86400.0
 WAITING, DELIVERED, GIVEN_UP, LEFT_OUT = "waiting", "delivered", "given up", "left out"
-_BUSY_SECONDS = 10.0
 _TABLES = """
 CREATE TABLE IF NOT EXISTS event (seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL, node TEXT, found_unix REAL,
                                   data BLOB);
@@ -73,81 +71,21 @@ class SourceSeen(Struct, frozen=True):
     written_unix: float
 
 
-class EventStore:
-    """Opens the file in a folder. ``write``: make it if it is not there, and hold the writer's lock until the end.
+SHAPE = StoreShape(
+    file=FILE,
+    what="queue of events",
+    schema=SCHEMA,
+    tables=TABLES,
+    sql=_TABLES,
+    command="fairlead events deliver",
+    option="--state",
+)
 
-    Raises NodeBusy if another process writes it, DataError for a newer or damaged file, InputMissing, HostError.
-    """
 
-    def __init__(self, folder: str, *, write: bool) -> None:
-        self.path = os.path.join(folder, FILE)
-        self._lock = locked(folder, self.path, by="fairlead events") if write else None
-        try:
-            self._db = self._opened(write)
-        except BaseException:
-            self._unlock()
-            raise
+class EventStore(SqliteStore):
+    """Opens the queue of events in a folder (see SqliteStore)."""
 
-    def __enter__(self) -> EventStore:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._db.close()
-        self._unlock()
-
-    def _unlock(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
-
-    def _opened(self, write: bool) -> sqlite3.Connection:
-        if not write and not os.path.exists(self.path):
-            raise InputMissing(f"{self.path}: there are no events", hint="`fairlead events deliver` makes the file")
-        try:
-            if write:
-                os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
-            db = sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None)
-        except (OSError, sqlite3.Error) as e:
-            raise failed(self.path, e) from None
-        try:
-            version = db.execute("PRAGMA user_version").fetchone()[0]
-            if version > SCHEMA:
-                raise DataError(
-                    f"{self.path}: was written by a newer fairlead (schema {version}, and this one knows {SCHEMA})",
-                    hint="update fairlead on this machine, or name another folder with --state",
-                )
-            if write:
-                db.execute("PRAGMA journal_mode = WAL")
-                db.execute("PRAGMA synchronous = FULL")
-                db.executescript(f"BEGIN IMMEDIATE;{_TABLES}PRAGMA user_version = {SCHEMA};COMMIT;")
-            else:
-                db.execute("PRAGMA query_only = ON")
-        except sqlite3.Error as e:
-            db.close()
-            raise failed(self.path, e) from None
-        except BaseException:
-            db.close()
-            raise
-        return db
-
-    @contextmanager
-    def _changes(self) -> Iterator[sqlite3.Connection]:
-        try:
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._db
-            except BaseException:
-                self._db.execute("ROLLBACK")
-                raise
-            self._db.execute("COMMIT")
-        except sqlite3.Error as e:
-            raise failed(self.path, e) from None
-
-    def _rows(self, statement: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        try:
-            return self._db.execute(statement, values).fetchall()
-        except sqlite3.Error as e:
-            raise failed(self.path, e) from None
+    shape = SHAPE
 
     # -- what is found -----------------------------------------------------------------------------
 
@@ -164,7 +102,7 @@ class EventStore:
         because one node had too many."""
         new = 0
         of_node: dict[str, int] = {}
-        with self._changes() as db:
+        with self.changes() as db:
             for event, wanted in events:
                 values = (event_id(event), event.node, found_unix, msgspec.msgpack.encode(event) if wanted else b"")
                 row = db.execute("INSERT OR IGNORE INTO event (id, node, found_unix, data) VALUES (?, ?, ?, ?)", values)
@@ -196,7 +134,7 @@ class EventStore:
         waiting = {seq for (seq,) in self._rows("SELECT seq FROM delivery WHERE state = ?", (WAITING,))}
         rows = self._rows("SELECT seq, id FROM event ORDER BY seq")
         gone = [(seq,) for seq, identity in rows if identity not in stay and seq not in waiting][:over]
-        with self._changes() as db:
+        with self.changes() as db:
             db.executemany("DELETE FROM delivery WHERE seq = ?", gone)
             db.executemany("DELETE FROM event WHERE seq = ?", gone)
         return len(gone)
@@ -246,13 +184,13 @@ class EventStore:
     def tried(self, queued: Queued, state: str, tries: int, next_unix: float, said: str) -> None:
         """Save what became of a delivery."""
         values = (state, tries, next_unix, said, queued.seq, queued.channel)
-        with self._changes() as db:
+        with self.changes() as db:
             db.execute("UPDATE delivery SET state = ?, tries = ?, next_unix = ?, said = ? WHERE seq = ? AND channel = ?", values)
 
     def retry(self, identity: str) -> int:
         """Let the deliveries of an event ("" for all) that were given up or left out wait again. Return how many."""
         where = "state IN (?, ?) AND (? = '' OR seq IN (SELECT seq FROM event WHERE id = ?))"
-        with self._changes() as db:
+        with self.changes() as db:
             statement = f"UPDATE delivery SET state = ?, tries = 0, next_unix = 0 WHERE {where}"  # noqa: S608
             return db.execute(statement, (WAITING, GIVEN_UP, LEFT_OUT, identity, identity)).rowcount
 
@@ -268,6 +206,6 @@ class EventStore:
         return None
 
     def keep(self, values: Mapping[str, object]) -> None:
-        with self._changes() as db:
+        with self.changes() as db:
             rows = [(key, msgspec.msgpack.encode(value)) for key, value in values.items()]
             db.executemany("INSERT OR REPLACE INTO kept VALUES (?, ?)", rows)

@@ -6,16 +6,15 @@ Only one process writes the file at a time. A process that is killed leaves it a
 
 from __future__ import annotations
 
-import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 
-from fairlead.controller.store_file import backed_up, failed, locked, made, refuse_foreign
-from fairlead.errors import DataError, InputMissing
+from fairlead.controller.sqlite_store import SqliteStore, StoreShape
+from fairlead.controller.store_file import backed_up, failed
+from fairlead.errors import DataError
 from fairlead.fleet.erased_user import ErasedUser, event_without_users, without_users
 from fairlead.fleet.node_events import NodeOut
 from fairlead.fleet.service_merge import merged, since
@@ -26,7 +25,6 @@ FILE = "fleet.sqlite"
 SCHEMA = 1
 TABLES = ("service", "event", "kept")
 ERASED = "erased"  # the key of what nodes may send again of erased users
-_BUSY_SECONDS = 10.0
 _TABLES = """
 CREATE TABLE IF NOT EXISTS service (machine TEXT, node TEXT, data BLOB NOT NULL, PRIMARY KEY (machine, node)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS event (node TEXT, begin_unix REAL, data BLOB NOT NULL, PRIMARY KEY (node, begin_unix)) WITHOUT ROWID;
@@ -36,83 +34,13 @@ _RECORD = msgspec.msgpack.Decoder(ServiceRecord)
 _EVENT = msgspec.msgpack.Decoder(NodeOut)
 
 
-class FleetStore:
-    """Opens the file in a folder. ``write``: make it if it is not there, and hold the writer's lock until ``close``.
+SHAPE = StoreShape(file=FILE, what="history of the fleet", schema=SCHEMA, tables=TABLES, sql=_TABLES)
 
-    Raises NodeBusy if another process writes it, DataError for a newer or damaged file, InputMissing, HostError.
-    """
 
-    def __init__(self, folder: str, *, write: bool) -> None:
-        self.path = os.path.join(folder, FILE)
-        self._lock = locked(folder, self.path) if write else None
-        try:
-            self._db = self._opened(write)
-        except BaseException:
-            self._unlock()
-            raise
+class FleetStore(SqliteStore):
+    """Opens the history of the fleet in a folder (see SqliteStore)."""
 
-    def __enter__(self) -> FleetStore:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._db.close()
-        self._unlock()
-
-    def _unlock(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
-
-    def _opened(self, write: bool) -> sqlite3.Connection:
-        if not write and not os.path.exists(self.path):
-            raise InputMissing(f"{self.path}: there is no history of the fleet", hint="`fairlead collect` makes it")
-        try:
-            if write:
-                made(self.path)
-            db = sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None)
-        except (OSError, sqlite3.Error) as e:
-            raise failed(self.path, e) from None
-        try:
-            version = db.execute("PRAGMA user_version").fetchone()[0]
-            if version > SCHEMA:
-                raise DataError(
-                    f"{self.path}: was written by a newer fairlead (schema {version}, and this one knows {SCHEMA})",
-                    hint="update fairlead on this machine, or name another folder with --store",
-                )
-            refuse_foreign(db, self.path, TABLES, empty=write)
-            if write:
-                db.execute("PRAGMA journal_mode = WAL")
-                db.execute("PRAGMA synchronous = FULL")
-                db.execute("PRAGMA secure_delete = ON")
-                db.executescript(f"BEGIN IMMEDIATE;{_TABLES}PRAGMA user_version = {SCHEMA};COMMIT;")
-            else:
-                db.execute("PRAGMA query_only = ON")
-        except sqlite3.Error as e:
-            db.close()
-            raise failed(self.path, e) from None
-        except BaseException:
-            db.close()
-            raise
-        return db
-
-    @contextmanager
-    def _changes(self) -> Iterator[sqlite3.Connection]:
-        try:
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._db
-            except BaseException:
-                self._db.execute("ROLLBACK")
-                raise
-            self._db.execute("COMMIT")
-        except sqlite3.Error as e:
-            raise failed(self.path, e) from None
-
-    def _rows(self, statement: str, values: Sequence[object] = ()) -> Iterator[tuple[Any, ...]]:
-        try:
-            yield from self._db.execute(statement, values)
-        except sqlite3.Error as e:
-            raise failed(self.path, e) from None
+    shape = SHAPE
 
     # -- service records ---------------------------------------------------------------------------
 
@@ -120,7 +48,7 @@ class FleetStore:
         """Merge records into the store. Forget what ended before a time. Return how many rows have changed."""
         changed = 0
         erased = self.erased()
-        with self._changes() as db:
+        with self.changes() as db:
             for record in (without_users(each, erased) for each in records):
                 key = (record.machine, record.node)
                 rows = db.execute("SELECT data FROM service WHERE machine = ? AND node = ?", key).fetchall()
@@ -133,17 +61,17 @@ class FleetStore:
 
     def records(self) -> Iterator[ServiceRecord]:
         """Yield the merged record of each machine and NodeName."""
-        for node, data in self._rows("SELECT node, data FROM service ORDER BY node, machine"):
+        for node, data in self._each("SELECT node, data FROM service ORDER BY node, machine"):
             yield self._decoded(_RECORD, data, node)
 
     def raw_records(self) -> Iterator[tuple[str, str, bytes]]:
         """Yield machine, NodeName and encoded record of each row. A reader finds out without decoding what has changed."""
-        yield from self._rows("SELECT machine, node, data FROM service ORDER BY machine, node")
+        yield from self._each("SELECT machine, node, data FROM service ORDER BY machine, node")
 
     def records_of(self, machine: str, node: str) -> list[ServiceRecord]:
         """Return all records of a machine. Without a machine's id, only that of this NodeName."""
         where, values = ("machine = ? AND node = ?", (machine, node)) if not machine else ("machine = ?", (machine,))
-        rows = self._rows(f"SELECT node, data FROM service WHERE {where}", values)  # noqa: S608
+        rows = self._each(f"SELECT node, data FROM service WHERE {where}", values)  # noqa: S608
         return [self._decoded(_RECORD, data, name) for name, data in rows]
 
     def written(self) -> dict[str, float]:
@@ -165,14 +93,14 @@ class FleetStore:
     def add_events(self, events: Iterable[NodeOut], before_unix: float) -> None:
         """Add or renew Slurm's events. Forget those that ended before a time."""
         erased = self.erased()
-        with self._changes() as db:
+        with self.changes() as db:
             for event in (event_without_users(each, erased) for each in events):
                 row = (event.node, event.begin_unix, msgspec.msgpack.encode(event))
                 db.execute("INSERT OR REPLACE INTO event VALUES (?, ?, ?)", row)
             db.execute("DELETE FROM event WHERE begin_unix < ?", (before_unix,))
 
     def events(self) -> tuple[NodeOut, ...]:
-        rows = self._rows("SELECT node, data FROM event ORDER BY begin_unix, node")
+        rows = self._each("SELECT node, data FROM event ORDER BY begin_unix, node")
         return tuple(self._decoded(_EVENT, data, node) for node, data in rows)
 
     # -- users and copies --------------------------------------------------------------------------
@@ -186,7 +114,7 @@ class FleetStore:
         numbers are kept here, so that they are not taken up again. Return how many rows have changed."""
         user = ErasedUser(names=tuple(sorted(names)), jobs=tuple(sorted(jobs)), until_unix=now + (KEEP_DAYS + 1) * DAY_SECONDS)
         changed = 0
-        with self._changes() as db:
+        with self.changes() as db:
             for machine, node, data in db.execute("SELECT machine, node, data FROM service").fetchall():
                 new = msgspec.msgpack.encode(without_users(self._decoded(_RECORD, data, node), (user,)))
                 if new != data:
@@ -222,11 +150,11 @@ class FleetStore:
 
     def kept(self, key: str) -> Any:
         """Return what ``keep`` has saved under a key, or None."""
-        for (data,) in self._rows("SELECT value FROM kept WHERE key = ?", (key,)):
+        for (data,) in self._each("SELECT value FROM kept WHERE key = ?", (key,)):
             return msgspec.msgpack.decode(data)
         return None
 
     def keep(self, values: Mapping[str, object]) -> None:
-        with self._changes() as db:
+        with self.changes() as db:
             rows = [(key, msgspec.msgpack.encode(value)) for key, value in values.items()]
             db.executemany("INSERT OR REPLACE INTO kept VALUES (?, ?)", rows)

@@ -6,17 +6,16 @@ Only the account that collects may read the file, because it says who used what.
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any
 
 from msgspec import Struct
 
-from fairlead.controller.store_file import backed_up, failed, locked, made, refuse_foreign
-from fairlead.errors import DataError, HostError, InputMissing, next_step
+from fairlead.controller.sqlite_store import SqliteStore, StoreShape
+from fairlead.controller.store_file import backed_up, failed
+from fairlead.errors import DataError
 from fairlead.jobs.job_run import JobRun
 from fairlead.jobs.usage_merge import SetAside
 from fairlead.jobs.usage_record import BadRecord, UsageRecord, decoded, encoded
@@ -27,7 +26,6 @@ SCHEMA = 2
 TABLES = ("run", "record", "kept")
 DAY_SECONDS = 86400
 ASIDE_MAX = 10_000
-_BUSY_SECONDS = 10.0
 _TABLES = """
 CREATE TABLE IF NOT EXISTS run (job INTEGER, begin_unix INTEGER, label TEXT, uid INTEGER, user TEXT, account TEXT, partition TEXT,
   state TEXT, nodes TEXT, end_unix INTEGER, gpus INTEGER, cpus INTEGER, limit_seconds INTEGER,
@@ -63,103 +61,13 @@ class StoredRun(Struct, frozen=True, kw_only=True):
     comment: str = ""
 
 
-class JobStore:
-    """Opens the store in a folder. ``write``: make it if it is not there, and hold the writer's lock until ``close``.
+SHAPE = StoreShape(file=FILE, what="store", schema=SCHEMA, tables=TABLES, sql=_TABLES, added=_ADDED)
 
-    Raises NodeBusy if another process writes it, DataError for a newer or damaged file, InputMissing, HostError.
-    """
 
-    def __init__(self, folder: str, *, write: bool) -> None:
-        self.path = os.path.join(folder, FILE)
-        self._lock = locked(folder, self.path) if write else None
-        try:
-            self._db = self._opened(write)
-        except BaseException:
-            self._unlock()
-            raise
+class JobStore(SqliteStore):
+    """Opens the store of jobs in a folder (see SqliteStore)."""
 
-    def __enter__(self) -> JobStore:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._db.close()
-        self._unlock()
-
-    def _unlock(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
-
-    def _opened(self, write: bool) -> sqlite3.Connection:
-        if not write:
-            _check_there(self.path)
-        try:
-            if write:
-                made(self.path)
-            mode = "rwc" if write else "rw"  # a reader of a WAL file needs its -shm, which it may have to make
-            with suppress(PermissionError):
-                os.chmod(self.path, 0o600)
-            db = sqlite3.connect(f"file:{_quoted(self.path)}?mode={mode}", uri=True, timeout=_BUSY_SECONDS, isolation_level=None)
-        except (OSError, sqlite3.Error) as e:
-            raise failed(self.path, e) from None
-        try:
-            version = db.execute("PRAGMA user_version").fetchone()[0]
-            if version > SCHEMA:
-                raise DataError(
-                    f"{self.path}: was written by a newer fairlead (schema {version}, and this one knows {SCHEMA})",
-                    hint="update fairlead on this machine, or name another folder with --store",
-                )
-            if not write and version < SCHEMA:
-                raise DataError(
-                    f"{self.path}: was written by an older fairlead (schema {version}, and this one knows {SCHEMA})",
-                    hint="the next round of `fairlead collect` brings it up to date",
-                )
-            refuse_foreign(db, self.path, TABLES, empty=write)
-            db.execute("PRAGMA query_only = ON" if not write else "PRAGMA journal_mode = WAL")
-            if write:
-                db.execute("PRAGMA synchronous = FULL")
-                db.execute("PRAGMA secure_delete = ON")
-                db.executescript(f"BEGIN IMMEDIATE;{_ADDED.get(version, '')}{_TABLES}PRAGMA user_version = {SCHEMA};COMMIT;")
-        except sqlite3.Error as e:
-            db.close()
-            raise failed(self.path, e) from None
-        except BaseException:
-            db.close()
-            raise
-        return db
-
-    @contextmanager
-    def changes(self) -> Iterator[sqlite3.Connection]:
-        """Make all changes in the ``with`` block, or none of them. An inner block belongs to the outer one. Raises HostError,
-        DataError."""
-        if self._db.in_transaction:
-            yield self._db
-            return
-        try:
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._db
-            except BaseException:
-                self._db.execute("ROLLBACK")
-                raise
-            self._db.execute("COMMIT")
-        except sqlite3.Error as e:
-            raise failed(self.path, e) from None
-
-    def _rows(self, statement: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        try:
-            return self._db.execute(statement, values).fetchall()
-        except sqlite3.Error as e:
-            raise failed(self.path, e) from None
-
-    def _each(self, statement: str, values: Sequence[object]) -> Iterator[tuple[Any, ...]]:
-        try:
-            yield from self._db.execute(statement, values)
-        except sqlite3.Error as e:
-            raise failed(self.path, e) from None
+    shape = SHAPE
 
     # -- runs --------------------------------------------------------------------------------------
 
@@ -355,24 +263,6 @@ class JobStore:
         backed_up(self._db, path)
 
 
-def _check_there(path: str) -> None:
-    """Raise InputMissing if there is no store, and HostError if this user may not read it."""
-    try:
-        with open(path, "rb"):
-            pass
-    except FileNotFoundError:
-        raise InputMissing(f"{path}: there is no store", hint="`fairlead collect` makes it, on the controller") from None
-    except OSError as e:
-        hint = "only root and the account that collects may read it" if isinstance(e, PermissionError) else next_step(e)
-        raise HostError(f"{path}: {e.strerror}", hint=hint) from None
-
-
 @lru_cache(maxsize=16384)
 def _expanded(nodelist: str) -> tuple[str, ...]:
     return tuple(expand(nodelist))
-
-
-def _quoted(path: str) -> str:
-    from urllib.parse import quote
-
-    return quote(os.path.abspath(path))
