@@ -74,3 +74,18 @@ def test_a_site_is_told_from_a_document(
     assert main(["config", "show", "site.toml"]) == 64
     assert "config show --site site.toml --node NAME" in capsys.readouterr().err
     assert main(["config", "check", "--site", "site.toml"]) == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["collect", option, ""] for option in ("--from", "--running", "--backup", "--restore", "--units")),
+        ["accept", "--fabric", "--judge", ""],
+        ["provision", "--bundle="],
+        ["idle", "act", "--from", ""],
+    ],
+)
+def test_an_empty_path_is_not_an_absent_option(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """A script whose variable is empty must not do what the command does without the option."""
+    assert main(words) == 64
+    assert "the name is empty" in capsys.readouterr().err

@@ -251,10 +251,3 @@ def test_root_leaves_no_file_of_its_own(stores: tuple[str, str], tmp_path: Path)
     restore(*stores, copy)
     erase_user(*stores, 1001, LATER)
     assert {path.stat().st_uid for folder in stores for path in Path(folder).iterdir()} == {65534}
-
-
-@pytest.mark.parametrize("option", ["--from", "--running", "--backup", "--restore", "--units"])
-def test_an_empty_name_of_a_folder_is_no_round(option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A script whose variable is empty must not begin to collect."""
-    assert main(["collect", option, "", "--store", str(tmp_path / "store")]) == 64
-    assert option in capsys.readouterr().err and not (tmp_path / "store").exists()

@@ -10,6 +10,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NoReturn
 
 from fairlead.errors import ExitCode, FairleadError, next_step
@@ -124,9 +125,19 @@ class Parser(argparse.ArgumentParser):
         rest = any(action.nargs == argparse.REMAINDER for action in self._actions)
         if rest:
             return self.parse_args(words)
+        self._refuse_empty_paths(words)
         # argparse would set ``usage`` without escaping the % signs in it
         self.usage = self.format_usage().removeprefix("usage: ").replace("%", "%%")
         return self.parse_intermixed_args(words)
+
+    def _refuse_empty_paths(self, words: Sequence[str]) -> None:
+        """End with a usage error if an option that names a file or folder has an empty value, as from an unset shell variable.
+        The command would take the option for absent, and do something else."""
+        paths = {name for action in self._actions if action.metavar in ("FILE", "DIR") for name in action.option_strings}
+        pairs = [(before, word) for before, word in pairwise(words) if before in paths]
+        pairs += [(name, value) for name, equals, value in (word.partition("=") for word in words) if equals and name in paths]
+        if empty := [name for name, value in pairs if not value]:
+            self.error(f"{empty[0]}: the name is empty")
 
 
 def overview() -> str:

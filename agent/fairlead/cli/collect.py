@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--store", metavar="DIR", default=STORE, help="the folder of the store (%(default)s)")
-    parser.add_argument("--from", dest="folder", metavar="DIR", default=None, help="merge the records in DIR, without Slurm")
+    parser.add_argument("--from", dest="folder", metavar="DIR", default="", help="merge the records in DIR, without Slurm")
     parser.add_argument("--site", metavar="FILE", default="", help=f"the site ({SITE} where there is one)")
     parser.add_argument("--days", type=int, default=400, metavar="N", help="keep what jobs used for N days (%(default)s)")
     parser.add_argument(
@@ -50,13 +50,13 @@ def register(parser: argparse.ArgumentParser) -> None:
         "--running",
         nargs="?",
         const=RUNNING,
-        default=None,
+        default="",
         metavar="DIR",
         help=f"pull the newest records of running GPU jobs into DIR ({RUNNING}), and do nothing else",
     )
-    parser.add_argument("--backup", metavar="DIR", default=None, help="write a copy of all stores to DIR, and do nothing else")
+    parser.add_argument("--backup", metavar="DIR", default="", help="write a copy of all stores to DIR, and do nothing else")
     parser.add_argument(
-        "--restore", metavar="DIR", default=None, help="put the copy in DIR in the place of the stores, and do nothing else"
+        "--restore", metavar="DIR", default="", help="put the copy in DIR in the place of the stores, and do nothing else"
     )
     parser.add_argument(
         "--erase-user", type=int, metavar="UID", help="remove all that the stores have of a user, and do nothing else"
@@ -65,7 +65,7 @@ def register(parser: argparse.ArgumentParser) -> None:
         "--idle-state", metavar="DIR", default=IDLE, help="the journal of `fairlead idle`, for these three (%(default)s)"
     )
     parser.add_argument(
-        "--units", metavar="DIR", default=None, help="write the controller's systemd units to DIR, and do nothing else"
+        "--units", metavar="DIR", default="", help="write the controller's systemd units to DIR, and do nothing else"
     )
     parser.add_argument("--ssh", default="ssh", metavar="PROGRAM", help="the program to call in place of ssh")
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="wait so long for all nodes together")
@@ -77,9 +77,6 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitCode:
-    named = {"--from": args.folder, "--running": args.running, "--backup": args.backup, "--restore": args.restore}
-    if empty := [option for option, folder in (named | {"--units": args.units}).items() if folder == ""]:
-        raise UsageError(f"{empty[0]}: the name of the folder is empty")  # without it, this would be a round
     if args.days < 1:
         raise UsageError("--days: the shortest time is a day")
     if args.units:
