@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,7 +65,12 @@ def test_read_only(living: Make, mounted: subprocess.Popen[bytes], tmp_path: Pat
 
 
 def remount(enter: tuple[str, ...], folder: Path, how: str) -> None:
-    subprocess.run([*enter, "mount", "-o", f"remount,{how}", str(folder)], check=True, timeout=60)
+    """The kernel refuses "ro" while a program has a file open for writing there, and the agent writes often."""
+    command = [*enter, "mount", "-o", f"remount,{how}", str(folder)]
+    until = time.monotonic() + 30
+    while (done := subprocess.run(command, capture_output=True, timeout=60, check=False)).returncode and time.monotonic() < until:
+        time.sleep(0.01)
+    done.check_returncode()
 
 
 def asked(agent: Living, keeper: subprocess.Popen[bytes], folder: Path, words: tuple[str, ...], on_stale: str) -> int:

@@ -41,7 +41,10 @@ def scraped(port: int) -> bytes:
 
 
 @pytest.mark.heavy
-def test_a_scrape_is_answered_among_two_thousand_idle_connections(port: int) -> None:
+def test_a_scrape_is_answered_among_two_thousand_idle_connections(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        scrape, "SECONDS_MAX", 30.0
+    )  # a scrape takes longer than the second of the other tests on a loaded machine
     threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
     with ExitStack() as held:
         for number in range(2000):
