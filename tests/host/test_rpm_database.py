@@ -278,7 +278,7 @@ def test_what_is_known_is_not_read_again(tree: Path, where: Path, monkeypatch: p
 
 
 def test_reading_costs_little_more_than_sqlite_s_own_reading(tree: Path, where: Path) -> None:
-    """1,414 packages, 26 MB. The least of several CPU times counts, and both are taken in turn, because other programs run here too."""
+    """1,414 packages, 26 MB. The least of several CPU times counts, and both are taken in turn beside other programs."""
     path = rpm_headers.database(where, rpm_headers.many(PACKAGES, BYTES))
     assert path.stat().st_size > 26 << 20
     least = {"ours": 60.0, "SQLite's": 60.0}
