@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from msgspec.structs import replace
 
 from fairlead import checks, settings
+from fairlead.checks import gpu_count
 from fairlead.config import Document
 from fairlead.errors import ConfigError
 from fairlead.model.check_definition import Check, CheckParams, Past
@@ -83,14 +84,22 @@ def judge(document: Document, node: Node, past: Past, only: Collection[str] | No
     A check that fails on unexpected facts yields a finding of level ``unknown``, because what was not judged is not healthy.
     """
     found: list[Finding] = []
+    another_kind = _has_another_kind(document, node)
     for name, check in checks.load().items():
         params = document.checks[name]
         if params.enabled and (only is None or name in only):
+            if another_kind and check.another_gpu:
+                params = replace(params, **check.another_gpu)
             found += _guarded(name, check.findings(node, past, params))
     for name, want in document.settings.items():
         if want.managed and (only is None or f"setting.{name}" in only):
             found += _guarded(f"setting.{name}", drift(name, settings.load()[name], want, node, document.unsupported))
     return tuple(found)
+
+
+def _has_another_kind(document: Document, node: Node) -> bool:
+    params = document.checks["gpu_count"]
+    return params.enabled and isinstance(params, gpu_count.Params) and gpu_count.is_another_kind(node, params)
 
 
 def _guarded(name: str, findings: Iterable[Finding]) -> Iterator[Finding]:

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from fairlead import config
+from fairlead import checks, config
+from fairlead.checks import gpu_count
 from fairlead.cli import main
 from fairlead.cli.machine_tree import recorded_nvml
 from fairlead.config import Document, encode_document
@@ -123,8 +124,9 @@ def test_no_other_profile_finds_the_machine_healthy(name: str) -> None:
         found = bad(judge(document_of(other, gpus_of(name)), node_of(name), Past(available=True)))
         assert found, f"{name} is healthy under {other}"
         if not set(own.gpus) & set(profile.match.gpus):
-            (line,) = [f.summary for f in found if "wrong hardware profile" in f.summary and "the profile is for" in f.summary]
+            (line,) = [f.summary for f in found if "the profile is for" in f.summary]
             assert own.gpus[0] in line or any(gpu in line for gpu in own.gpus)
+            assert not [f for f in found if f.level is Level.DRAIN], "the values of another GPU drain nothing"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -188,5 +190,38 @@ def test_a_profile_for_another_gpu_is_one_line(
     profile: str, warns: bool, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     found = checked(MACHINES / "hgx-h200", document_of(profile, 8), capsys, tmp_path)
-    words = "GPU 0000:19:00.0 and 7 more are 10de:2335, and the profile is for 10de:2330: wrong hardware profile?"
+    words = "every GPU is 10de:2335, and the profile is for 10de:2330: choose another hardware profile"
     assert [f["summary"] for f in found if f["check"] == "gpu_count"] == ([words] if warns else [])
+
+
+def test_a_fault_drains_under_the_profile_of_another_gpu_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for tree, check in (("row-remap-failed", "row_remap"), ("xid79", "gpu_count")):
+        found = checked(MACHINES / f"hgx-h100.{tree}", document_of("hgx-h200", 8), capsys, tmp_path)
+        assert check in {f["check"] for f in found if f["level"] == "drain"}, tree
+
+
+def test_one_gpu_of_another_kind_leaves_the_profile_in_force() -> None:
+    """A card that was swapped is no wrong profile."""
+    document = document_of("hgx-h200", 8)
+    node = node_of("hgx-h200")
+    first = gpu_count.gpus_on_bus(node)[0]
+    swapped = tuple(replace(d, device=0x2330) if d is first else d for d in node.pci)
+    less = replace(node.host, memory_bytes=64 << 30) if not isinstance(node.host, Missing) else node.host
+    found = bad(judge(document, replace(node, pci=swapped, host=less), Past(available=True)))
+    assert {(f.check, f.level) for f in found} == {("gpu_count", Level.WARN), ("cpu_memory", Level.DRAIN)}
+
+
+def test_a_display_card_that_is_left_alone_is_no_other_profile() -> None:
+    node = node_of("hgx-h200")
+    card = replace(gpu_count.gpus_on_bus(node)[0], device=0x1FB6, class_code=gpu_count.DISPLAY_CLASS << 8)
+    rest = [d for d in node.pci if d not in gpu_count.gpus_on_bus(node)]
+    found = bad(judge(document_of("hgx-h200", 8), replace(node, pci=(card, *rest), gpus=()), Past(available=True)))
+    assert ("gpu_count", Level.DRAIN) in {(f.check, f.level) for f in found}
+
+
+def test_every_value_of_a_profile_has_a_value_for_another_gpu() -> None:
+    """Otherwise it would still be judged on a machine that the profile is not for."""
+    others = {("ecc", "required"), ("pcie_switch", "enabled")}  # they hold for every GPU, or judge nothing
+    keys = {value.key for name in config.profile_names() for value in config.load_profile(name).values}
+    for _, check, parameter in (key.split(".") for key in keys if key.startswith("checks.")):
+        assert parameter in checks.load()[check].another_gpu or (check, parameter) in others, f"checks.{check}.{parameter}"

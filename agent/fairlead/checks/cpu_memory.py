@@ -123,6 +123,7 @@ def _nodes(node: Node) -> Iterator[str]:
 check = Check(
     summary="As much memory and as many CPUs as this kind of node has",
     params=Params,
+    another_gpu={"memory_bytes_min": None, "cpus_expected": None, "smt": None},
     judge=judge,
     mode=Mode.ENFORCE,
     confirm=2,

@@ -52,6 +52,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
 check = Check(
     summary="The NVIDIA fabric manager runs where the node has NVSwitches",
     params=Params,
+    another_gpu={"required": False},
     judge=judge,
     mode=Mode.OBSERVE,
     confirm=2,

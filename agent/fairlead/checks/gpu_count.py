@@ -4,7 +4,8 @@ The hardware profile declares the expected number. fairlead never learns it from
 answers, NVML returns NVML_ERROR_GPU_IS_LOST (15, nvml.h) and may leave the GPU out of its count. The indices of the other GPUs
 then shift, so the check compares GPUs by PCI address (/sys/bus/pci/devices, vendor 0x10de, class 0x0300 or 0x0302). A GPU can
 vanish without any Xid (NVSentinel issue 155). The check also compares the PCI IDs of the GPUs with those of the hardware profile,
-and warns if the profile is for another kind of GPU. `nvml_responsive` judges whether the driver answers at all.
+and warns if the profile is for another kind of GPU. If every GPU is of another kind, the values of the profile are not judged
+(``Check.another_gpu``), and the result is `unknown`. `nvml_responsive` judges whether the driver answers at all.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from fairlead.model.facts import Missing, Node, PciDevice
 from fairlead.model.finding import Action, Finding, Level, Mode, with_action
 
 NVIDIA = 0x10DE
-GPU_CLASSES = (0x0300, 0x0302)  # VGA and 3D controller, include/linux/pci_ids.h
+DISPLAY_CLASS, COMPUTE_CLASS = GPU_CLASSES = (0x0300, 0x0302)  # VGA and 3D controller, include/linux/pci_ids.h
 
 
 class Params(CheckParams, frozen=True, kw_only=True):
@@ -45,7 +46,7 @@ def gpus_on_bus(node: Node) -> list[PciDevice]:
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     gpus = gpus_on_bus(node)
     on_bus = {d.address for d in gpus}
-    yield from _of_another_kind(gpus, params)
+    yield from _of_another_kind(node, gpus, params)
     if not node.pci:
         yield Finding(level=Level.UNKNOWN, summary="no PCI device could be read")
     elif params.expected is not None and len(on_bus) < params.expected:
@@ -78,20 +79,41 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
         )
 
 
-def _of_another_kind(gpus: Sequence[PciDevice], params: Params) -> Iterator[Finding]:
-    """Yield one finding if GPUs have other PCI IDs than the hardware profile says. Its other values do not fit them either."""
-    known = [(d, f"{d.vendor:04x}:{d.device:04x}") for d in gpus if d.device]
-    others = [(d, pci_id) for d, pci_id in known if params.pci_ids and pci_id not in params.pci_ids]
-    if others:
-        device, pci_id = others[0]
-        which = f"{device.address} is" if len(others) == 1 else f"{device.address} and {len(others) - 1} more are"
-        words = f"GPU {which} {pci_id}, and the profile is for {', '.join(params.pci_ids)}: wrong hardware profile?"
-        yield Finding(level=Level.WARN, device=device.address, summary=words, action=Action.PROVISION)
+def _ids(gpus: Sequence[PciDevice]) -> list[tuple[str, str]]:
+    """Return the address and the PCI ID of each GPU whose PCI ID can be read."""
+    return [(d.address, f"{d.vendor:04x}:{d.device:04x}") for d in gpus if d.device]
+
+
+def is_another_kind(node: Node, params: Params) -> bool:
+    """Return whether every GPU of the node has another PCI ID than the hardware profile says. Cards for a display do not count,
+    because such a card can be the only one left after all GPUs are lost."""
+    known = _ids([d for d in gpus_on_bus(node) if d.class_code >> 8 == COMPUTE_CLASS]) if params.pci_ids else []
+    return bool(known) and all(pci_id not in params.pci_ids for _, pci_id in known)
+
+
+def _of_another_kind(node: Node, gpus: Sequence[PciDevice], params: Params) -> Iterator[Finding]:
+    """Yield one finding if GPUs have other PCI IDs than the hardware profile says."""
+    known = _ids(gpus)
+    others = [(address, pci_id) for address, pci_id in known if params.pci_ids and pci_id not in params.pci_ids]
+    if not others:
+        return
+    address, pci_id = others[0]
+    declared = f"and the profile is for {', '.join(params.pci_ids)}"
+    if is_another_kind(node, params):
+        here = " or ".join(dict.fromkeys(pci_id for _, pci_id in known))
+        words = f"every GPU is {here}, {declared}: choose another hardware profile"
+        evidence = ("the values of this profile are not judged; if they are right, declare checks.gpu_count.pci_ids",)
+        yield Finding(level=Level.UNKNOWN, summary=words, evidence=evidence, action=Action.PROVISION)
+        return
+    which = f"{address} is" if len(others) == 1 else f"{address} and {len(others) - 1} more are"
+    words = f"GPU {which} {pci_id}, {declared}"
+    yield Finding(level=Level.WARN, device=address, summary=words, action=Action.CHECK_HARDWARE)
 
 
 check = Check(
     summary="All expected GPUs are on the PCI bus and in the driver's list",
     params=Params,
+    another_gpu={"expected": None},
     judge=judge,
     mode=Mode.ENFORCE,
     boot_grace_seconds=30,

@@ -57,6 +57,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
 check = Check(
     summary="RDMA adapters reach GPU memory: DMA-BUF or nvidia_peermem",
     params=Params,
+    another_gpu={"required": False},
     judge=judge,
     mode=Mode.OBSERVE,
     confirm=2,

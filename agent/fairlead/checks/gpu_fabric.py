@@ -109,6 +109,7 @@ def _together(joined: list[tuple[Gpu, GpuFabric]]) -> Iterator[Finding]:
 check = Check(
     summary="Every GPU has joined its NVLink fabric, with full bandwidth and the node's others",
     params=Params,
+    another_gpu={"required": False},
     judge=judge,
     mode=Mode.OBSERVE,
     confirm=2,

@@ -72,6 +72,7 @@ def _daemon(node: Node, params: Params) -> Iterator[Finding]:
 check = Check(
     summary="IMEX daemon, node list and channels, on nodes of a multi-node NVLink domain",
     params=Params,
+    another_gpu={"required": False, "nodes_expected": None},
     judge=judge,
     mode=Mode.OBSERVE,
     confirm=2,

@@ -190,6 +190,7 @@ def kind(text: str) -> str:
 check = Check(
     summary="Errors of the host's memory: uncorrected, and corrected ones as a rate",
     params=Params,
+    another_gpu={"controllers_expected": None},
     judge=judge,
     mode=Mode.OBSERVE,
     kind=kind,

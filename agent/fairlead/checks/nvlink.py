@@ -41,6 +41,7 @@ class Params(CheckParams, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=0, le=64)] | None,
         Meta(description="This many NVLinks of each GPU must be active. If unset, all links that NVML lists."),
     ] = None
+    judge_number: Annotated[bool, Meta(description="Whether this check judges how many NVLinks are active.")] = True
     crc_per_second_max: Annotated[
         float, Meta(ge=0, description="The check drains at this many or more CRC errors a second on one link. 0: never.")
     ] = 100.0
@@ -83,7 +84,7 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
             if gpu.nvlinks.why is Why.UNREADABLE and params.links != 0:
                 yield unread(f"the NVLinks of GPU {gpu.pci}", gpu.nvlinks, gpu.pci)
             continue
-        if gpu.mig_current is not True:
+        if params.judge_number and gpu.mig_current is not True:
             yield from _state(gpu, gpu.nvlinks, params)
         yield from _unreadable(gpu, gpu.nvlinks)
         yield from _errors(gpu, gpu.nvlinks, node, past, params)
@@ -187,6 +188,7 @@ def _counters(link: int) -> tuple[tuple[str, str], ...]:
 check = Check(
     summary="NVLinks: all active that should be, errors on each as a rate",
     params=Params,
+    another_gpu={"links": None, "judge_number": False},
     judge=judge,
     mode=Mode.OBSERVE,
     confirm=3,

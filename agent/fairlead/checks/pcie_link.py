@@ -73,6 +73,7 @@ def _gpu(gpu: Gpu, devices: Mapping[str, PciDevice], past: Past, params: Params)
 check = Check(
     summary="PCIe links of GPUs: width always, speed under load",
     params=Params,
+    another_gpu={"gpu_width": None, "gpu_gen": None},
     judge=judge,
     mode=Mode.OBSERVE,
     confirm=2,

@@ -115,6 +115,13 @@ def _blind(nic: Nic, lanes: int | Missing, rate: float | None, width: int | None
 check = Check(
     summary="InfiniBand and RoCE ports: as many as declared are active, at their rate and width",
     params=Params,
+    another_gpu={
+        "infiniband_ports": None,
+        "infiniband_rate_gbps": None,
+        "infiniband_width_lanes": None,
+        "ethernet_ports": None,
+        "ethernet_rate_gbps": None,
+    },
     judge=judge,
     mode=Mode.OBSERVE,
     confirm=3,

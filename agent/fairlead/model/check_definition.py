@@ -117,6 +117,9 @@ class Check(Struct, frozen=True, kw_only=True):
     not judged and its last findings stay. Confirmation and recovery then count thorough sweeps. wants: returns what the host
     has to be asked for because of the parameters. reads_records: returns the prefixes of kernel records that the parameters
     declare in addition to ``wakes_on``.
+
+    another_gpu: the values of the parameters that say what this kind of node has, to be used while every GPU of the node is of
+    another kind than declared. Nothing is judged by them. The declared values are those of another kind of node then.
     """
 
     summary: str
@@ -136,6 +139,7 @@ class Check(Struct, frozen=True, kw_only=True):
     judges: Callable[[Any], bool] | None = None
     wants: Callable[[Any], Wanted] | None = None
     reads_records: Callable[[Any], tuple[str, ...]] | None = None
+    another_gpu: Mapping[str, Any] = {}
 
     @property
     def name(self) -> str:
