@@ -336,6 +336,7 @@ complete -c fairlead -n '__fairlead_is collect' -l backup -r -F -d 'write a copy
 complete -c fairlead -n '__fairlead_is collect' -l restore -r -F -d 'put the copy in DIR in the place of the stores, and do nothing else'
 complete -c fairlead -n '__fairlead_is collect' -l erase-user -x -d 'remove all that the stores have of a user, and do nothing else'
 complete -c fairlead -n '__fairlead_is collect' -l idle-state -r -F -d 'the journal of `fairlead idle`, for these three (/var/lib/fairlead/idle)'
+complete -c fairlead -n '__fairlead_is collect' -l events-state -r -F -d 'the queue of `fairlead events`, for these three (/var/lib/fairlead-events)'
 complete -c fairlead -n '__fairlead_is collect' -l units -r -F -d 'write the controller'\''s systemd units to DIR, and do nothing else'
 complete -c fairlead -n '__fairlead_is collect' -l ssh -r -F -d 'the program to call in place of ssh'
 complete -c fairlead -n '__fairlead_is collect' -l timeout -x -d 'wait so long for all nodes together'

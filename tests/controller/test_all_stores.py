@@ -14,11 +14,13 @@ from pathlib import Path
 import pytest
 
 from fairlead.cli import main
-from fairlead.controller.all_stores import back_up, erase_user, restore
+from fairlead.controller.all_stores import Folders, back_up, erase_user, restore
+from fairlead.controller.event_store import EventStore
 from fairlead.controller.fleet_store import FleetStore
 from fairlead.controller.idle_journal import IdleJournal
 from fairlead.controller.job_store import JobStore
 from fairlead.errors import DataError, InputMissing, NodeBusy, UsageError
+from fairlead.fleet.fleet_events import FleetEvent
 from fairlead.fleet.node_events import NodeOut, Whose
 from fairlead.fleet.service_record import ServiceEntry
 from fairlead.jobs.idle_stages import IdleEvent
@@ -28,7 +30,9 @@ from tests.jobs.job_reports import record_of, run_of
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "secretname"
-FILES = ("fleet.sqlite", "jobs.sqlite")
+FILES = ("events.sqlite", "fleet.sqlite", "jobs.sqlite")
+EVENT = FleetEvent(kind="drained", node="n1", at_unix=BEGIN, by="person", cause="manual", who=NAME, why=f"{NAME}: fan",
+                   summary="Xid 79", jobs=(17, 99), token="aaaaaaaaaaa1")  # fmt: skip
 LATER = job_reports.BEGIN + 1000 * 3600.0
 
 
@@ -42,9 +46,9 @@ def entries() -> tuple[ServiceEntry, ...]:
 
 
 @pytest.fixture
-def stores(tmp_path: Path) -> tuple[str, str]:
-    """The folder of the stores, and that of the journal. User 1001 is in all of them."""
-    store, idle = str(tmp_path / "store"), str(tmp_path / "idle")
+def stores(tmp_path: Path) -> Folders:
+    """User 1001 is in all of them."""
+    store, idle, events = (str(tmp_path / name) for name in ("store", "idle", "events"))
     with JobStore(store, write=True) as jobs:
         other = run_of(job=99, label="99", uid=1002, user="bob")
         jobs.add_runs([run_of(user=NAME), other], 100)
@@ -56,19 +60,27 @@ def stores(tmp_path: Path) -> tuple[str, str]:
     journal = IdleJournal(idle)
     for user in (NAME, "bob"):
         journal.append(IdleEvent(kind="observed", at_unix=BEGIN, case="17@5", user=user))
-    return store, idle
+    with EventStore(events, write=True) as queue:
+        queue.add([(EVENT, True)], {}, BEGIN, {"drained": ["mail"]})
+        (sent,) = queue.listed(9)
+        queue.tried(sent, "delivered", 1, 0.0, f"ticket 7 for {NAME}")
+    return Folders(store=store, idle=idle, events=events)
 
 
-def has_name(*folders: str) -> list[str]:
-    paths = [path for folder in folders for path in Path(folder).rglob("*") if path.is_file()]
+def options(stores: Folders) -> list[str]:
+    return ["collect", "--store", stores.store, "--idle-state", stores.idle, "--events-state", stores.events]
+
+
+def has_name(stores: Folders) -> list[str]:
+    paths = [path for folder in (stores.store, stores.idle, stores.events) for path in Path(folder).rglob("*") if path.is_file()]
     return [path.name for path in paths if NAME.encode() in path.read_bytes()]
 
 
-def test_an_erased_user_is_in_no_file_and_does_not_come_back(stores: tuple[str, str]) -> None:
-    assert {name.partition("-")[0] for name in has_name(*stores)} == {*FILES, "idle"}
-    done = erase_user(*stores, 1001, LATER)
-    assert (done.runs, done.rows, done.lines, done.named) == (1, 2, 1, True)
-    with FleetStore(stores[0], write=True) as fleet:  # the node sends its last 30 days again, and Slurm its event
+def test_an_erased_user_is_in_no_file_and_does_not_come_back(stores: Folders) -> None:
+    assert {name.partition("-")[0] for name in has_name(stores)} == {*FILES, "idle"}
+    done = erase_user(stores, 1001, LATER)
+    assert (done.runs, done.rows, done.lines, done.events, done.named) == (1, 2, 1, 1, True)
+    with FleetStore(stores.store, write=True) as fleet:  # the node sends its last 30 days again, and Slurm its event
         fleet.add([record(*entries())], 0.0)
         fleet.add_events([NodeOut(node="n1", begin_unix=5, end_unix=9, whose=Whose.PERSON, reason=f"{NAME}: bad fan")], 0.0)
         (found,) = fleet.records()
@@ -79,58 +91,73 @@ def test_an_erased_user_is_in_no_file_and_does_not_come_back(stores: tuple[str, 
         fleet.forget_erased(LATER + 32 * DAY)
         assert fleet.erased() == ()
         fleet._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    assert has_name(*stores) == []
-    with JobStore(stores[0], write=False) as jobs:
+    assert has_name(stores) == []
+    with JobStore(stores.store, write=False) as jobs:
         assert jobs.runs_of("99") and not jobs.runs_of("17")
-    assert [event.user for event in IdleJournal(stores[1]).read()] == ["erased", "bob"]
+    assert [event.user for event in IdleJournal(stores.idle).read()] == ["erased", "bob"]
+    with EventStore(stores.events, write=True) as queue:
+        assert queue.add([(EVENT, True)], {}, BEGIN, {"drained": ["mail"]})[0] == 0, "it is not sent again"
+        (left,) = queue.listed(9)
+        assert (left.event.who, left.event.why, left.event.jobs) == ("erased", "erased: fan", (99,))
+        assert (left.said, left.state, left.event.summary) == ("ticket 7 for erased", "delivered", "Xid 79")
 
 
-def test_the_name_of_someone_else_and_other_words_stay(stores: tuple[str, str]) -> None:
-    erase_user(*stores, 1002, LATER)
-    with FleetStore(stores[0], write=False) as fleet:
+def test_the_name_of_someone_else_and_other_words_stay(stores: Folders) -> None:
+    erase_user(stores, 1002, LATER)
+    with FleetStore(stores.store, write=False) as fleet:
         (found,) = fleet.records()
     assert found.entries[0].args["jobs"] == "17" and found.entries[1].who == NAME
 
 
-def test_a_copy_comes_back_whole(stores: tuple[str, str], tmp_path: Path) -> None:
+def test_a_copy_comes_back_whole(stores: Folders, tmp_path: Path) -> None:
     copy = str(tmp_path / "copy")
-    assert back_up(*stores, copy).done == ["jobs.sqlite", "fleet.sqlite", "idle"]
+    assert back_up(stores, copy).done == ["jobs.sqlite", "fleet.sqlite", "events.sqlite", "idle"]
     assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / "copy").rglob("*"))
-    with FleetStore(stores[0], write=True) as fleet:
+    with FleetStore(stores.store, write=True) as fleet:
         fleet.add([record(node="n7", machine="m7")], 0.0)
     (tmp_path / "store" / "jobs.sqlite").write_bytes(b"no database" * 100)
-    Path(stores[1], os.listdir(stores[1])[0]).unlink()
-    done = restore(*stores, copy)
-    assert done.done == ["jobs.sqlite", "fleet.sqlite", "idle"] and done.absent == []
-    with JobStore(stores[0], write=False) as jobs, FleetStore(stores[0], write=False) as fleet:
+    Path(stores.idle, os.listdir(stores.idle)[0]).unlink()
+    done = restore(stores, copy)
+    assert done.done == ["jobs.sqlite", "fleet.sqlite", "idle"] and (done.absent, done.left) == ([], ["events.sqlite"])
+    with JobStore(stores.store, write=False) as jobs, FleetStore(stores.store, write=False) as fleet:
         assert jobs.records(run_of()) == (record_of(),) and [each.node for each in fleet.records()] == ["n1"]
-    assert len(IdleJournal(stores[1]).read()) == 2
+    assert len(IdleJournal(stores.idle).read()) == 2
     (aside,) = (tmp_path / "store").glob("jobs.sqlite.*.damaged")
     assert aside.read_bytes().startswith(b"no database"), "what was there is kept"
     with JobStore(copy, write=False) as jobs:
         assert jobs.runs_of("17"), "a copy can be read with --store"
 
 
-def test_a_copy_brings_no_erased_user_back(stores: tuple[str, str], tmp_path: Path) -> None:
+def test_a_copy_brings_no_erased_user_back(stores: Folders, tmp_path: Path) -> None:
     copy = str(tmp_path / "copy")
-    back_up(*stores, copy)
-    erase_user(*stores, 1001, LATER)
-    restore(*stores, copy)
-    with FleetStore(stores[0], write=True) as fleet:
+    back_up(stores, copy)
+    erase_user(stores, 1001, LATER)
+    restore(stores, copy)
+    with FleetStore(stores.store, write=True) as fleet:
         fleet.forget_erased(LATER + 32 * DAY)
         fleet._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    assert has_name(*stores) == []
-    with JobStore(stores[0], write=True) as jobs:
+    assert has_name(stores) == []
+    with JobStore(stores.store, write=True) as jobs:
         assert jobs.add_runs([run_of(user=NAME)], 1) == 0 and jobs.runs_of("99")
+
+
+def test_a_damaged_queue_of_events_comes_from_the_copy(stores: Folders, tmp_path: Path) -> None:
+    copy = str(tmp_path / "copy")
+    back_up(stores, copy)
+    spoiled(Path(stores.events, "events.sqlite"), "pages")
+    done = restore(stores, copy)
+    assert "events.sqlite" in done.done and done.left == []
+    with EventStore(stores.events, write=False) as queue:
+        assert [each.state for each in queue.listed(9)] == ["delivered"]
 
 
 @pytest.mark.parametrize("file", FILES)
 def test_what_is_missing_is_named_and_the_rest_is_copied(
-    stores: tuple[str, str], tmp_path: Path, file: str, capsys: pytest.CaptureFixture[str]
+    stores: Folders, tmp_path: Path, file: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for suffix in ("", "-wal", "-shm"):
-        Path(stores[0], file + suffix).unlink(missing_ok=True)
-    words = ["collect", "--store", stores[0], "--idle-state", stores[1]]
+        Path(stores.of(file), file + suffix).unlink(missing_ok=True)
+    words = options(stores)
     assert main([*words, "--backup", str(tmp_path / "copy")]) == 0
     assert f"not in the copy, because it is not there: {file}" in capsys.readouterr().err
     left = [name for name in FILES if name != file]
@@ -160,94 +187,97 @@ def spoiled(path: Path, how: str) -> None:
 @pytest.mark.parametrize("how", ["rubbish", "foreign", "newer", "pages"])
 @pytest.mark.parametrize("file", FILES)
 def test_a_spoiled_store_keeps_no_other_from_the_copy(
-    stores: tuple[str, str], tmp_path: Path, file: str, how: str, capsys: pytest.CaptureFixture[str]
+    stores: Folders, tmp_path: Path, file: str, how: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An older good copy stays, and a foreign file is never written."""
     copy = tmp_path / "copy"
-    back_up(*stores, str(copy))
-    good, path = (copy / file).read_bytes(), Path(stores[0], file)
+    back_up(stores, str(copy))
+    good, path = (copy / file).read_bytes(), Path(stores.of(file), file)
     spoiled(path, how)
     before = path.read_bytes()
-    words = ["collect", "--store", stores[0], "--idle-state", stores[1]]
+    words = options(stores)
     assert main([*words, "--backup", str(copy)]) in (65, 69)
     said = capsys.readouterr()
     assert said.err.count("\n") == 1 and f"/{file}: " in said.err
     assert (copy / file).read_bytes() == good and not list(copy.glob("*.tmp"))
-    assert {line.rpartition("/")[2] for line in said.out.split()} == {"jobs.sqlite", "fleet.sqlite", "idle"} - {file}
+    assert {line.rpartition("/")[2] for line in said.out.split()} == {*FILES, "idle"} - {file}
     if how in ("foreign", "newer"):
         assert main([*words, "--erase-user", "1001"]) == 65 and path.read_bytes() == before
 
 
 @pytest.mark.parametrize("how", ["rubbish", "foreign", "newer", "pages"])
 @pytest.mark.parametrize("file", FILES)
-def test_a_spoiled_copy_changes_nothing(stores: tuple[str, str], tmp_path: Path, file: str, how: str) -> None:
+def test_a_spoiled_copy_changes_nothing(stores: Folders, tmp_path: Path, file: str, how: str) -> None:
     copy = tmp_path / "copy"
-    back_up(*stores, str(copy))
+    back_up(stores, str(copy))
     spoiled(copy / file, how)
-    with JobStore(stores[0], write=True) as jobs:
+    with JobStore(stores.store, write=True) as jobs:
         jobs.add_runs([run_of(job=20, label="20")], 1)
     with pytest.raises(DataError, match=file):
-        restore(*stores, str(copy))
-    with JobStore(stores[0], write=False) as jobs:
+        restore(stores, str(copy))
+    with JobStore(stores.store, write=False) as jobs:
         assert jobs.runs_of("20")
 
 
-def test_words_that_name_no_folder(stores: tuple[str, str], tmp_path: Path) -> None:
+def test_words_that_name_no_folder(stores: Folders, tmp_path: Path) -> None:
+    none = str(tmp_path / "none")
     with pytest.raises(UsageError, match="name a folder"):
-        back_up(*stores, str(tmp_path / "jobs.sqlite"))
+        back_up(stores, str(tmp_path / "jobs.sqlite"))
     with pytest.raises(InputMissing, match="there is no store"):
-        back_up(str(tmp_path / "none"), str(tmp_path / "none"), str(tmp_path / "copy"))
+        back_up(Folders(store=none, idle=none, events=none), str(tmp_path / "copy"))
     with pytest.raises(InputMissing, match="has no copy"):
-        restore(*stores, str(tmp_path / "none"))
+        restore(stores, none)
 
 
-def test_a_copy_is_made_beside_a_writer_and_nothing_else_is(stores: tuple[str, str], tmp_path: Path) -> None:
-    with JobStore(stores[0], write=True):
-        assert len(back_up(*stores, str(tmp_path / "copy")).done) == 3
-        for act in (lambda: restore(*stores, str(tmp_path / "copy")), lambda: erase_user(*stores, 1001, LATER)):
+def test_a_copy_is_made_beside_a_writer_and_nothing_else_is(stores: Folders, tmp_path: Path) -> None:
+    with JobStore(stores.store, write=True):
+        assert len(back_up(stores, str(tmp_path / "copy")).done) == 4
+        for act in (lambda: restore(stores, str(tmp_path / "copy")), lambda: erase_user(stores, 1001, LATER)):
             with pytest.raises(NodeBusy):
                 act()
-    journal = IdleJournal(stores[1])
+    journal = IdleJournal(stores.idle)
     with journal.alone():
         assert len(journal.read()) == 2
 
 
 RESTORER = """
 import sys
-from fairlead.controller.all_stores import restore
+from fairlead.controller.all_stores import Folders, restore
 print("begin", flush=True)
-restore(*sys.argv[1:4])
+store, idle, events, copy = sys.argv[1:5]
+restore(Folders(store=store, idle=idle, events=events), copy)
 """
 
 
 @pytest.mark.heavy
-def test_a_killed_restore_leaves_whole_stores(stores: tuple[str, str], tmp_path: Path) -> None:
+def test_a_killed_restore_leaves_whole_stores(stores: Folders, tmp_path: Path) -> None:
     copy = str(tmp_path / "copy")
-    back_up(*stores, copy)
+    back_up(stores, copy)
     env = {**os.environ, "PYTHONPATH": f"{ROOT / 'agent'}:{ROOT}"}
     for step in range(8):
-        command = [sys.executable, "-c", RESTORER, *stores, copy]
+        command = [sys.executable, "-c", RESTORER, stores.store, stores.idle, stores.events, copy]
         process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None and process.stdout.readline() == "begin\n"
         time.sleep(step * 0.01)  # each time at another step
         process.send_signal(signal.SIGKILL)
         process.wait()
         process.stdout.close()
-        with JobStore(stores[0], write=True) as jobs, FleetStore(stores[0], write=True) as fleet:
+        with JobStore(stores.store, write=True) as jobs, FleetStore(stores.store, write=True) as fleet:
             assert jobs.records(run_of()) == (record_of(),) and len(list(fleet.records())) == 1
-    restore(*stores, copy)
+    restore(stores, copy)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can leave files of root behind")
-def test_root_leaves_no_file_of_its_own(stores: tuple[str, str], tmp_path: Path) -> None:
+def test_root_leaves_no_file_of_its_own(stores: Folders, tmp_path: Path) -> None:
     """The account that collects must be able to open everything afterwards."""
-    copy = str(tmp_path / "copy")
-    back_up(*stores, copy)
-    for folder in map(Path, stores):
+    copy, folders = str(tmp_path / "copy"), (stores.store, stores.idle, stores.events)
+    back_up(stores, copy)
+    for folder in map(Path, folders):
         for path in (folder, *folder.iterdir()):
             os.chown(path, 65534, 65534)
-    Path(stores[0], "fleet.sqlite").unlink()
-    next(Path(stores[1]).glob("*.jsonl")).unlink()
-    restore(*stores, copy)
-    erase_user(*stores, 1001, LATER)
-    assert {path.stat().st_uid for folder in stores for path in Path(folder).iterdir()} == {65534}
+    Path(stores.store, "fleet.sqlite").unlink()
+    Path(stores.events, "events.sqlite").unlink()
+    next(Path(stores.idle).glob("*.jsonl")).unlink()
+    restore(stores, copy)
+    erase_user(stores, 1001, LATER)
+    assert {path.stat().st_uid for folder in folders for path in Path(folder).iterdir()} == {65534}

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fairlead import config
-from fairlead.cli.controller_paths import IDLE, RUNNING, SITE, STORE
+from fairlead.cli.controller_paths import EVENTS, IDLE, RUNNING, SITE, STORE
 from fairlead.cli.output import print_json
 from fairlead.cli.slurm_options import add_bin_dir
 from fairlead.config import Site
@@ -33,6 +33,7 @@ from fairlead.errors import ExitCode, HostError, InputMissing, UsageError, next_
 from fairlead.model.plain_text import one_line
 
 if TYPE_CHECKING:
+    from fairlead.controller.all_stores import Folders
     from fairlead.controller.fleet_collection import FleetRound
     from fairlead.controller.record_pull import NodeRecords
 
@@ -63,6 +64,9 @@ def register(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--idle-state", metavar="DIR", default=IDLE, help="the journal of `fairlead idle`, for these three (%(default)s)"
+    )
+    parser.add_argument(
+        "--events-state", metavar="DIR", default=EVENTS, help="the queue of `fairlead events`, for these three (%(default)s)"
     )
     parser.add_argument(
         "--units", metavar="DIR", default="", help="write the controller's systemd units to DIR, and do nothing else"
@@ -250,14 +254,21 @@ def _erase(args: argparse.Namespace) -> ExitCode:
         name = pwd.getpwuid(uid).pw_name
     except (KeyError, OverflowError):
         name = ""
-    done = erase_user(args.store, args.idle_state, uid, time.time(), name)
+    done = erase_user(_folders(args), uid, time.time(), name)
     print(
         f"{done.runs} jobs of user {uid} were removed from {args.store}; the user was taken out of {done.rows} rows of the"
-        f" history of the fleet and {done.lines} lines of the journal of idle jobs; copies and AdminComment still have them"
+        f" history of the fleet, {done.lines} lines of the journal of idle jobs and {done.events} events; copies and AdminComment"
+        " still have them"
     )
     if not done.named:
         say(f"no name of user {uid} is known here: a name in the history of the fleet or in the journal would not be found")
     return ExitCode.OK
+
+
+def _folders(args: argparse.Namespace) -> Folders:
+    from fairlead.controller.all_stores import Folders
+
+    return Folders(store=args.store, idle=args.idle_state, events=args.events_state)
 
 
 def _copies(args: argparse.Namespace) -> ExitCode:
@@ -267,14 +278,16 @@ def _copies(args: argparse.Namespace) -> ExitCode:
         print(f"would {'restore the copy in' if args.restore else 'write a copy to'} {args.backup or args.restore}")
         return ExitCode.OK
     if args.backup:
-        done = all_stores.back_up(args.store, args.idle_state, args.backup)
+        done = all_stores.back_up(_folders(args), args.backup)
         for name in done.done:
             print(os.path.join(args.backup, name))
     else:
-        done = all_stores.restore(args.store, args.idle_state, args.restore)
+        done = all_stores.restore(_folders(args), args.restore)
         print(f"{args.store} has what {args.restore} had: {', '.join(done.done)}")
     if done.absent:
         say(f"not in the copy, because it is not there: {', '.join(done.absent)}")
+    for name in done.left:
+        say(f"{name} stays as it is: it is whole, and it knows what was sent since the copy was made")
     for error in done.errors:
         say(f"not in the copy: {error}")
     return done.errors[0].exit_code if done.errors else ExitCode.OK

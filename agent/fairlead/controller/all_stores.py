@@ -1,4 +1,4 @@
-"""Backs up, restores and erases in everything that fairlead keeps on the controller: both stores, and the journal of idle jobs.
+"""Backs up, restores and erases in everything that fairlead keeps on the controller: three stores, and the journal of idle jobs.
 
 A copy is a folder with the same file names, so that a copy can be read with --store, too. Each file of a copy is whole by itself.
 """
@@ -13,43 +13,61 @@ from contextlib import contextmanager
 
 from msgspec import Struct
 
-from fairlead.controller import fleet_store, job_store
+from fairlead.controller import event_store, fleet_store, job_store
+from fairlead.controller.event_store import EventStore
 from fairlead.controller.fleet_store import FleetStore
 from fairlead.controller.idle_journal import IdleJournal
 from fairlead.controller.job_store import JobStore
+from fairlead.controller.sqlite_store import SqliteStore
 from fairlead.controller.store_file import failed, locked, made, refuse_damaged, refuse_foreign
 from fairlead.errors import DataError, FairleadError, HostError, InputMissing, UsageError, next_step
 from fairlead.host.atomic_file import write_file
 
 IDLE = "idle"  # the folder of the journal in a copy
-STORES: dict[str, type[JobStore] | type[FleetStore]] = {job_store.FILE: JobStore, fleet_store.FILE: FleetStore}
-SCHEMAS = {job_store.FILE: job_store.SCHEMA, fleet_store.FILE: fleet_store.SCHEMA}
-TABLES = {job_store.FILE: job_store.TABLES, fleet_store.FILE: fleet_store.TABLES}
+STORES: dict[str, type[SqliteStore]] = {
+    job_store.FILE: JobStore,
+    fleet_store.FILE: FleetStore,
+    event_store.FILE: EventStore,
+}
+
+
+class Folders(Struct, frozen=True, kw_only=True):
+    """Names the folders of the stores of jobs and of the fleet, of the journal of idle jobs, and of the queue of events."""
+
+    store: str
+    idle: str
+    events: str
+
+    def of(self, file: str) -> str:
+        """Return the folder of a store."""
+        return self.events if file == event_store.FILE else self.store
 
 
 class Done(Struct, kw_only=True):
     """Says what was done and what was not. done: the files. absent: files that are not there, so that nothing is lost with
-    them. errors: what failed, the first reason for each file."""
+    them. left: files that a restore leaves as they are. errors: what failed, the first reason for each file."""
 
     done: list[str] = []
     absent: list[str] = []
+    left: list[str] = []
     errors: list[FairleadError] = []
 
 
 class Erasure(Struct, frozen=True, kw_only=True):
-    """Counts what was erased of a user. runs: of jobs; rows: of the history of the fleet; lines: of the journal of idle jobs.
-    named: whether a name of the user is known; without it, only numbers of jobs can be found in the history."""
+    """Counts what was erased of a user. runs: of jobs; rows: of the history of the fleet; lines: of the journal of idle jobs;
+    events: of the queue. named: whether a name of the user is known; without it, only numbers of jobs can be found."""
 
     runs: int
     rows: int
     lines: int
+    events: int
     named: bool
 
 
 # -- a copy ----------------------------------------------------------------------------------------
 
 
-def back_up(store: str, idle: str, folder: str) -> Done:
+def back_up(folders: Folders, folder: str) -> Done:
     """Write a copy of everything to a folder. A file that cannot be copied does not keep the others from it, and an older copy of
     it stays. Raises UsageError, HostError, and InputMissing if there is nothing to copy."""
     if folder.endswith(".sqlite") or (os.path.exists(folder) and not os.path.isdir(folder)):
@@ -57,13 +75,13 @@ def back_up(store: str, idle: str, folder: str) -> Done:
     found = Done()
     _folder(folder)
     for file, opened in STORES.items():
-        if not os.path.exists(os.path.join(store, file)):
+        if not os.path.exists(os.path.join(folders.of(file), file)):
             found.absent.append(file)
             continue
-        with _attempted(found, file), opened(store, write=False) as here:
+        with _attempted(found, file), opened(folders.of(file), write=False) as here:
             here.backup(os.path.join(folder, file))
     with _attempted(found, IDLE):
-        paths = IdleJournal(idle).files()
+        paths = IdleJournal(folders.idle).files()
         if not paths:
             found.absent.append(IDLE)
         else:
@@ -72,13 +90,14 @@ def back_up(store: str, idle: str, folder: str) -> Done:
             _copy(path, os.path.join(folder, IDLE, os.path.basename(path)))
     found.done = [name for name in found.done if name not in found.absent]
     if not found.done and not found.errors:
-        raise InputMissing(f"{store}: there is no store", hint="`fairlead collect` makes it, on the controller")
+        raise InputMissing(f"{folders.store}: there is no store", hint="`fairlead collect` makes it, on the controller")
     return found
 
 
-def restore(store: str, idle: str, folder: str) -> Done:
+def restore(folders: Folders, folder: str) -> Done:
     """Put a copy in the place of the stores. Nothing is changed if a file of the copy is no store, damaged, or newer than this
-    fairlead. Users who were erased after the copy was made are erased again. Months of the journal that are here stay.
+    fairlead. Users who were erased after the copy was made are erased again. Months of the journal that are here stay. A queue
+    of events that is here and whole stays too: it knows what was sent since the copy, and an older one would send it again.
 
     Raises InputMissing, DataError, HostError, NodeBusy.
     """
@@ -88,28 +107,41 @@ def restore(store: str, idle: str, folder: str) -> Done:
         raise InputMissing(f"{folder}: has no copy", hint="`fairlead collect --backup DIR` makes one")
     for file in files:
         _check_copy(folder, file)
-    erased = _erased_here(store)
-    for file in files:
-        _put(os.path.join(folder, file), store, file)
+    left = [file for file in files if file == event_store.FILE and _is_whole(folders.of(file), file)]
+    put = [file for file in files if file not in left]
+    erased = _erased_here(folders.store)
+    for file in put:
+        _put(os.path.join(folder, file), folders.of(file), file)
     for uid, at in erased.items():
-        erase_user(store, idle, uid, at)
-    here = {os.path.basename(path) for path in IdleJournal(idle).files()}
+        erase_user(folders, uid, at)
+    here = {os.path.basename(path) for path in IdleJournal(folders.idle).files()}
     for path in months:
         if os.path.basename(path) not in here:
-            _folder(idle)
-            _copy(path, os.path.join(idle, os.path.basename(path)))
-    return Done(done=[*files, *([IDLE] if months else [])], absent=[file for file in STORES if file not in files])
+            _folder(folders.idle)
+            _copy(path, os.path.join(folders.idle, os.path.basename(path)))
+    absent = [file for file in STORES if file not in files]
+    return Done(done=[*put, *([IDLE] if months else [])], absent=absent, left=left)
+
+
+def _is_whole(folder: str, file: str) -> bool:
+    """Return whether a store is here that this fairlead can read and that SQLite finds whole."""
+    try:
+        with STORES[file](folder, write=False) as here:
+            here.refuse_damaged()
+    except FairleadError:
+        return False
+    return True
 
 
 def _check_copy(folder: str, file: str) -> None:
     """Raise DataError if a file of a copy cannot take the place of a store."""
-    path = os.path.join(folder, file)
+    path, shape = os.path.join(folder, file), STORES[file].shape
     with _read_only(path) as db:
         try:
-            refuse_foreign(db, path, TABLES[file], empty=False)
+            refuse_foreign(db, path, shape.tables, empty=False)
             version = db.execute("PRAGMA user_version").fetchone()[0]
-            if not 0 < version <= SCHEMAS[file]:
-                why = f"has the schema {version}, and this fairlead knows {SCHEMAS[file]}"
+            if not 0 < version <= shape.schema:
+                why = f"has the schema {version}, and this fairlead knows {shape.schema}"
                 raise DataError(f"{path}: {why}", hint="update fairlead on this machine")
             refuse_damaged(db, path)
         except sqlite3.Error as e:
@@ -165,7 +197,7 @@ def _move_aside(path: str, file: str) -> None:
     try:
         db = sqlite3.connect(path)
         try:
-            refuse_foreign(db, path, TABLES[file], empty=True)
+            refuse_foreign(db, path, STORES[file].shape.tables, empty=True)
             refuse_damaged(db, path)
         finally:
             db.close()
@@ -185,20 +217,23 @@ def runs_of(store: str, uid: int, now: float) -> int:
         return len(jobs.known_of(uid, now)[1])
 
 
-def erase_user(store: str, idle: str, uid: int, now: float, name: str = "") -> Erasure:
+def erase_user(folders: Folders, uid: int, now: float, name: str = "") -> Erasure:
     """Remove a user from everything. What was removed is not taken up again. A command that is killed may be given again: the
     store of jobs, which says what belongs to the user, is the last. Raises InputMissing, DataError, HostError, NodeBusy."""
-    with JobStore(store, write=True) as jobs:
+    with JobStore(folders.store, write=True) as jobs:
         names, numbers = jobs.known_of(uid, now)
         names |= {name} if name else frozenset()
-        rows = 0
-        if os.path.exists(os.path.join(store, fleet_store.FILE)):
-            with FleetStore(store, write=True) as fleet:
+        rows = events = 0
+        if os.path.exists(os.path.join(folders.store, fleet_store.FILE)):
+            with FleetStore(folders.store, write=True) as fleet:
                 rows = fleet.erase_user(names, numbers, now)
-        journal = IdleJournal(idle)
+        if os.path.exists(os.path.join(folders.events, event_store.FILE)):
+            with EventStore(folders.events, write=True) as queue:
+                events = queue.erase_user(names, numbers, now)
+        journal = IdleJournal(folders.idle)
         lines = journal.erase_user(names) if names and journal.files() else 0
         runs = jobs.erase_user(uid, now)
-    return Erasure(runs=runs, rows=rows, lines=lines, named=bool(names))
+    return Erasure(runs=runs, rows=rows, lines=lines, events=events, named=bool(names))
 
 
 # -- files -----------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from fairlead.controller.sqlite_store import SqliteStore, StoreShape
 from fairlead.errors import DataError
+from fairlead.fleet.erased_user import ErasedUser, fleet_event_without_user, text_without_user
 from fairlead.fleet.fleet_events import FleetEvent
 from fairlead.model.json_text import NOT_JSON
 
@@ -138,6 +139,22 @@ class EventStore(SqliteStore):
             db.executemany("DELETE FROM delivery WHERE seq = ?", gone)
             db.executemany("DELETE FROM event WHERE seq = ?", gone)
         return len(gone)
+
+    def erase_user(self, names: Iterable[str], jobs: Iterable[int], now: float) -> int:
+        """Remove a user's names and job numbers from the events, and from what receivers have answered. The ids stay, so nothing
+        is sent again. Return how many events have changed."""
+        user = ErasedUser(names=tuple(sorted(names)), jobs=tuple(sorted(jobs)), until_unix=now)
+        changed = 0
+        with self.changes() as db:
+            for each in self._queued("WHERE data != x''", ()):
+                new, said = fleet_event_without_user(each.event, user), text_without_user(each.said, user)
+                if new != each.event:
+                    db.execute("UPDATE event SET data = ? WHERE seq = ?", (msgspec.msgpack.encode(new), each.seq))
+                if said != each.said:
+                    db.execute("UPDATE delivery SET said = ? WHERE seq = ? AND channel = ?", (said, each.seq, each.channel))
+                changed += (new, said) != (each.event, each.said)
+        self.empty_wal()
+        return changed
 
     # -- what is delivered -------------------------------------------------------------------------
 

@@ -6,14 +6,12 @@ Only one process writes the file at a time. A process that is killed leaves it a
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 
 from fairlead.controller.sqlite_store import SqliteStore, StoreShape
-from fairlead.controller.store_file import backed_up, failed
 from fairlead.errors import DataError
 from fairlead.fleet.erased_user import ErasedUser, event_without_users, without_users
 from fairlead.fleet.node_events import NodeOut
@@ -129,10 +127,7 @@ class FleetStore(SqliteStore):
             kept = msgspec.msgpack.encode([*left, *([user] if user.names or user.jobs else [])])
             db.execute("INSERT OR REPLACE INTO kept VALUES (?, ?)", (ERASED, kept))
             db.execute("DELETE FROM kept WHERE key = 'states'")  # reasons in Slurm, which the next round reads again
-        try:
-            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        except sqlite3.Error as e:
-            raise failed(self.path, e) from None
+        self.empty_wal()
         return changed
 
     def forget_erased(self, now: float) -> None:
@@ -141,10 +136,6 @@ class FleetStore(SqliteStore):
         left = [each for each in known if each.until_unix > now]
         if len(left) < len(known):
             self.keep({ERASED: left})
-
-    def backup(self, path: str) -> None:
-        """Write a copy of the store to a file, as one whole state, for this account only. Raises HostError, DataError."""
-        backed_up(self._db, path)
 
     # -- the rest ----------------------------------------------------------------------------------
 

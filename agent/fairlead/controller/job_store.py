@@ -6,7 +6,6 @@ Only the account that collects may read the file, because it says who used what.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 from msgspec import Struct
 
 from fairlead.controller.sqlite_store import SqliteStore, StoreShape
-from fairlead.controller.store_file import backed_up, failed
 from fairlead.errors import DataError
 from fairlead.jobs.job_run import JobRun
 from fairlead.jobs.usage_merge import SetAside
@@ -238,10 +236,7 @@ class JobStore(SqliteStore):
         """Remove the runs of a user that ended until now. They are not taken up again. Return how many runs."""
         self.keep(f"erased {uid}", str(int(now)))
         count = self._remove("uid = ? AND end_unix <= ?", (uid, int(now)))
-        try:
-            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        except sqlite3.Error as e:
-            raise failed(self.path, e) from None
+        self.empty_wal()
         return count
 
     def _remove(self, condition: str, values: Sequence[object]) -> int:
@@ -257,10 +252,6 @@ class JobStore(SqliteStore):
         """Return how many runs, records and runs with missing records there are."""
         names = {"runs": "run", "records": "record", "set_aside": "aside", "waiting": "run WHERE due_unix IS NOT NULL"}
         return {name: int(self._rows(f"SELECT count(*) FROM {table}")[0][0]) for name, table in names.items()}  # noqa: S608
-
-    def backup(self, path: str) -> None:
-        """Write a copy of the store to a file, as one whole state, for this account only. Raises HostError, DataError."""
-        backed_up(self._db, path)
 
 
 @lru_cache(maxsize=16384)

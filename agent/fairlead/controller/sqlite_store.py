@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from msgspec import Struct
 
-from fairlead.controller.store_file import failed, locked, made, refuse_foreign
+from fairlead.controller.store_file import backed_up, failed, locked, made, refuse_damaged, refuse_foreign
 from fairlead.errors import DataError, HostError, InputMissing, next_step
 
 BUSY_SECONDS = 10.0
@@ -138,6 +138,24 @@ class SqliteStore:
                 self._db.execute("ROLLBACK")
                 raise
             self._db.execute("COMMIT")
+        except sqlite3.Error as e:
+            raise failed(self.path, e) from None
+
+    def backup(self, path: str) -> None:
+        """Write a copy of the store to a file, as one whole state, for this account only. Raises HostError, DataError."""
+        backed_up(self._db, path)
+
+    def refuse_damaged(self) -> None:
+        """Raise DataError if SQLite finds damage in the store."""
+        try:
+            refuse_damaged(self._db, self.path)
+        except sqlite3.Error as e:
+            raise failed(self.path, e) from None
+
+    def empty_wal(self) -> None:
+        """Move all changes into the file itself, so that nothing erased stays in another file. Raises HostError, DataError."""
+        try:
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         except sqlite3.Error as e:
             raise failed(self.path, e) from None
 

@@ -1,4 +1,4 @@
-"""Takes a user out of the history of the fleet: the name of who acted, and the numbers of the user's jobs.
+"""Takes a user out of the history of the fleet and the queue of events: the name of who acted, and job numbers.
 
 What happened to the node stays, because it is the node's history: times, checks, devices and how it ended.
 """
@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 from msgspec.structs import replace
 
+from fairlead.fleet.fleet_events import FleetEvent
 from fairlead.fleet.node_events import NodeOut, parsed
 from fairlead.fleet.service_record import ServiceEntry, ServiceRecord
 
@@ -39,6 +40,22 @@ def event_without_users(event: NodeOut, erased: Iterable[ErasedUser]) -> NodeOut
     for user in erased:
         event = replace(event, reason=_reason(event.reason, _words(user.names)))
     return event
+
+
+def fleet_event_without_user(event: FleetEvent, user: ErasedUser) -> FleetEvent:
+    """Return an event for tickets without this user."""
+    names = _words(user.names)
+    return replace(
+        event,
+        who=ERASED if event.who in user.names else event.who,
+        why=names.sub(ERASED, event.why),
+        summary=names.sub(ERASED, event.summary),
+        jobs=tuple(job for job in event.jobs if job not in user.jobs),
+    )
+
+
+def text_without_user(text: str, user: ErasedUser) -> str:
+    return _words(user.names).sub(ERASED, text)
 
 
 def _words(names: Iterable[str]) -> re.Pattern[str]:
