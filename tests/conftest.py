@@ -31,7 +31,7 @@ SINGLE = ("tests/rack/test_cluster.py", "tests/faults/test_demo.py")
 #: Files that hold the clusters of all releases at once.
 WHOLE = ("tests/slurm/test_node_states.py",)
 #: Rooms whose ``tmp_path`` is a folder in memory.
-IN_MEMORY = {"controller", "daemon", "drains", "history", "jobs", "provision", "cli"}
+IN_MEMORY = {"controller", "daemon", "drains", "history", "jobs", "provision"}
 #: Roughly how many seconds the longest take together, to begin with them; a file takes 1, a test with its own lab 10.
 SECONDS = {
     "playbooks": 320,
