@@ -30,6 +30,8 @@ settings.load_profile("busy")
 SINGLE = ("tests/rack/test_cluster.py", "tests/faults/test_demo.py")
 #: Files that hold the clusters of all releases at once.
 WHOLE = ("tests/slurm/test_node_states.py",)
+#: Rooms whose ``tmp_path`` is a folder in memory.
+IN_MEMORY = {"controller", "daemon", "drains", "history", "jobs", "provision"}
 #: Roughly how many seconds the longest take together, to begin with them; a file takes 1, a test with its own lab 10.
 SECONDS = {
     "playbooks": 320,
@@ -125,6 +127,16 @@ def pytest_xdist_auto_num_workers() -> int:
 @pytest.fixture
 def memory() -> Iterator[Path]:
     """An empty folder in memory, for a copy of a machine tree."""
+    with in_memory.folder() as made:
+        yield made
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """In memory for the rooms whose tests write databases and ledgers: most of their time was spent waiting for the disk."""
+    if request.path.relative_to(Path(__file__).parent).parts[0] not in IN_MEMORY:
+        yield tmp_path
+        return
     with in_memory.folder() as made:
         yield made
 

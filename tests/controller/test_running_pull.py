@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -108,14 +108,18 @@ def test_a_record_that_was_not_asked_for_is_not_written(tmp_path: Path, changes:
     assert done.records == 0 and set(done.without) == {"n1"} and names(tmp_path) == []
 
 
-@given(st.binary(max_size=300))
-def test_no_answer_of_a_node_breaks_the_pull(tmp_path_factory: pytest.TempPathFactory, answer: bytes) -> None:
+@settings(max_examples=10)  # each starts a process, which reads twenty answers
+@given(st.lists(st.binary(max_size=300), min_size=20, max_size=20))
+def test_no_answer_of_a_node_breaks_the_pull(tmp_path_factory: pytest.TempPathFactory, answers: list[bytes]) -> None:
+    all_of_them = {f"n{number}": answer for number, answer in enumerate(answers)}
+
     class Hostile(Nodes):
         def answer(self, node: str, jobs: Sequence[int]) -> bytes:
-            return answer
+            return all_of_them[node]
 
     folder = tmp_path_factory.mktemp("running")
-    assert pull_running(str(folder), [IDLE.job], Hostile(), None).records == 0
+    done = pull_running(str(folder), [replace(IDLE.job, nodes=tuple(all_of_them))], Hostile(), None)
+    assert (done.records, set(done.without)) == (0, set(all_of_them))
     assert names(folder) == []
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.lab.roots import LabError
+from tests.ports import free_port
 
 RULES = Path(__file__).resolve().parents[2] / "templates/usr/share/fairlead/alerts.yml"
 _SAMPLE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? (\S+)$")
@@ -80,9 +80,7 @@ def serving(folder: Path, begin_unix: float, end_unix: float) -> Iterator[Server
 
 @contextmanager
 def _running(folder: Path) -> Iterator[Server]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     (folder / "prometheus.yml").write_text("scrape_configs: []\n")
     program = shutil.which("prometheus")
     assert program, "prometheus is missing: tests/lab/apt.sh installs it"

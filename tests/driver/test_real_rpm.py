@@ -9,7 +9,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,7 +40,7 @@ c.execute("DELETE FROM Packages WHERE hnum = (SELECT max(hnum) FROM Packages)")
 c.execute("BEGIN IMMEDIATE")
 c.execute("UPDATE Packages SET blob = zeroblob(100000)")
 print(flush=True)
-time.sleep(20)
+time.sleep(600)
 """
 
 
@@ -99,15 +98,12 @@ def test_a_writer_neither_blocks_a_reader_nor_shows_it_half_a_transaction(node: 
     with subprocess.Popen(node.words("python3", "-c", WRITER, "/srv/copy/rpmdb.sqlite"), stdout=subprocess.PIPE) as writer:
         try:
             assert writer.stdout is not None and writer.stdout.readline()
-            begun = time.monotonic()
             meanwhile = node.run("python3", "-c", code, code=None).splitlines()
-            seconds = time.monotonic() - begun
         finally:
             for pid in node.processes("python3"):
                 os.kill(pid, signal.SIGKILL)
             writer.kill()
-    assert len(meanwhile) == len(whole) - 1 and set(meanwhile) < set(whole)
-    assert seconds < rpm_database.BUSY_SECONDS
+    assert len(meanwhile) == len(whole) - 1 and set(meanwhile) < set(whole), "one that is blocked says that it is locked"
     read_only = 'mount --bind -o ro /srv/copy /srv/copy; ! touch /srv/copy/x 2>/dev/null || exit 9; exec python3 -c "$0"'
     assert node.run("unshare", "-m", "sh", "-c", read_only, code).splitlines() == meanwhile
     assert node.run("python3", "-c", code).splitlines() == meanwhile

@@ -24,7 +24,7 @@ def python_for_all() -> str:
     """A Python that every user may run (the one of this environment may lie below /root)."""
     for path in (sys.executable, "/usr/bin/python3"):
         argv = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "env", path, "-I", "-S", "-c", ""]
-        if subprocess.run(argv, capture_output=True, timeout=20, check=False).returncode == 0:
+        if subprocess.run(argv, capture_output=True, timeout=60, check=False).returncode == 0:
             return path
     pytest.fail("no Python that an ordinary user may run: install the distribution's python3")
 

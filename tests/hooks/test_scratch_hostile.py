@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -228,23 +227,22 @@ def test_a_hung_disk_holds_no_task_and_no_epilog(stage: Stage, disk: Disk, shell
         own = disk.begin(shell)
         assert "TMPDIR" in environment_of(stage, shell, JOB)
         stage.inside("fsfreeze", "--freeze", BASE)
-        thaw = threading.Timer(25, stage.inside, ("fsfreeze", "--unfreeze", BASE))  # nobody else could, should it hang
+        thaw = threading.Timer(150, stage.inside, ("fsfreeze", "--unfreeze", BASE))  # nobody else could, should it hang
         thaw.start()
-        began = time.monotonic()
         ran = run(stage, shell, {**JOB, "SLURM_JOB_ID": "4710"})
         disk.end(shell)
         with disk.start() as service:
             until(lambda: Path(f"/proc/{service.pid}/task/{service.pid}/children").read_text() != "")  # it removes, and hangs
             stage.start(shell, "prolog", {**BEGIN, "SLURM_JOB_ID": "4712", "SLURM_JOB_UID": str(MALLORY)})
             second = disk.serve(1)
-            took = time.monotonic() - began
+            held = not thaw.is_alive()
             thaw.cancel()
             thaw.join()
             stage.inside("fsfreeze", "--unfreeze", BASE)
             service.communicate(timeout=60)
         said = exports(ran)
         assert "TMPDIR" not in said and said["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
-        assert (ran.rc, ran.err) == (0, "") and took < 24  # seconds, and what a busy machine adds: before the thaw
+        assert (ran.rc, ran.err) == (0, "") and not held, "all but the first service came to their ends before the thaw"
         assert "does the disk hang?" in second and disk.folder == "", "tasks do not wait for it any more"
         disk.begin(shell, job="4713")
         assert "TMPDIR" in environment_of(stage, shell, {**JOB, "SLURM_JOB_ID": "4713"})  # the disk is back

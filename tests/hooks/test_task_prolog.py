@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from fairlead.topology.binding import published_files
-from tests.hooks.stage import HOOKS, Stage
+from tests.hooks.stage import HOOKS, Ran, Stage
 from tests.hooks.steps import PYTHON, exports, lay_out, run, step, two_cpus
 from tests.topology.build import hgx
 from tests.topology.test_mig_binding import divided
@@ -28,6 +28,18 @@ def test_ready_plan_puts_the_task_beside_its_gpu(stage: Stage, shell: str, task:
     assert exports(ran)["OMP_NUM_THREADS"] == "1"
 
 
+def bound(stage: Stage, shell: str, environment: dict[str, str], task: int, cpu: int) -> Ran:
+    """The run of the task prolog that has bound the task to this CPU. A busy machine may overrun the 2 s that the planner has:
+    then the task is left as it is, and the task prolog is run again."""
+    for _ in range(10):
+        ran = run(stage, shell, environment)
+        assert (ran.rc, ran.err) == (0, "")
+        if os.sched_getaffinity(task) == {cpu}:
+            break
+    assert os.sched_getaffinity(task) == {cpu}
+    return ran
+
+
 @two_cpus
 @pytest.mark.parametrize("local", [0, 1])
 @pytest.mark.parametrize("way", ["planner", "swap"])
@@ -35,9 +47,7 @@ def test_without_a_ready_plan_the_same(stage: Stage, shell: str, task: int, loca
     lay_out(stage, python=PYTHON if way == "planner" else "-", clear=way == "swap")
     shutil.rmtree(stage.run / "plans")
     os.sched_setaffinity(task, {local})
-    ran = run(stage, shell, step(task, local))
-    assert (ran.rc, ran.err) == (0, "")
-    assert os.sched_getaffinity(task) == {1 - local}
+    ran = bound(stage, shell, step(task, local), task, 1 - local)
     assert exports(ran)["OMP_NUM_THREADS"] == "1"
 
 
@@ -83,9 +93,8 @@ def test_a_task_is_put_near_the_gpu_of_its_instance(stage: Stage, shell: str, ta
     lay_out_instances(stage)
     swapped = visible.startswith("MIG-0-0")
     os.sched_setaffinity(task, {local})
-    ran = run(stage, shell, step(task, local, gpus="6,8", CUDA_VISIBLE_DEVICES=visible))
-    assert (ran.rc, ran.err) == (0, "")
-    assert os.sched_getaffinity(task) == {1 - local if swapped else local}
+    environment = step(task, local, gpus="6,8", CUDA_VISIBLE_DEVICES=visible)
+    ran = bound(stage, shell, environment, task, 1 - local if swapped else local)
     assert exports(ran)["OMP_NUM_THREADS"] == "1"
 
 
@@ -99,9 +108,8 @@ def test_an_index_is_enough_where_gres_conf_lists_instances(stage: Stage, shell:
     listed = published_files.ListedDevices({3: "MIG-0-1", 5: "MIG-1-0"}, 1.0)
     (stage.run / "topology").write_text(published_files.render_topology(node, listed=listed))
     os.sched_setaffinity(task, {local})
-    ran = run(stage, shell, step(task, local, gpus=gpus, CUDA_VISIBLE_DEVICES="0,1"))
-    assert (ran.rc, ran.err) == (0, "")
-    assert os.sched_getaffinity(task) == {1 - local if gpus == "3,5" else local}
+    environment = step(task, local, gpus=gpus, CUDA_VISIBLE_DEVICES="0,1")
+    ran = bound(stage, shell, environment, task, 1 - local if gpus == "3,5" else local)
     assert exports(ran)["OMP_NUM_THREADS"] == "1"
 
 

@@ -35,12 +35,15 @@ class Agent:
         self.worker = Worker(20)
         self.sums = ActivitySums()
         self.raw: Any = None
+        self.sweeps: list[tuple[float, float]] = []  # when each began and ended: a busy machine may stop it anywhere between
 
     def sweep(self, *, closely: bool = True) -> tuple[Gpu, ...]:
+        began = time.monotonic()
         self.worker.start_sweep(closely=closely)
         while (result := self.worker.poll()) is None:
             select.select([fd for fd in [self.worker.fileno()] if fd >= 0], [], [], 0.02)
         self.raw = result.raw
+        self.sweeps.append((began, time.monotonic()))
         found = gpu.gpus(result.raw)
         assert isinstance(found, tuple), found
         return self.sums.add(found, result.raw, time.monotonic())
@@ -49,6 +52,12 @@ class Agent:
         found = [g.activity for g in self.sweep()]
         assert all(isinstance(a, GpuActivity) for a in found)
         return found  # type: ignore[return-value]
+
+    def is_sum(self, value: object, rate: float) -> bool:
+        """Whether it is the sum of ``rate`` per second from some moment of the first sweep to some moment of the last one."""
+        (began, ended), (last_began, last_ended) = self.sweeps[0], self.sweeps[-1]
+        assert isinstance(value, float | int), value
+        return 0.98 * rate * (last_began - ended) <= value <= 1.02 * rate * (last_ended - began)
 
 
 @pytest.fixture
@@ -97,11 +106,11 @@ def test_busy_sm_tensor_memory_energy_and_bytes_of_real_and_of_faked_work(agent:
     ):
         found = [percent_of(activity, n) for n in ("busy", "sm_active", "tensor_active", "dram_active")]
         assert found == pytest.approx([busy, sm, tensor, dram], abs=12 if activity is half else 1)
-        assert activity.measured_seconds > 3 and activity.gpm_seconds > 3 and activity.spot_seconds == 0
-    assert real.energy_joules == pytest.approx(600 * real.gpm_seconds, rel=0.05)
+        assert activity.measured_seconds > 3 and agent.is_sum(activity.gpm_seconds, 1) and activity.spot_seconds == 0
+    assert agent.is_sum(real.energy_joules, 600)
     assert idle.energy_joules == 0, "the simulated counter of a GPU without a load stands still"
     for name, rate in (("pcie_transmit", 1e9), ("pcie_receive", 1e9), ("nvlink_transmit", 1e11), ("nvlink_receive", 1e11)):
-        assert getattr(real, f"{name}_bytes") == pytest.approx(rate * real.gpm_seconds, rel=0.05)
+        assert agent.is_sum(getattr(real, f"{name}_bytes"), rate)
         assert getattr(fake, f"{name}_bytes") == 0
 
 
@@ -139,7 +148,7 @@ def test_nvlink_5_counts_each_link(agent: Agent, faults: Faults) -> None:
     time.sleep(1)
     after = agent.activities()[0]
     assert before.nvlink_transmit_bytes == 0
-    assert after.nvlink_receive_bytes == pytest.approx(1e11 * after.gpm_seconds, rel=0.1)
+    assert agent.is_sum(after.nvlink_receive_bytes, 1e11)
 
 
 def test_a_driver_without_samples_leaves_the_spot_value_and_marks_it(agent: Agent, faults: Faults) -> None:
@@ -169,12 +178,14 @@ def test_lost_samples_are_a_gap_and_then_each_sweep_reads_them(agent: Agent, fau
     agent.sweep()
     time.sleep(4.5)
     lost = agent.activities()[0]
-    assert 3 < lost.gap_seconds < 5 and lost.measured_seconds < 1.5
-    for _ in range(4):
-        time.sleep(0.6)
+    assert lost.gap_seconds > 3 and lost.measured_seconds < 1.5 and agent.is_sum(lost.gap_seconds + lost.measured_seconds, 1)
+    faults.set(0, "samples.entries", 24)  # four seconds: the last sweep alone does not find all
+    begun = time.monotonic()
+    while time.monotonic() < begun + 4.6:
+        time.sleep(0.4)
         agent.sweep(closely=False)
     found = agent.activities()[0]
-    assert found.gap_seconds == lost.gap_seconds and found.measured_seconds - lost.measured_seconds > 1.8
+    assert found.gap_seconds == lost.gap_seconds and found.measured_seconds - lost.measured_seconds > 4.2
 
 
 def test_a_reload_of_the_driver_is_a_gap_in_the_energy_and_no_fall(agent: Agent, faults: Faults) -> None:
@@ -187,7 +198,7 @@ def test_a_reload_of_the_driver_is_a_gap_in_the_energy_and_no_fall(agent: Agent,
     time.sleep(0.5)
     after, again = agent.activities()[0], agent.activities()[0]
     assert after.energy_joules == before.energy_joules and after.energy_gap_seconds > 0.4  # type: ignore[operator]
-    assert after.energy_counter_joules < 1000 < before.energy_counter_joules  # type: ignore[operator]
+    assert after.energy_counter_joules < 8000 < before.energy_counter_joules  # type: ignore[operator]
     assert again.energy_joules > after.energy_joules and again.energy_gap_seconds == after.energy_gap_seconds  # type: ignore[operator]
     assert after.pcie_transmit_bytes == before.pcie_transmit_bytes
 
@@ -210,7 +221,7 @@ def test_the_sums_go_on_over_a_worker_that_was_killed(agent: Agent, faults: Faul
     after = agent.activities()[0]
     assert after.measured_seconds > before.measured_seconds > 1 and percent_of(after, "busy") > 99
     assert after.gap_seconds > before.gap_seconds == 0
-    assert after.energy_joules == pytest.approx(600 * (after.measured_seconds + after.gap_seconds), rel=0.2)
+    assert agent.is_sum(after.energy_joules, 600)
     assert after.energy_gap_seconds == 0
 
 
@@ -233,10 +244,12 @@ def test_a_call_for_samples_or_gpm_that_hangs_is_named(agent: Agent, faults: Fau
         time.sleep(0.2)
         faults.hang(call, None if call == "nvmlGpmMetricsGet" else 5)
         agent.worker.deadline_seconds = 1.0
-        result = agent.worker.sweep()
+        until = time.monotonic() + 60
+        while (result := agent.worker.sweep()).stuck is None or result.stuck.call != call:  # it is on its way there
+            assert time.monotonic() < until, result
         faults.lift()
-        assert isinstance(result.raw, Missing) and result.stuck is not None
-        assert result.stuck.call == call and (call == "nvmlGpmMetricsGet" or result.stuck.gpu == gpu.gpus(agent.raw)[5].pci)  # type: ignore
+        assert isinstance(result.raw, Missing)
+        assert call == "nvmlGpmMetricsGet" or result.stuck.gpu == gpu.gpus(agent.raw)[5].pci  # type: ignore
         agent.worker.deadline_seconds = 20.0
         while isinstance(agent.worker.sweep().raw, Missing):
             time.sleep(0.02)
@@ -262,6 +275,7 @@ def test_an_instance_that_was_made_again_has_the_sums_of_its_own_instance(agent:
     """It may have the UUID of the instance before, as here, and is another GPU instance."""
     agent.worker.set(FIRST, "mig", "3g.40gb@0,1g.10gb@4")
     before = agent.sweep()[0].mig_devices
+    changed = time.monotonic()
     agent.worker.set(FIRST, "mig", "3g.40gb@0,2g.20gb@4")
     after = agent.sweep()[0].mig_devices
     assert isinstance(before, tuple) and isinstance(after, tuple)
@@ -272,7 +286,7 @@ def test_an_instance_that_was_made_again_has_the_sums_of_its_own_instance(agent:
     found = agent.sweep()[0].mig_devices
     assert isinstance(found, tuple)
     activity = found[1].activity
-    assert isinstance(activity, GpuActivity) and activity.gpm_seconds < 3
+    assert isinstance(activity, GpuActivity) and activity.gpm_seconds < time.monotonic() - changed
     assert isinstance(activity.sm_active_seconds, float) and activity.sm_active_seconds > 0.5
 
 

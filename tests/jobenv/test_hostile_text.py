@@ -44,8 +44,14 @@ def seconds_to_read(unit: str, size: int) -> float:
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_anything_is_read_in_proportion_to_its_size(unit: str) -> None:
-    small = seconds_to_read(unit, SIZE // 4)
-    assert seconds_to_read(unit, SIZE) < 10 * small + 0.5, "16 times the time for 4 times the size is not in proportion"
+    """The least of several CPU times counts, and both sizes are read in turn, because other programs run here too."""
+    small = large = 60.0
+    for _ in range(5):
+        small = min(small, seconds_to_read(unit, SIZE // 4))
+        large = min(large, seconds_to_read(unit, SIZE))
+        if large < 10 * small + 0.5:
+            return
+    pytest.fail(f"{large:.2f} s after {small:.2f} s: 16 times the time for 4 times the size is not in proportion")
 
 
 def test_a_number_of_any_length_is_no_crash() -> None:

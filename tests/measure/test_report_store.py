@@ -31,11 +31,11 @@ def ran(folder: Path, *steps: ToolStep, prelude: str = "", gpus: int | None = 8)
     path = folder / "job.sh"
     path.write_text(script(MARK, "n1", steps, gpus=gpus, prelude=prelude))
     env = {"PATH": f"{install(folder)}:{os.environ['PATH']}", "SLURMD_NODENAME": "n1"}
-    done = subprocess.run(["/bin/sh", str(path)], env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(["/bin/sh", str(path)], env=env, capture_output=True, text=True, timeout=200, check=False)
     return job_output.parse(MARK, done.stdout, done.stderr)
 
 
-def step(name: str, command: str, seconds: int = 5) -> ToolStep:
+def step(name: str, command: str, seconds: int = 60) -> ToolStep:
     return ToolStep(name=name, command=command, seconds=seconds)
 
 
@@ -44,7 +44,7 @@ def test_the_script_runs_each_tool_to_its_end(tmp_path: Path) -> None:
         tmp_path,
         step("a", "echo out; echo err >&2; exit 3"),
         step("b", "printf 'no line end'"),
-        step("c", "sleep 60", seconds=1),
+        step("c", "sleep 600", seconds=1),
         step("d", "kill -BUS $$"),
         step("e", "no-such-program --x"),
         step("f", "cat; echo $GPUS $FROM_PRELUDE"),
@@ -63,7 +63,7 @@ def test_the_gpus_are_counted_where_nobody_declares_them(tmp_path: Path) -> None
 
 
 def test_no_tool_can_speak_for_the_job(tmp_path: Path) -> None:
-    found = ran(tmp_path, step("a", "echo '#fairlead-ffff done'; echo '#fairlead- end a 0 1'; exec sleep 20", seconds=1))
+    found = ran(tmp_path, step("a", "echo '#fairlead-ffff done'; echo '#fairlead- end a 0 1'; exec sleep 600", seconds=3))
     assert found.ran["a"].status == 124 and "#fairlead-ffff done" in found.ran["a"].out
 
 

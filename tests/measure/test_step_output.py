@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import time
@@ -49,12 +50,13 @@ def test_an_endless_output_is_cut_and_does_not_block() -> None:
 
 def test_a_child_that_keeps_the_pipe_open_does_not_hold_up_the_round() -> None:
     began = time.monotonic()
-    found = run({"leaves": sh("echo x; sleep 30 & exit 0")})
-    assert found["leaves"].out == b"x\n" and time.monotonic() - began < 20
+    found = run({"leaves": sh("echo x; sleep 120 & exit 0")}, 110.0)
+    assert found["leaves"].out == b"x\n" and time.monotonic() - began < 100
 
 
 @pytest.fixture
 def few_files() -> Iterator[None]:
+    gc.collect()  # what earlier tests have left open is closed now, and not during the test
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 110, before[1]))
     yield
@@ -66,10 +68,10 @@ def test_more_pipes_than_the_soft_limit_of_open_files() -> None:
     with ExitStack() as others:  # a caller may have many files open
         for _ in range(100):
             others.enter_context(open(os.devnull))
-        before = len(os.listdir("/proc/self/fd"))
+        before = set(os.listdir("/proc/self/fd"))
         found = run({str(k): ["/bin/sleep", "0.2"] if k else ["/bin/echo", "0"] for k in range(150)})
         assert [found[str(k)].status for k in range(150)] == [0] * 150 and found["0"].out == b"0\n"
-        assert len(os.listdir("/proc/self/fd")) == before, "every pipe is closed"
+        assert set(os.listdir("/proc/self/fd")) <= before, "every pipe is closed"
 
 
 def test_a_stop_ends_all_of_them() -> None:

@@ -343,7 +343,7 @@ def test_another_version_and_two_wheels_of_fairlead_are_refused(bundle: Path, ca
     assert f"{OWN}: not a wheel" in opened(bundle, capsys)[1]
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("listed", [False, True])
 @pytest.mark.parametrize("kind", ["link", "folder link", "FIFO", "device"])
 def test_links_and_devices_are_refused(bundle: Path, capsys: pytest.CaptureFixture[str], kind: str, listed: bool) -> None:

@@ -73,7 +73,7 @@ def test_another_version_in_a_wheelhouse_is_refused(
     assert f"{other}: not in the lock" in said and f"msgspec {MSGSPEC.version}" in said and "take the file away" in said
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(120)
 def test_what_is_no_file_does_not_hold_the_command(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / ANY.name)
     with pytest.raises(DataError, match="not the file that the lock names"):

@@ -48,4 +48,4 @@ def run(
     """Run `fairlead selftest` in a process of its own. ``before``: a command that runs it. ``agent``: the source root."""
     variables = {**os.environ, "PYTHONPATH": str(agent), "PYTHONDONTWRITEBYTECODE": "1", **(env or {})}
     command = [*before, sys.executable, "-m", "fairlead", "selftest", *words]
-    return subprocess.run(command, capture_output=True, text=True, env=variables, timeout=150, check=False)
+    return subprocess.run(command, capture_output=True, text=True, env=variables, timeout=240, check=False)

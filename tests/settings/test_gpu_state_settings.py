@@ -306,8 +306,8 @@ def test_a_gpu_in_use_keeps_its_instances_and_its_mode(worker: Worker, faults: F
 def test_a_call_that_hangs_ends_at_its_deadline(worker: Worker, faults: Faults) -> None:
     worker.sweep()
     faults.hang("nvmlDeviceSetComputeMode")
-    with pytest.raises(HostError, match=r"nvmlDeviceSetComputeMode has not come back within 0\.5 s"):
-        worker.set("0000:07:00.0", "compute_mode", 3, deadline_seconds=0.5)
+    with pytest.raises(HostError, match=r"nvmlDeviceSetComputeMode has not come back within 3 s"):
+        worker.set("0000:07:00.0", "compute_mode", 3, deadline_seconds=3.0)
     faults.lift()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Callable
 
 import pynvml as n
 import pytest
@@ -44,6 +45,12 @@ def field(handle: object, number: int, scope: int = 0) -> int:
     return value.value.ullVal
 
 
+def timed(read: Callable[[], float]) -> tuple[float, float, float]:
+    """A value, and two times between which it was read: a busy machine may stop this process anywhere."""
+    before = time.time()
+    return read(), before, time.time()
+
+
 def test_samples_gpm_and_counters_tell_of_the_same_load(machine: Machine, gpus: list) -> None:
     machine.faults.work(0, "busy")
     machine.faults.work(1, "fake")
@@ -52,16 +59,14 @@ def test_samples_gpm_and_counters_tell_of_the_same_load(machine: Machine, gpus: 
         assert [round(v) for _, v in metric(handle, [2, 5, 10])] == [sm, tensor, dram]
     assert samples(gpus[0])[-1][1] == samples(gpus[1])[-1][1] == 100
     assert samples(gpus[2])[-1][1] == samples(gpus[0])[0][1] == 0, "the buffer begins before the load"
-    before, at = n.nvmlDeviceGetTotalEnergyConsumption(gpus[0]), time.time()
-    bytes_before = [field(gpus[0], number) for number in (197, 198)]
-    links_before = field(gpus[0], n.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, 0xFFFFFFFF)
+    links = (n.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, 0xFFFFFFFF)
+    rates = {(83, 0): 600_000, (197, 0): 1e9, (198, 0): 1e9, links: 1e11 / 1024}
+    first = {which: timed(lambda which=which: field(gpus[0], *which)) for which in rates}  # type: ignore[misc]
+    first[83, 0] = timed(lambda: n.nvmlDeviceGetTotalEnergyConsumption(gpus[0]))
     time.sleep(WAIT)
-    passed = time.time() - at
-    assert field(gpus[0], 83) - before == pytest.approx(600_000 * passed, rel=0.1)
-    assert field(gpus[0], 197) - bytes_before[0] == pytest.approx(1e9 * passed, rel=0.1)
-    assert field(gpus[0], 198) - bytes_before[1] == pytest.approx(1e9 * passed, rel=0.1)
-    now = field(gpus[0], n.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, 0xFFFFFFFF)
-    assert (now - links_before) * 1024 == pytest.approx(1e11 * passed, rel=0.1)
+    for which, rate in rates.items():
+        (before, began, begun), (after, ends, ended) = first[which], timed(lambda which=which: field(gpus[0], *which))  # type: ignore[misc]
+        assert 0.99 * rate * (ends - begun) <= after - before <= 1.01 * rate * (ended - began), which
     assert n.nvmlDeviceGetPowerUsage(gpus[0]) == 600_000
     with pytest.raises(n.NVMLError_NotSupported):
         field(gpus[0], n.NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES, 0)
@@ -71,7 +76,8 @@ def test_a_load_on_and_off_is_seen_in_its_samples_and_its_mean(machine: Machine,
     machine.faults.work(3, "busy", 200, 400)
     since = time.time_ns() // 1000
     time.sleep(1.7)
-    assert metric(gpus[3], [2], 0.8)[0][1] == pytest.approx(40, abs=4), "half of 80 %"
+    # of any time that is longer than 0.8 s at most 0.1 s more, or less, than a half
+    assert metric(gpus[3], [2], 0.8)[0][1] == pytest.approx(40, abs=10.1), "half of 80 %"
     values = [value for at, value in samples(gpus[3]) if at > since + 200_000]
     assert min(values) < 20 and max(values) == 100 and sum(values) / len(values) == pytest.approx(50, abs=15)
 
@@ -82,7 +88,7 @@ def test_samples_are_read_once_from_the_last_one_seen(gpus: list) -> None:
     newer = samples(gpus[0], first[-4][0])
     assert newer[:3] == first[-3:]
     with pytest.raises(n.NVMLError_NotFound):
-        samples(gpus[0], newer[-1][0] + 10**6)
+        samples(gpus[0], newer[-1][0] + 10**9)
 
 
 def test_a_reload_sets_counters_back_and_empties_the_buffer(machine: Machine, gpus: list) -> None:
@@ -90,9 +96,12 @@ def test_a_reload_sets_counters_back_and_empties_the_buffer(machine: Machine, gp
     machine.faults.work(0, "busy")
     time.sleep(0.2)
     assert field(gpus[0], 83) > 5_000_000
+    began = time.time()
     machine.faults.reload(0)
     time.sleep(0.4)
-    assert 0 < field(gpus[0], 83) < 1_000_000 and len(samples(gpus[0])) < 5
+    energy, taken = field(gpus[0], 83), len(samples(gpus[0]))
+    passed = time.time() - began
+    assert 0 < energy <= 600_000 * passed + 1 and taken <= passed * 6 + 1
 
 
 @pytest.mark.parametrize(("tree", "supported"), [("hgx-h100", 1), ("hgx-a100", 0), ("l40s-pcie", 0)])

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fairlead.drains import node_writer
 from fairlead.drains.ledger import Ledger
 from fairlead.drains.node_state import NodeDrainState
 from fairlead.drains.protocol import DrainProtocol
@@ -23,6 +24,7 @@ NODES = tuple(f"n{i}" for i in range(1, 9))
 ONE = "trixie"
 STATE = "/var/spool/slurm/state/node_state"
 KEPT = "/var/spool/slurm/state.kept"
+PATIENCE_SECONDS = 60.0
 ROOMY = Rules(budget_percent=100, common_cause_nodes=0)
 
 
@@ -40,6 +42,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     params = {item: item.callspec.params for item in items if isinstance(item, pytest.Function) and hasattr(item, "callspec")}
     items[:] = [i for i in items if (p := params.get(i, {})).get("make") != "pyslurm" or p["up"] == pyslurm.SUITE]
     items[:] = [i for i in items if not i.get_closest_marker("one_release") or params.get(i, {}).get("up") == ONE]
+
+
+@pytest.fixture(autouse=True)
+def patience(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reading of real Slurm may be older: on a loaded machine scontrol alone can take the two seconds after which fairlead
+    writes nothing and tries again. That it does is for test_slow_writes.py, and for tests with a clock of their own."""
+    if "up" in request.fixturenames and request.path.name != "test_slow_writes.py":
+        monkeypatch.setattr(node_writer, "STALE_SECONDS", PATIENCE_SECONDS)
 
 
 @contextmanager

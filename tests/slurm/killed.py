@@ -12,13 +12,15 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from fairlead.drains import node_writer
 from fairlead.drains.outcome import Result
 from fairlead.slurm.scontrol import Scontrol
-from tests.slurm.conftest import ROOMY, drain_of
+from tests.slurm.conftest import PATIENCE_SECONDS, ROOMY, drain_of
 
 
 def main() -> None:
     bin_dir, node, folder, what, at = sys.argv[1:6]
+    node_writer.STALE_SECONDS = PATIENCE_SECONDS
     rules = replace(ROOMY, budget_nodes=int(sys.argv[6])) if len(sys.argv) > 6 else ROOMY
     drain = drain_of(Scontrol(conf="/etc/slurm/slurm.conf", bin_dir=bin_dir), Path(folder), node, rules)
     steps = {"drain": lambda: drain.drain("xid", "GPU gone"), "resume": drain.resume, "reconcile": drain.reconcile}[what]()

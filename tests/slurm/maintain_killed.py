@@ -12,10 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fairlead.drains import node_writer
 from fairlead.provision.maintain.controller import Controller
 from fairlead.provision.maintain.maintenance_journal import Journal
 from fairlead.provision.maintain.maintenance_loop import Maintenance
 from fairlead.slurm.scontrol import Scontrol
+from tests.slurm.conftest import PATIENCE_SECONDS
 from tests.slurm.maintained import Side
 
 
@@ -38,9 +40,10 @@ class Deadly(Journal):
 
 def main() -> None:
     bin_dir, folder, path, name, at, when = sys.argv[1:7]
+    node_writer.STALE_SECONDS = PATIENCE_SECONDS
     journal = Deadly(path, int(at), when)
     run = journal.run(name)
-    controller = Controller(Scontrol(conf="/etc/slurm/slurm.conf", bin_dir=bin_dir))
+    controller = Controller(Scontrol(conf="/etc/slurm/slurm.conf", bin_dir=bin_dir, deadline_seconds=60))
     side = Side(Path(folder), [w.node for w in run.works])
     ended = Maintenance(run, journal, controller, side, budgets={}, poll_seconds=0.1).drive()
     print("ended" if ended else "stopped", flush=True)

@@ -171,9 +171,11 @@ def test_slurmctld_restarts_while_ours_stands(cluster: Cluster, client: Scontrol
 
 
 def test_slurmctld_away_during_a_drain(cluster: Cluster, tmp_path: Path) -> None:
-    drain = drain_of(client_of(cluster, deadline_seconds=1), tmp_path, "n1")
+    client = client_of(cluster)
+    drain = drain_of(client, tmp_path, "n1")
     steps = up_to(drain.drain("xid", WHY), "write")
     cluster.stop_slurmctld()
+    client.deadline_seconds = 1
     try:
         with pytest.raises(SlurmUnavailable):
             finish(steps)

@@ -104,11 +104,11 @@ def test_what_is_not_well_stays_drained_and_says_why(bench: Bench) -> None:
         {"id": "x", "check": "gpu_count", "level": "drain", "mode": "enforce", "summary": "7 of 8 GPUs"}
     ]
     bench.nodes.lost.add("n2")
-    run = bench.begin(reboot=True, batch=2, max_failed=1, verify_seconds=2.0, reboot_seconds=10.0)
+    run = bench.begin(reboot=True, batch=2, max_failed=1, verify_seconds=6.0, reboot_seconds=20.0)
     said = bench.drive(run)
     assert {n.node: n.step for n in said.nodes} == {"n1": "failed", "n2": "failed", "n3": "not_begun"} and said.exit_code == 69
-    assert "FAILED: not well after 2 s: gpu_count: 7 of 8 GPUs" in bench.reason("n1")
-    assert "FAILED: did not come back in 10 s: ssh: connect to host n2 port 22: No route to host" in bench.reason("n2")
+    assert "FAILED: not well after 6 s: gpu_count: 7 of 8 GPUs" in bench.reason("n1")
+    assert "FAILED: did not come back in 20 s: ssh: connect to host n2 port 22: No route to host" in bench.reason("n2")
     assert all(bench.reason(n).startswith("fairlead:maintain:") for n in ("n1", "n2")) and not bench.reason("n3")
     bench.nodes.findings["n1"] = []
     bench.nodes.lost.clear()

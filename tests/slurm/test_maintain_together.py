@@ -38,8 +38,9 @@ def bench(cluster: Cluster, client: Scontrol, tmp_path: Path) -> Iterator[Bench]
 MEET = """#!/bin/sh
 # Whoever drains first has read and waits here, until the other has read too.
 case "$*" in *State=DRAIN*)
-    : > {here}/met.$$; tries=0
-    while [ "$(ls {here}/met.* | wc -l)" -lt 2 ] && [ $tries -lt 400 ]; do sleep 0.05; tries=$((tries + 1)); done ;;
+    for word; do case $word in NodeName=*) : > {here}/met.$word ;; esac; done
+    tries=0
+    while [ "$(ls {here}/met.* | wc -l)" -lt 2 ] && [ $tries -lt 900 ]; do sleep 0.05; tries=$((tries + 1)); done ;;
 esac
 exec {real}/scontrol "$@"
 """
@@ -55,20 +56,27 @@ def meeting(bench: Bench, folder: Path) -> str:
     return str(folder)
 
 
-def watched(bench: Bench, runs: list[tuple[Bench, MaintenanceRun]], children: list[subprocess.Popen[str]], floor: int) -> float:
-    """The longest time in seconds that fewer nodes than the floor were usable, until all have ended; who is killed goes on."""
-    longest, since, last = 0.0, 0.0, time.monotonic()
+def watched(
+    bench: Bench, runs: list[tuple[Bench, MaintenanceRun]], children: list[subprocess.Popen[str]], floor: int, go_on: str
+) -> tuple[float, float]:
+    """The longest time in seconds that fewer nodes than the floor were usable, until all have ended, and that a question to
+    slurmctld took; who is killed goes on. ``go_on``: made when one has given back, for the jobs."""
+    longest, since, last, slowest = 0.0, 0.0, time.monotonic(), 0.0
     while any(child.poll() is None for child in children):
         for at, child in enumerate(children):
             if child.poll() == -signal.SIGKILL:
                 children[at] = driven(*runs[at])
+        if any(s.step == "undoing" for b, run in runs for s in b.journal.log(run.id)):
+            bench.cluster.run(["/usr/bin/touch", go_on])
+        began = time.monotonic()
         usable = sum(n.available and not silent(n) for n in bench.client.nodes())
         now = time.monotonic()
+        slowest = max(slowest, now - began)
         since = 0.0 if usable >= floor else since or last
         longest = max(longest, now - since if since else 0.0)
         last = now
         time.sleep(0.05)
-    return longest
+    return longest, slowest
 
 
 @on("bookworm")
@@ -76,7 +84,9 @@ def watched(bench: Bench, runs: list[tuple[Bench, MaintenanceRun]], children: li
 def test_two_runs_of_two_admin_hosts_keep_one_floor(bench: Bench, tmp_path: Path, killed: str | None) -> None:
     """Each has read room for one more node before the other has drained: one gives back, later both are done. One of them may
     be killed as it has given back."""
-    jobs = [bench.cluster.submit("#!/bin/sh\nsleep 12\n", "-w", node) for node in ("n1", "n2")]
+    go_on = f"/tmp/go-on-{tmp_path.name}"
+    job_script = f"#!/bin/sh\nn=0; while [ ! -e {go_on} ] && [ $n -lt 900 ]; do sleep 0.1; n=$((n+1)); done\n"
+    jobs = [bench.cluster.submit(job_script, "-w", node) for node in ("n1", "n2")]
     for job in jobs:
         bench.cluster.wait_job(job, "RUNNING")
     bin_dir = meeting(bench, tmp_path / "bin")
@@ -84,13 +94,13 @@ def test_two_runs_of_two_admin_hosts_keep_one_floor(bench: Bench, tmp_path: Path
     runs = [(bench, bench.begin("n1", floor=["main=7"])), (other, other.begin("n2", floor=["main=7"]))]
     # 0: draining, 1: sent, 2: waiting, 3: undoing
     children = [driven(b, run, at=3, when=killed or "never", bin_dir=bin_dir) for b, run in runs]
-    below = watched(bench, runs, children, floor=7)
-    print(f"below the floor for {below:.2f} s at most, load {os.getloadavg()[0]:.0f}")
+    below, slowest = watched(bench, runs, children, 7, go_on)
+    print(f"below the floor for {below:.2f} s at most, load {os.getloadavg()[0]:.0f}; a question took {slowest:.2f} s at most")
     assert [child.returncode for child in children] == [0, 0]
     log = [(s.node, s.step) for b, run in runs for s in b.journal.log(run.id)]
     assert [step for _, step in log].count("undoing") >= 1, log
     assert set(bench.steps(runs[0][1]).values()) | set(other.steps(runs[1][1]).values()) == {"done"}, log
-    assert killed or below <= 5.0
+    assert killed or below <= 5.0 + 30 * slowest, "an overshoot lasts five seconds, and what a loaded machine adds"
     assert [bench.cluster.job_state(job) for job in jobs] == ["COMPLETED"] * 2 and not any(map(bench.reason, ("n1", "n2")))
 
 
@@ -224,9 +234,9 @@ def test_what_is_given_to_resume_holds_and_ctrl_c_ends_as_documented(bench: Benc
     first.communicate()
     second = going()
     wait(lambda: bench.steps(run)["n1"] == "waiting", "n1 waits")
-    for _ in range(2):
-        second.send_signal(signal.SIGINT)
-        time.sleep(1)
+    second.send_signal(signal.SIGINT)
+    assert second.stderr is not None and any("Press Ctrl-C again" in line for line in second.stderr), "it has heard the first one"
+    second.send_signal(signal.SIGINT)
     assert second.wait(60) == 130 and bench.reason("n1")
     assert "the run is unfinished; go on with --resume" in second.communicate()[1]
     assert {n.node: n.step for n in bench.drive(run, aborting=True).nodes}["n1"] == "given_back"

@@ -243,13 +243,13 @@ def test_new_evidence_after_an_admins_resume_drains_whatever_happened_before(war
     """The fault is drained for, an admin puts their own words over it, closes it as repaired, and resumes the node under an
     agent that was restarted meanwhile. What came before the resume is known; another GPU that falls off the bus just after it
     is not, and it does not wait for the next look."""
-    ward.slurm["reconcile_seconds"] = 60
+    ward.slurm["reconcile_seconds"] = 600
     ward.configure()
     ward.agent.start()
     ward.xid()
     ward.drained()
     ward.cluster.scontrol("update", "nodename=n1", "state=drain", "reason=riser swap by bob")
-    ward.agent.process.send_signal(signal.SIGUSR1)  # type: ignore[union-attr]  # a look now, not in a minute
+    ward.agent.process.send_signal(signal.SIGUSR1)  # type: ignore[union-attr]  # a look now, not in ten minutes
     ward.agent.until(lambda: any(e.what == "drain given up" for e in ward.audited()), "word that the drain is somebody else's")
     assert not any(e.what == "resumed" for e in ward.audited()), "nobody has resumed the node"
     ward.say("clear", "--all", "--reason", "reseated")
@@ -258,31 +258,23 @@ def test_new_evidence_after_an_admins_resume_drains_whatever_happened_before(war
     ward.more_sweeps()
     ward.cluster.scontrol("update", "nodename=n1", "state=resume")
     time.sleep(1.5)
-    began = time.monotonic()
     ward.xid(2, "43")
-    ward.agent.until(lambda: ward.client.node("n1").drained, "a drain for the other GPU", seconds=20)
-    took = time.monotonic() - began
+    ward.agent.until(lambda: ward.client.node("n1").drained, "a drain for the other GPU before the next look")
     assert "0000:43:00.0" in ward.client.node("n1").reason
     assert "43:00" not in " ".join(ward.status()["acknowledged"])
-    print(f"\ndrained {took:.2f} s after the new Xid")
-    assert took < 8, took
 
 
 def test_a_new_fault_does_not_wait_after_an_admin_has_lifted_their_own_drain(ward: Ward) -> None:
-    """The order of the first fault waits for a minute, since the node was somebody else's."""
-    ward.slurm["reconcile_seconds"] = 60
+    """The order of the first fault waits for five minutes and more, since the node was somebody else's."""
+    ward.slurm["reconcile_seconds"] = 600
     ward.configure()
     ward.agent.start()
     ward.cluster.scontrol("update", "nodename=n1", "state=drain", "reason=riser swap by bob")
     ward.xid()
     ward.agent.until(lambda: "somebody else has drained" in ward.agent.verdict().text, "word of the other drain")
     ward.cluster.scontrol("update", "nodename=n1", "state=resume")
-    began = time.monotonic()
     ward.xid(2, "43")
-    ward.agent.until(lambda: ward.client.node("n1").drained, "our drain", seconds=30)
-    took = time.monotonic() - began
-    print(f"\ndrained {took:.2f} s after the new Xid")
-    assert took < 8, took
+    ward.agent.until(lambda: ward.client.node("n1").drained, "our drain before the order's time")
 
 
 def test_the_agent_is_down(ward: Ward) -> None:

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from fairlead.errors import AgentRuns
 from fairlead.model.verdict import State
 from tests.daemon.conftest import NO_SLOW_CHECKS, XID79, Agent
 from tests.host.test_hung_trace import ANSWER, NFS, report
+from tests.ports import free_port
 
 Make = Callable[..., Agent]
 
@@ -410,9 +410,7 @@ def test_metrics_that_cannot_be_written_are_told_once_and_the_agent_goes_on(agen
 
 
 def test_scrape(agents: Make) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     agent = agents(agent={"metrics_listen": f"127.0.0.1:{port}"}).start()
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=90) as answer:
         text = answer.read().decode()

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from fairlead.daemon.slurmctld.courier import Courier
 from fairlead.daemon.slurmctld.slurm_state import CourierOrder, SlurmState
+from fairlead.drains import node_writer
 from fairlead.drains.ledger import Ledger, Phase
 from fairlead.drains.node_state import NodeDrainState
 from fairlead.drains.outcome import Outcome, finish
@@ -68,6 +69,12 @@ class Ctld:
         self.before_write()
         self.calls.append("resume")
         self.all[name] = replace(self.all[name], states=frozenset({"IDLE"}), reason="", reason_user="", reason_time=0)
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a disk that is slow the ledger alone can take the two seconds after which nothing is written (tests/drains)."""
+    monkeypatch.setattr(node_writer, "STALE_SECONDS", 60.0)
 
 
 @pytest.fixture
