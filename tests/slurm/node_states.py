@@ -196,11 +196,10 @@ ROWS = (
         name="powering up",
         words=_words("POWERING_UP"),
         ours=_words("POWERING_UP"),
-        drain="held",
+        drain="drained",
         reconcile="held",
         resume="held",
-        why="powering up",
-        note=_LIFTED,
+        note=f"the drain stays when slurmd registers, and the prolog refuses the job that the node is switched on for; {_LIFTED}",
     ),
     Row(
         name="not resumed in time",

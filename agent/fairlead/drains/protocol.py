@@ -23,7 +23,7 @@ from fairlead.drains.node_state import DrainLoss, NodeDrainState
 from fairlead.drains.outcome import Outcome, Result, Steps, erased, in_the_way, result, who
 from fairlead.drains.read_write_read import write_and_read_back
 from fairlead.policy.drain_limits import DrainLimit
-from fairlead.policy.ownership import MAINTAIN, MANUAL, PROLOG_ERROR, Owner, keep_off, parse, strip_suffixes
+from fairlead.policy.ownership import MAINTAIN, MANUAL, PROLOG_ERROR, Owner, keep_off, keep_off_drain, parse, strip_suffixes
 from fairlead.slurm.client import NodeState
 
 
@@ -81,7 +81,7 @@ class DrainProtocol:
         refusal: Result | None = None
         if owner in (Owner.FOREIGN, Owner.ORPHAN):
             refusal = result(Outcome(owner.value), mine, who(mine))
-        elif why := keep_off(mine.states) or in_the_way(check, mine) or self.state.stranger(mine):
+        elif why := keep_off_drain(mine.states) or in_the_way(check, mine) or self.state.stranger(mine):
             refusal = result(Outcome.BLOCKED, mine, why)
         elif hold := self.state.limits.why_no_room(self.node, entry.token, listed, certain=certain):
             refusal = replace(result(Outcome.OVER_BUDGET, mine, hold.text), limit=hold)
