@@ -367,7 +367,7 @@ def node_states_page() -> str:
     ]
     out += [row("state", "words", "drain", "reconcile", "resume", "releases", ""), row(*["---"] * 7)]
     for r in node_states.ROWS:
-        reconciled = {"drained": "still ours", "held": "lifted, not acknowledged", "": "cannot happen"}.get(
+        reconciled = {"drained": "still ours", "held": "lifted, not acknowledged", "lost": "lifted, not acknowledged", "": "cannot happen"}.get(
             r.reconcile, said.get(r.reconcile, "")
         )
         waits = f"{said[r.drain]}: {r.why}" if r.why else said[r.drain]

@@ -197,7 +197,7 @@ ROWS = (
         words=_words("POWERING_UP"),
         ours=_words("POWERING_UP"),
         drain="drained",
-        reconcile="held",
+        reconcile="lost",
         resume="held",
         note=f"the drain stays when slurmd registers, and the prolog refuses the job that the node is switched on for; {_LIFTED}",
     ),

@@ -5,7 +5,7 @@ States are Slurm's own words in upper case, base states and flags alike: ``IDLE`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -44,6 +44,13 @@ class NodeState(Struct, frozen=True, kw_only=True):
         """Return whether the node can take jobs: now, or after slurmctld has switched it on. Drain limits and floors count this.
         A node that is off to save power is not lost to jobs, so it must not use up the drain budget (decision 60)."""
         return self.states.isdisjoint(_LOST)
+
+
+def switched_off(states: Collection[str]) -> bool:
+    """Return whether slurmctld has switched the node off, or is doing so, and nothing is wrong with it. Nobody answers there.
+    A node that did not come back in time is DOWN too, and that is a fault."""
+    words = set(states)
+    return bool(words & {"POWERED_DOWN", "POWERING_DOWN"}) and not words & {"DOWN", "FAIL"}
 
 
 class JobOn(Struct, frozen=True, kw_only=True):
