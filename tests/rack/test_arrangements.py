@@ -72,6 +72,7 @@ def test_2_a_fault_at_the_boot_drains_before_slurmd(site: ProvisionedRack) -> No
     trail = [json.loads(line) for line in host.path("/var/lib/fairlead/audit.jsonl").read_text().splitlines()]
     drained = [entry for entry in trail if entry["what"] == "drained"]
     began = host.run("date -d \"$(systemctl show -P ExecMainStartTimestamp slurmd)\" +%s").stdout
+    print(host.run("journalctl -b -o short-precise -u fairlead-agent -u slurmd | cut -c1-260 | head -80", check=False).stdout)
     print(f"\n{rack.suite}: drained {drained[-1]['unix'] - int(began):.1f} s after slurmd's start")
     assert drained[-1]["unix"] <= int(began) + 2
     (host.sim / "nvml.power-on").write_text("")

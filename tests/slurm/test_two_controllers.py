@@ -92,11 +92,14 @@ def test_drains_survive_a_takeover(site: TwoControllers, agent: Agent, tmp_path:
     assert (agent.state_dir / "audit.jsonl").read_text().count('"what":"drained"') <= 1
 
     # A backup does not say since when it has been in control: the first resume is not believed, the second is.
+    # 24.11 without slurmdbd keeps the reason of a drain that a person has lifted, which proves it.
     lifted(site, "n3")
-    assert finish(during.reconcile()).outcome is Outcome.LOST
-    drained(during)
-    lifted(site, "n3")
-    assert finish(during.reconcile()).outcome is Outcome.ACKNOWLEDGED
+    outcome = finish(during.reconcile()).outcome
+    assert outcome is (Outcome.ACKNOWLEDGED if site.suite == "trixie" else Outcome.LOST)
+    if outcome is Outcome.LOST:
+        drained(during)
+        lifted(site, "n3")
+        assert finish(during.reconcile()).outcome is Outcome.ACKNOWLEDGED
     assert not client.node("n3").drained
 
     site.unsilence_first()

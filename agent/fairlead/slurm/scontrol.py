@@ -164,6 +164,15 @@ class Scontrol:
         """Return the path of the slurm.conf for the tools, or "" if they find the file themselves (DNS SRV records)."""
         return self.conf or next((path for path in CONF_PATHS if os.path.exists(path)), "")
 
+    def cluster(self) -> str:
+        """Return ClusterName in lower case, as Slurm compares it, or "" if slurm.conf cannot be read. This takes no RPC."""
+        try:
+            with open(self.conf_path(), encoding="utf-8", errors="replace") as f:
+                found = re.findall(r"^[ \t]*ClusterName[ \t]*=[ \t]*([A-Za-z0-9_.-]{1,64})", f.read(4 << 20), re.M | re.I)
+        except OSError:
+            return ""
+        return found[-1].lower() if found else ""
+
     def environment(self) -> Mapping[str, str]:
         """Return the whole environment of a Slurm client."""
         # Nothing is inherited: SLURM_CLUSTERS, SINFO_*, SQUEUE_* or a foreign SLURM_CONF would ask another cluster. In a federation
