@@ -26,7 +26,7 @@ def test_a_round_for_another_cluster_is_refused(tmp_path: Path, capsys: pytest.C
 
     def deliver() -> int:
         site = tmp_path / "site.toml"
-        site.write_text("schema = 1\n[classes.a]\nnodes = \"n1\"\nprofile = \"hgx-h100\"\n")
+        site.write_text('schema = 1\n[classes.a]\nnodes = "n1"\nprofile = "hgx-h100"\n')
         return main(["events", "deliver", "--store", store, "--state", state, "--site", str(site)])
 
     assert Scontrol(conf=str(confs["Alpha"])).cluster() == "alpha"

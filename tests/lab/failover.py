@@ -51,7 +51,9 @@ class TwoControllers(Cluster):
 
     def start_backup(self) -> None:
         """Start the second slurmctld; the first one has been started before."""
-        inside = f"hostname lab2; mkdir -p /run/second; touch {_PID}; mount --bind {_PID} /run/slurmctld.pid; exec /usr/sbin/slurmctld"
+        inside = (
+            f"hostname lab2; mkdir -p /run/second; touch {_PID}; mount --bind {_PID} /run/slurmctld.pid; exec /usr/sbin/slurmctld"
+        )
         self._exec(f"exec unshare --uts --mount --propagation private /bin/sh -ec {shlex.quote(inside)}")
 
     def stop_backup(self, *, kill: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""A rack whose nodes have no slurm.conf (configless), that slurmctld switches off and on, and that come back as other machines."""
+"""Nodes without slurm.conf (configless), that slurmctld switches off and on, and that come back as other machines."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_2_a_fault_at_the_boot_drains_before_slurmd(site: ProvisionedRack) -> No
     until("gpu2 drained", lambda: rack.node_state("gpu2").reason.startswith("fairlead:"))
     trail = [json.loads(line) for line in host.path("/var/lib/fairlead/audit.jsonl").read_text().splitlines()]
     drained = [entry for entry in trail if entry["what"] == "drained"]
-    began = host.run("date -d \"$(systemctl show -P ExecMainStartTimestamp slurmd)\" +%s").stdout
+    began = host.run('date -d "$(systemctl show -P ExecMainStartTimestamp slurmd)" +%s').stdout
     print(host.run("journalctl -b -o short-precise -u fairlead-agent -u slurmd | cut -c1-260 | head -80", check=False).stdout)
     print(f"\n{rack.suite}: drained {drained[-1]['unix'] - int(began):.1f} s after slurmd's start")
     assert drained[-1]["unix"] <= int(began) + 2

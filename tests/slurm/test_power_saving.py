@@ -1,4 +1,4 @@
-"""slurmctld switches nodes off and on (SuspendProgram, ResumeProgram): what becomes of drains, and of the job that wakes a node."""
+"""slurmctld switches nodes off and on (SuspendProgram, ResumeProgram): drains, and the job that wakes a node."""
 
 from __future__ import annotations
 
@@ -134,4 +134,3 @@ def test_nodes_that_are_off_use_up_no_drain_budget(site: Cluster, tmp_path: Path
     few = Rules(budget_percent=10, common_cause_nodes=0)
     assert finish(drain_of(client, tmp_path, "n2", few).drain("xid", "GPU gone")).outcome is Outcome.DRAINED
     assert finish(drain_of(client, tmp_path, "n1", few).drain("xid", "GPU gone")).outcome is Outcome.OVER_BUDGET
-

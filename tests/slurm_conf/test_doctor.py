@@ -52,7 +52,9 @@ def test_power_saving_that_spares_drained_nodes_is_fine() -> None:
     assert "SuspendTime also switches off drained nodes" in remarks(GOOD + saving, version=(22, 5, 8))
 
 
-@pytest.mark.parametrize(("node_file", "what"), [(None, "is slurmd's copy of the controller's file"), ("ClusterName=old\n", "differs from")])
+@pytest.mark.parametrize(
+    ("node_file", "what"), [(None, "is slurmd's copy of the controller's file"), ("ClusterName=old\n", "differs from")]
+)
 def test_slurmds_copy_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], node_file: str | None, what: str) -> None:
     for path, text in (("run/slurm/conf/slurm.conf", GOOD), ("etc/slurm/slurm.conf", node_file)):
         if text is not None:

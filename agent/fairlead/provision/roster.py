@@ -106,7 +106,10 @@ def rows(nodes: Iterable[Listed], accounts: Mapping[str, AgentAccount] | None) -
     without an account counts as not reached, or as off if slurmctld has switched it off."""
     off = AgentAccount(reached=False, trouble="switched off by slurmctld")
     lost = AgentAccount(reached=False, trouble="it was not asked")
-    return tuple(_row(n, None if accounts is None else accounts.get(n.state.name, off if switched_off(n.state.states) else lost)) for n in nodes)
+    return tuple(
+        _row(n, None if accounts is None else accounts.get(n.state.name, off if switched_off(n.state.states) else lost))
+        for n in nodes
+    )
 
 
 def _row(node: Listed, account: AgentAccount | None) -> RosterRow:
