@@ -176,7 +176,7 @@ class Scontrol:
     def environment(self) -> Mapping[str, str]:
         """Return the whole environment of a Slurm client."""
         # Nothing is inherited: SLURM_CLUSTERS, SINFO_*, SQUEUE_* or a foreign SLURM_CONF would ask another cluster. In a
-        # federation with FederationParameters=fed_display the commands would show all clusters, and two may have a node of one name.
+        # federation with FederationParameters=fed_display the commands would show all clusters, which may have nodes of one name.
         local = dict.fromkeys(("SINFO_LOCAL", "SQUEUE_LOCAL", "SACCT_LOCAL", "SCONTROL_LOCAL"), "1")
         env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s", **local}
         conf = self.conf_path()
