@@ -17,7 +17,7 @@ from msgspec import Struct, to_builtins
 from fairlead.model.verdict import one_line
 from fairlead.policy.ownership import MAINTAIN, MANUAL, PROLOG_ERROR, SUFFIXES, parse, strip_suffixes
 from fairlead.provision.agent_accounts import AgentAccount
-from fairlead.slurm.client import UNAVAILABLE, switched_off
+from fairlead.slurm.client import POWER, UNAVAILABLE, switched_off
 from fairlead.slurm.listing import Listed
 
 DRAINED = frozenset({"DRAIN", "DRAINED", "DRAINING"})
@@ -64,12 +64,21 @@ class RosterRow(Struct, frozen=True, kw_only=True):
     @property
     def word(self) -> str:
         """Return the word of the agent's verdict, ``unreachable``, ``off`` or ``not asked``. It is ``ok`` only if the agent was
-        reached just now and says so. It is ``off`` if slurmctld has switched the node off."""
+        reached just now and says so. It is ``off`` if slurmctld has switched the node off, or is switching it on."""
         if self.account is None:
             return NOT_ASKED
-        if not self.account.reached and switched_off(self.states):
+        if not self.account.reached and (switched_off(self.states) or self._switched_on):
             return OFF
         return self.account.verdict if self.account.reached else "unreachable"
+
+    @property
+    def _switched_on(self) -> bool:
+        return "POWERING_UP" in self.states and "DOWN" not in self.states
+
+    @property
+    def lost(self) -> bool:
+        """Return whether the node is out of service. A node that slurmctld switches off or on is not."""
+        return bool(set(self.states) & (UNAVAILABLE - POWER))
 
     @property
     def slurm(self) -> str:
