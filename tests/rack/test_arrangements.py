@@ -118,6 +118,8 @@ def test_4_another_machine_with_the_name_inherits_nothing_unsaid(site: Provision
     host.power("off")
     until("gpu1 powered down", lambda: "POWERED_DOWN" in states(site, "gpu1"))
     rack.scontrol("update", "nodename=gpu1", "state=power_up")
+    asked = time.time()
+    until("a boot that slurmctld believes: it counts in whole seconds", lambda: time.time() > asked + 2)
     host.power("on")
     host.wait_ssh()
     until("gpu1 registered", lambda: not states(site, "gpu1") & {"POWERING_UP", "POWERED_DOWN", "DOWN"}, 150)
