@@ -367,9 +367,12 @@ def node_states_page() -> str:
     ]
     out += [row("state", "words", "drain", "reconcile", "resume", "releases", ""), row(*["---"] * 7)]
     for r in node_states.ROWS:
-        reconciled = {"drained": "still ours", "held": "lifted, not acknowledged", "": "cannot happen"}.get(
-            r.reconcile, said.get(r.reconcile, "")
-        )
+        reconciled = {
+            "drained": "still ours",
+            "held": "lifted, not acknowledged",
+            "lost": "lifted, not acknowledged",
+            "": "cannot happen",
+        }.get(r.reconcile, said.get(r.reconcile, ""))
         waits = f"{said[r.drain]}: {r.why}" if r.why else said[r.drain]
         releases = "all" if r.releases == node_states.RELEASES else ", ".join(r.releases)
         words = "+".join(sorted(r.words)).lower()

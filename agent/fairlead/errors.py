@@ -107,6 +107,10 @@ class SlurmUnavailable(SlurmError):
     exit_code = ExitCode.TRY_AGAIN
 
 
+class NoSlurmConf(SlurmUnavailable):
+    """Slurm's commands found no slurm.conf and did not reach slurmctld. slurmd fetches the file when it starts."""
+
+
 class ProvisionError(FairleadError):
     exit_code = ExitCode.UNAVAILABLE
 

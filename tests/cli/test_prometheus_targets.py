@@ -60,3 +60,24 @@ def test_bad_names_are_one_line(  # noqa: PLR0917 (fixtures)
 ) -> None:
     assert main(["fleet", "--site", site, "--prometheus-targets", str(tmp_path / file)]) == code
     assert said in capsys.readouterr().err.splitlines()[0]
+
+
+def test_a_node_that_slurmctld_has_switched_off_is_no_target(
+    site: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The listing is that of sinfo, whose fields end in the mark that it was asked with."""
+    sinfo = tmp_path / "sinfo"
+    sinfo.write_text("""#!/bin/sh
+for words; do case $words in NodeList:*) mark=${words%%,*}; mark=${mark#NodeList:};; esac; done
+for node in gpu1:idle gpu2:idle+powered_down gpu3:down+powered_down; do
+    for field in ${node%:*} host ${node#*:} root 0 gpu none; do printf '%s%s' "$field" "$mark"; done; echo
+done
+""")
+    sinfo.chmod(0o755)
+    words = ["fleet", "--site", site, "--prometheus-targets", "-", "--skip-powered-down", "--bin-dir", str(tmp_path)]
+    assert main(words) == ExitCode.OK
+    said = capsys.readouterr().out
+    assert [f"gpu{n}:" in said for n in (1, 2, 3, 4, 5)][:4] == [True, False, True, True]
+    assert main(["fleet", "--site", site, "--skip-powered-down"]) == ExitCode.USAGE
+    sinfo.write_text("#!/bin/sh\necho 'sinfo: error: Unable to contact slurm controller' >&2; exit 1\n")
+    assert main(words) == ExitCode.TRY_AGAIN

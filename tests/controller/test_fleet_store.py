@@ -160,6 +160,10 @@ def test_rounds(tmp_path: Path) -> None:
     slurm.events = "n1|1793000000|0|DRAIN|fairlead:xid:aaaaaaaaaaa1 x\n"
     round_()
     assert nodes.asked[-1] == ["n1", "n2"]
+    slurm.states["n2"] = ("IDLE+POWERED_DOWN", "")
+    now[0] += EACH_SECONDS
+    round_()
+    assert nodes.asked[-1] == ["n1"], "slurmctld has switched n2 off"
     found = from_store(str(tmp_path))
     assert found.events is not None and len(found.events) == 1 and found.groups["n1"] == ("switch s1",)
     assert found.owned == ("n1", "n2") and len(history(*found.records).incidents) == 1

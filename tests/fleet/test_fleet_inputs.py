@@ -186,6 +186,7 @@ def test_slurms_events() -> None:
         "n[1-2]|300|0|DOWN*|Not responding\n",
         "|400|500||Cluster is down\n",
         "n3|500|600|DRAIN|fan | noisy\n",
+        "n3|650|700|IDLE+POWERED_DOWN|Powered down after SuspendTimeout\n",
         "n4|x|600|DRAIN|y\n",
         "n5|700",
     ]
@@ -197,7 +198,7 @@ def test_slurms_events() -> None:
         ("n3", 500.0, 600.0, Whose.PERSON, False),
     ]
     assert found[0].token == "aaaaaaaaaaa1" and found[3].reason == "fan | noisy"
-    assert len(mistakes) == 2 and "line 6" in mistakes[0] and "line 7 is cut short" in mistakes[1]
+    assert len(mistakes) == 2 and "line 7" in mistakes[0] and "line 8 is cut short" in mistakes[1]
     assert out_of_service(["NodeName|TimeStart\n"], mistakes) == [] and out_of_service([], mistakes) == []
 
 

@@ -56,6 +56,7 @@ class Cluster(SlurmClients):
     cores       per socket of n1..nN; 2 sockets; ``threads`` per core
     topology    topology.conf, for a TopologyPlugin named in ``extra_conf``
     accounting  slurmdbd with a MariaDB of its own (tests/lab/accounting.py), both up before slurmctld
+    controllers SlurmctldHost of each slurmctld; start() starts only the first one (tests/lab/failover.py has a second one)
     """
 
     suite: str = "bookworm"
@@ -82,6 +83,7 @@ class Cluster(SlurmClients):
     binds: Mapping[str | Path, str] = field(default_factory=dict)
     shared: Sequence[Path] = ()
     accounting: bool = False
+    controllers: tuple[str, ...] = ("lab(127.0.0.1)",)
     name: str = ""
     pid: int = 0
 
@@ -178,7 +180,7 @@ class Cluster(SlurmClients):
         etc = self.folder / "etc"
         conf = slurmconf.slurm_conf(
             self.slurm_nodes,
-            controller="lab(127.0.0.1)",
+            controller="\nSlurmctldHost=".join(self.controllers),
             hooks=hooks,
             cgroup=self.cgroup,
             nohold=self.nohold,

@@ -66,6 +66,7 @@ class Rack(clients.SlurmClients):
     binds       (path on the machine, path on every node, read-only)
     el          every host has the root that is like EL (tests.lab.el_roots)
     accounting  slurmdbd and a MariaDB on the controller (tests.lab.accounting), both up before slurmctld
+    configless  the nodes have no file in /etc/slurm: slurmd fetches its configuration from slurmctld
     """
 
     nodes_wanted: int = 4
@@ -80,6 +81,7 @@ class Rack(clients.SlurmClients):
     binds: tuple[tuple[str, str, bool], ...] = ()
     el: bool = False
     accounting: bool = False
+    configless: bool = False
 
     def __post_init__(self) -> None:
         self._supervisor = 0
@@ -275,6 +277,11 @@ class Rack(clients.SlurmClients):
             (units / ("slurmd.service" if host.name == CONTROLLER else "slurmctld.service")).symlink_to("/dev/null")
             # This option makes systemd mount a fresh /proc for the service, and with it hides the machine tree's files
             # there (boot_id, kernel.numa_balancing): only in the lab is that another machine's /proc.
+            if self.configless and host.name != CONTROLLER:
+                (units / "slurmd.service.d").mkdir()
+                (units / "slurmd.service.d/60-configless.conf").write_text("[Unit]\nConditionPathExists=\n")
+                (units.parents[1] / "default").mkdir()
+                (units.parents[1] / "default/slurmd").write_text(f'SLURMD_OPTIONS="--conf-server {CONTROLLER}"\n')
             agent = units / "fairlead-agent.service.d"
             agent.mkdir()
             (agent / "50-lab.conf").write_text("[Service]\nProtectControlGroups=no\n")
@@ -292,8 +299,8 @@ class Rack(clients.SlurmClients):
     def _write_specs(self, lower: Path) -> None:
         trees = [host.tree for host in self.nodes if host.tree is not None]
         majors = node.local_majors(trees)
-        shared = [(str(self.slurm_etc / file), f"/etc/slurm/{file}", True) for file in ("slurm.conf", "gres.conf", "cgroup.conf")]
-        shared.append((str(self.folder / "hosts"), "/etc/hosts", True))
+        conf = [(str(self.slurm_etc / file), f"/etc/slurm/{file}", True) for file in ("slurm.conf", "gres.conf", "cgroup.conf")]
+        shared = [(str(self.folder / "hosts"), "/etc/hosts", True)]
         found = hardware.nvml_plugin(self.suite)
         plugin = [(str(found), f"{LIBRARIES}/slurm-wlm/gpu_nvml.so", True)] if found else []
         memory = bounds.v1_group(self.name)
@@ -308,7 +315,7 @@ class Rack(clients.SlurmClients):
                     netns=net.namespace(self.name, host.name),
                     cgroup=str(self.cgroup / "hosts" / host.name),
                     tree=str(host.tree.resolve() if host.tree else ""),
-                    binds=(*shared, *simulated),
+                    binds=(*shared, *(() if self.configless and host.tree else conf), *simulated),
                     majors=majors,
                     memory=str(memory / host.name) if memory else "",
                 ).to_json()

@@ -92,7 +92,6 @@ def slurm_conf(
         "AuthType=auth/munge",
         "CredType=cred/munge",
         "StateSaveLocation=/var/spool/slurm/state",
-        "SlurmdSpoolDir=/var/spool/slurm/%n",
         "SlurmctldPidFile=/run/slurmctld.pid",
         "SlurmdPidFile=/run/slurmd.%n.pid",
         "SlurmctldLogFile=/var/log/slurm/slurmctld.log",
@@ -112,6 +111,8 @@ def slurm_conf(
         "ResumeTimeout=120",
         "TreeWidth=64",
     ]
+    if "SlurmdSpoolDir=" not in extra:
+        lines.append("SlurmdSpoolDir=/var/spool/slurm/%n")
     if "ReturnToService=" not in extra:
         lines.append(f"ReturnToService={return_to_service}")
     if "SchedulerParameters=" not in extra:

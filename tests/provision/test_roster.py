@@ -202,3 +202,23 @@ def test_the_data_of_each_node() -> None:
     }
     assert seventh["slurm"] == {"states": ["DRAIN", "IDLE"], "partitions": ["gpu"], "slurmd": "24.11.5"}
     assert seventh["agent"]["verdict"] == "drain" and data["nodes"][0]["jobs"] == [11, 12]
+
+
+@pytest.mark.parametrize(
+    ("states", "word", "out"),
+    [
+        ("IDLE+POWERED_DOWN", "off", False),
+        ("IDLE+POWERING_DOWN", "off", False),
+        ("IDLE+POWERING_UP", "off", False),
+        ("DOWN+POWERED_DOWN", "unreachable", True),  # it was not back in time
+        ("ALLOCATED+POWER_DOWN", "unreachable", False),  # a job runs there, so it should answer
+        ("IDLE+DRAIN+POWERED_DOWN", "off", True),
+        ("IDLE", "unreachable", False),
+    ],
+)
+def test_what_slurmctld_has_switched_off_is_neither_sick_nor_ok(states: str, word: str, out: bool) -> None:
+    (row,) = rows([slurm("n1", states)], {})
+    assert (row.word, row.lost) == (word, out)
+    assert ("1 out of service" in summary([row], 0.1)) is out and f"1 {word}" in summary([row], 0.1)
+    (reached,) = rows([slurm("n1", states)], {"n1": WELL})
+    assert reached.word == "ok" and (reached.slurm == "up") is (states == "IDLE")

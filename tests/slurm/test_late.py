@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from fairlead.daemon.slurmctld.courier import Courier
+from fairlead.daemon.slurmctld.courier import NO_CONF_SECONDS, NO_CONF_TRIES, Courier
 from fairlead.daemon.slurmctld.slurm_state import CourierOrder
 from fairlead.drains.ledger import LATE_SECONDS, Ledger, Phase
 from fairlead.drains.node_state import STALE_SECONDS, NodeDrainState
 from fairlead.drains.outcome import Outcome, finish
 from fairlead.drains.protocol import DrainProtocol
-from fairlead.errors import SlurmUnavailable
+from fairlead.errors import NoSlurmConf, SlurmUnavailable
 from fairlead.policy.decision_rules import Rules
 from fairlead.policy.ownership import MANUAL
 from tests.slurm import model
@@ -226,3 +227,25 @@ def test_a_dry_run_says_what_would_be_refused(site: Site) -> None:
         assert refused(lift=lift).startswith("foreign: ") and "riser swap" in refused(lift=lift)
     assert finish(site.protocol().resume(by_hand=True)).outcome is Outcome.FOREIGN
     assert reason(site) == "ann: riser swap"
+
+
+def test_without_slurm_conf_an_order_is_tried_again_at_once_for_a_minute(site: Site) -> None:
+    """A configless node has the file when slurmd has started, and a job may come a moment later. A file that never comes costs
+    no more than any silence."""
+    courier = site.courier()
+    courier.want(XID)
+    answer, site.ctld.nodes = site.ctld.nodes, _no_conf  # type: ignore[method-assign]
+    waits = []
+    for _ in range(NO_CONF_TRIES + 8):
+        turn(courier)
+        waits.append(courier.due() - site.now)
+        site.now = courier.due()
+    assert set(waits[:NO_CONF_TRIES]) == {NO_CONF_SECONDS}
+    assert waits[-1] > 10 * NO_CONF_SECONDS
+    site.ctld.nodes = answer  # type: ignore[method-assign]
+    turn(courier)
+    assert courier.take().drained and reason(site).startswith("fairlead:xid:")
+
+
+def _no_conf(*_: object) -> NoReturn:
+    raise NoSlurmConf("sinfo: could not establish a configuration source")

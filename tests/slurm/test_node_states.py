@@ -10,7 +10,7 @@ import pytest
 
 from fairlead.drains.outcome import Outcome, finish
 from fairlead.errors import SlurmError
-from fairlead.policy.ownership import keep_off, strip_suffixes
+from fairlead.policy.ownership import keep_off, keep_off_drain, strip_suffixes
 from fairlead.slurm.client import NodeState
 from tests.lab.roots import SUITES
 from tests.slurm.node_states import EVENTS, RELEASES, ROWS, Row
@@ -132,7 +132,7 @@ def test_the_table_is_the_policys() -> None:
         if row.drain == "held":
             assert keep_off(row.words) == row.why
         elif row.drain == "drained":
-            assert not keep_off(row.words)
+            assert not keep_off_drain(row.words)
     assert {row.name for row in ROWS if not row.made} == {"blocked"}
     assert all(set(row.releases) <= set(RELEASES) for row in ROWS) and set(SUITES.values()) == set(RELEASES)
     assert strip_suffixes("x : reboot issued : reboot timed out") == "x"

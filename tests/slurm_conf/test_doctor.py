@@ -45,6 +45,28 @@ def test_a_good_file_has_nothing_wrong() -> None:
     assert set(remarks(GOOD).values()) == {"ok"}
 
 
+def test_power_saving_that_spares_drained_nodes_is_fine() -> None:
+    saving = "SuspendProgram=/s\nSuspendTime=600\n"
+    assert set(remarks(f"{GOOD}{saving}SuspendExcStates=DOWN,drain\n").values()) == {"ok"}
+    assert set(remarks(f"{GOOD}SuspendProgram=/s\nSuspendTime=-1\n").values()) == {"ok"}
+    assert "SuspendTime also switches off drained nodes" in remarks(GOOD + saving, version=(22, 5, 8))
+
+
+@pytest.mark.parametrize(
+    ("node_file", "what"), [(None, "is slurmd's copy of the controller's file"), ("ClusterName=old\n", "differs from")]
+)
+def test_slurmds_copy_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], node_file: str | None, what: str) -> None:
+    for path, text in (("run/slurm/conf/slurm.conf", GOOD), ("etc/slurm/slurm.conf", node_file)):
+        if text is not None:
+            (tmp_path / path).parent.mkdir(parents=True)
+            (tmp_path / path).write_text(text)
+    main(["doctor", "--root", str(tmp_path), "--json"])
+    said = json.loads(capsys.readouterr().out)
+    assert [r for r in said["remarks"] if what in r["what"]], said
+    main(["doctor", "--root", str(tmp_path), "--diff"])
+    assert ("apply this to slurm.conf on the controller" in capsys.readouterr().err) is (node_file is None)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "what", "level"),
     [
@@ -58,6 +80,7 @@ def test_a_good_file_has_nothing_wrong() -> None:
         ("HealthCheckInterval=300\n", "", "HealthCheckInterval is 0", "warn"),
         ("task/affinity,", "", "lacks task/affinity", "warn"),
         ("PrologEpilogTimeout=300\n", "", "PrologEpilogTimeout is not set", "note"),
+        ("ClusterName=c", "SuspendProgram=/s\nSuspendTime=600", "SuspendExcStates lacks DRAIN", "warn"),
     ],
 )
 def test_each_flaw_is_found(old: str, new: str, what: str, level: str) -> None:

@@ -71,6 +71,9 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--units", metavar="DIR", default="", help="write the controller's systemd units to DIR, and do nothing else"
     )
+    parser.add_argument(
+        "--renamed-cluster", action="store_true", help="the store is of this cluster, which had another ClusterName before"
+    )
     parser.add_argument("--ssh", default="ssh", metavar="PROGRAM", help="the program to call in place of ssh")
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="wait so long for all nodes together")
     parser.add_argument(
@@ -105,10 +108,18 @@ def _round(args: argparse.Namespace) -> ExitCode:
     from fairlead.controller import controller_release
     from fairlead.controller.collection import Collection
     from fairlead.controller.job_store import JobStore
+    from fairlead.controller.store_file import refuse_other_cluster
+    from fairlead.slurm.scontrol import Scontrol
 
     site = _site(args)
     source = _source(args, site)
+    cluster = Scontrol(conf=args.slurm_conf, bin_dir=args.bin_dir).cluster()
     with JobStore(args.store, write=True) as store:
+        if not args.renamed_cluster:
+            hint = "name a folder for each cluster (--store DIR); if the cluster was renamed: --renamed-cluster"
+            refuse_other_cluster(store.path, store.kept("cluster"), cluster, hint)
+        if cluster:
+            store.keep("cluster", cluster)
         controller_release.write_note(args.store)
         collection = Collection(
             store, _accounting(args), source, say=say, nodes=_nodes(site), days=args.days, write=not args.no_comment
@@ -173,6 +184,8 @@ def _fleet_round(args: argparse.Namespace, site: Site | None) -> FleetRound:
     source = SshServiceRecords(ansible, program=args.ssh, seconds=args.timeout)
     client = Scontrol(conf=args.slurm_conf, bin_dir=args.bin_dir, deadline_seconds=60.0)
     with FleetStore(args.store, write=True) as store:
+        if (cluster := client.cluster()) and cluster != (before := store.kept("cluster")):
+            store.keep({"cluster": cluster, "cluster_before": before or ""})
         return FleetCollection(store, client, source, say=say, nodes=_nodes(site), days=args.days).round()
 
 

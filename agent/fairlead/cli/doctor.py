@@ -25,8 +25,9 @@ from fairlead.host.root import Root
 from fairlead.host.volatile_folder import lost_at_reboot
 from fairlead.slurm import container_runtimes, slurm_conf
 from fairlead.slurm.amend import amend
-from fairlead.slurm.conf_review import Remark, gres_remarks, mig_remarks, review
+from fairlead.slurm.conf_review import Remark, copy_remarks, gres_remarks, mig_remarks, review
 from fairlead.slurm.plugstack import plugstack_path, plugstack_text
+from fairlead.slurm.scontrol import CONF_PATHS
 from fairlead.slurm_config import listed_gpus
 
 HOOKS = (
@@ -42,7 +43,7 @@ _MARK = {"ok": "ok   ", "note": "note ", "warn": "warn ", "wrong": "WRONG"}
 
 def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--slurm-conf", metavar="FILE", default="", help="default: $SLURM_CONF, /etc/slurm/slurm.conf, /run/slurm/conf/slurm.conf"
+        "--slurm-conf", metavar="FILE", default="", help="default: $SLURM_CONF, /etc/slurm/slurm.conf, or slurmd's copy"
     )
     parser.add_argument("--root", metavar="TREE", default="/", help="review a tree instead of this machine")
     parser.add_argument("--document", metavar="FILE", default="/etc/fairlead/node.json", help="the node's document (%(default)s)")
@@ -69,7 +70,7 @@ def _conf_path(root: str, named: str) -> str:
     configured = os.environ.get("SLURM_CONF", "")
     if root == "/":  # on this machine a relative path is relative to the current folder
         named, configured = (os.path.abspath(path) if path else "" for path in (named, configured))
-    for path in (named, configured, "/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf"):
+    for path in (named, configured, *CONF_PATHS):
         if path and (path == named or _text(root, path) is not None):
             return path
     raise InputMissing("no slurm.conf found", hint="name it with --slurm-conf")
@@ -118,6 +119,15 @@ def _container_runtimes(root: str, conf_path: str, document_path: str, plugstack
         enroot = False
     found = {name: _release_of(root, name) for name in container_runtimes.wanted(plugstack, oci_conf, enroot=enroot)}
     yield from container_runtimes.review_runtimes(plugstack, oci_conf, enroot=enroot, slurm=_version(root), found=found)
+
+
+def _copy(root: str, path: str) -> Iterator[Remark]:
+    """Yield remarks on the copy that slurmd has fetched, if this is one, or if there is one besides the reviewed file."""
+    fetched, copy = _text(root, CONF_PATHS[1]), CONF_PATHS[1]
+    if slurm_conf.is_slurmds_copy(path):
+        yield from copy_remarks(path, _text(root, path) or "", None)
+    elif path == CONF_PATHS[0] and fetched is not None:
+        yield from copy_remarks(copy, fetched, _text(root, path))
 
 
 def _mig_lines(root: str, conf_path: str, document_path: str) -> Iterator[Remark]:
@@ -217,6 +227,8 @@ def _diff(args: argparse.Namespace, path: str, conf: slurm_conf.SlurmConf, plugs
     if args.json:
         print_json({"slurm_conf": path, "diff": diff, "notes": amended.notes})
         return ExitCode.OK
+    if slurm_conf.is_slurmds_copy(path):
+        print(f"note: {path} is slurmd's copy: apply this to slurm.conf on the controller", file=sys.stderr)
     for note in amended.notes:
         print(f"note: {note}", file=sys.stderr)
     sys.stdout.write(diff)
@@ -232,6 +244,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     if args.diff:
         return _diff(args, path, conf, plugstack)
     remarks = [*review(conf, hooks=HOOKS, plugstack=plugstack, version=_version(args.root))]
+    remarks += _copy(args.root, path)
     remarks += gres_remarks(_text(args.root, f"{os.path.dirname(path)}/gres.conf") or "")
     remarks += _mig_lines(args.root, path, args.document)
     remarks += _container_runtimes(args.root, path, args.document, plugstack)

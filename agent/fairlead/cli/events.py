@@ -24,7 +24,8 @@ from fairlead.errors import ExitCode, InputMissing, UsageError
 from fairlead.model.plain_text import one_line
 
 if TYPE_CHECKING:
-    from fairlead.controller.event_store import Queued
+    from fairlead.controller.event_store import EventStore, Queued
+    from fairlead.controller.fleet_store import FleetStore
     from fairlead.fleet.event_options import EventsOptions
 
 
@@ -105,6 +106,7 @@ def _deliver(args: argparse.Namespace) -> ExitCode:
         return _would(args, options)
     channels = channels_of(options, where)
     with FleetStore(args.store, write=False) as fleet, EventStore(args.state, write=True) as store:
+        _of_one_cluster(store, fleet)
         program = EventProgram(store, fleet, options, channels, say=say, lemons=lambda: lemon_events(args.store, time.time()))
         done = program.run()
     if args.json:
@@ -115,6 +117,18 @@ def _deliver(args: argparse.Namespace) -> ExitCode:
             f" {done.waiting} wait" + ("" if channels else "; [events] declares neither command nor url")
         )
     return ExitCode.TRY_AGAIN if done.failed or done.abandoned else ExitCode.OK
+
+
+def _of_one_cluster(store: EventStore, fleet: FleetStore) -> None:
+    """Raise DataError if the queue is of another cluster than the history of the fleet, else note the cluster."""
+    from fairlead.controller.store_file import refuse_other_cluster
+
+    cluster, before = str(fleet.kept("cluster") or ""), str(fleet.kept("cluster_before") or "")
+    kept = str(store.kept("cluster") or "")
+    if kept != before:
+        refuse_other_cluster(store.path, kept, cluster, "name a folder for each cluster: --state DIR")
+    if cluster and kept != cluster:
+        store.keep({"cluster": cluster})
 
 
 def _would(args: argparse.Namespace, options: EventsOptions) -> ExitCode:

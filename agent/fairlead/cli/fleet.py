@@ -59,6 +59,11 @@ def register(parser: argparse.ArgumentParser) -> None:
         default="",
         help="write the site's nodes for Prometheus' file_sd_configs (NAME.json; - prints it), and ask nobody",
     )
+    parser.add_argument(
+        "--skip-powered-down",
+        action="store_true",
+        help="with --prometheus-targets: ask Slurm, and leave out nodes that it has switched off",
+    )
     parser.add_argument("--each", action="store_true", help="show a row for each node: fold none")
     parser.add_argument("--json", action="store_true", help="print each node as an object; with --watch, one line for each poll")
 
@@ -68,6 +73,8 @@ def run(args: argparse.Namespace) -> ExitCode:
 
     if args.html and args.json:
         raise UsageError("--html and --json exclude each other")
+    if args.skip_powered_down and not args.prometheus_targets:
+        raise UsageError("--skip-powered-down is an option of --prometheus-targets")
     if args.watch is not None and args.watch < 1:
         raise UsageError("--watch: the shortest time is a second")
     if args.timeout is not None and not 0.5 <= args.timeout <= 600:
@@ -132,10 +139,16 @@ def _html(args: argparse.Namespace, poller: FleetPoller) -> ExitCode:
 def _prometheus_targets(args: argparse.Namespace, site: Site | None) -> ExitCode:
     from fairlead.cli import prometheus_targets
     from fairlead.provision.inventory import targets
+    from fairlead.slurm.client import switched_off
+    from fairlead.slurm.scontrol import Scontrol
 
     if site is None:
         raise InputMissing(f"{SITE}: no such file", hint="name the site: --site FILE")
     found = targets(site, args.nodelist)
+    if args.skip_powered_down:
+        slurm = Scontrol(conf=args.slurm_conf, bin_dir=args.bin_dir).nodes()
+        off = {node.name for node in slurm if switched_off(node.states)}
+        found = tuple(target for target in found if target.document.slurm_node not in off)
     made = prometheus_targets.targets_text(found)
     if args.prometheus_targets == "-":
         print(made, end="")

@@ -17,6 +17,7 @@ from fairlead.provision.node_details import DETAILED, NodeDetails, details_of
 from fairlead.provision.roster import RosterFold, RosterRow, as_data, fold, rows
 from fairlead.provision.ssh import ssh_options
 from fairlead.provision.ssh_fetch import deadline_seconds
+from fairlead.slurm.client import switched_off
 from fairlead.slurm.listing import Listed, listed
 from fairlead.slurm.scontrol import Scontrol
 
@@ -88,7 +89,7 @@ class FleetPoller:
         """
         began, at = time.monotonic(), time.time()
         nodes = [n for n in listed(self._client) if self._chosen(n)]
-        names = {n.state.name for n in nodes}
+        names = {n.state.name for n in nodes if not switched_off(n.state.states)}  # ssh to a node that is off waits in vain
         if self._agents and (began - self._accounts_at >= AGENTS_SECONDS or not names <= self._asked):
             self.details = {}
             self._accounts = self._fetch({name: self._hosts.get(name, name) for name in sorted(names)})

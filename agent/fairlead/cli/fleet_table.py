@@ -48,7 +48,7 @@ def summary(rows: Sequence[RosterRow], seconds: float) -> str:
     """Return the line below the table: ``128 nodes: 126 ok, 2 drain; 17 jobs; asked in 0.4 s``."""
     counts = [(sum(r.word == w for r in rows), w) for w in reversed(WORDS)]
     jobs = len({job for r in rows for job in r.jobs})
-    out = sum(not r.slurm.startswith("up") for r in rows)
+    out = sum(r.lost for r in rows)
     words = ", ".join(f"{n} {w}" for n, w in counts if n and w != NOT_ASKED)
     parts = [words, f"{out} out of service", f"{jobs} job{'' if jobs == 1 else 's'}", f"asked in {seconds:.1f} s"]
     return f"{len(rows)} node{'' if len(rows) == 1 else 's'}: {'; '.join(t for t in parts if t)}"

@@ -31,7 +31,8 @@ STATIC = ("style.css", "filter.js")
 PAGES = Path(__file__).parent / "pages"
 #: A sign beside the colour, because not everybody can tell the colours apart.
 MARKS = {
-    "ok": "✓", "warn": "!", "drain": "✗", "unknown": "?", "stale": "?", "none": "∅", "unreachable": "–", "not asked": "·",
+    "ok": "✓", "warn": "!", "drain": "✗", "unknown": "?", "stale": "?", "none": "∅", "unreachable": "–",
+    "off": "○", "not asked": "·",
 }  # fmt: skip
 FINDINGS_MAX, EVIDENCE_MAX = 200, 5
 GROUPS = ("class", "partition", "none")

@@ -90,7 +90,7 @@ class AgentOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 class SlurmOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     node_name: Annotated[str, Meta(description="Slurm's NodeName. Empty: the document's `node`.")] = ""
-    conf: Annotated[str, Meta(description="SLURM_CONF. Empty: /etc/slurm/slurm.conf, else /run/slurm/conf/slurm.conf.")] = ""
+    conf: Annotated[str, Meta(description="SLURM_CONF. Empty: /etc/slurm/slurm.conf, else slurmd's copy.")] = ""
     bin_dir: Annotated[str, Meta(description="Folder of scontrol, sinfo and squeue.")] = "/usr/bin"
     deadline_seconds: Annotated[float, Meta(ge=1, le=120, description="How long each call of a Slurm command may take.")] = 10.0
     adapter: Annotated[

@@ -19,6 +19,7 @@ from fairlead.fleet.node_events import COLUMNS, out_of_service
 from fairlead.fleet.service_record import ServiceRecord
 from fairlead.model.isolated import isolated
 from fairlead.model.nodelist import fold
+from fairlead.slurm.client import POWER, switched_off
 from fairlead.slurm.scontrol import Scontrol
 
 EACH_SECONDS = 6 * 3600.0
@@ -75,13 +76,16 @@ class FleetCollection:
         done = FleetRound()
         self._store.forget_erased(now)
         try:
-            listed = {node.name: (",".join(sorted(node.states)), node.reason) for node in self._client.nodes()}
+            slurm = self._client.nodes()
         except SlurmError as e:
             self._say(f"{e}; no node is asked for its history")
             return done
+        listed = {node.name: (",".join(sorted(node.states)), node.reason) for node in slurm}
+        off = {node.name for node in slurm if switched_off(node.states)}
         nodes = sorted(name for name in listed if self._nodes is None or name in self._nodes)
         done.nodes = len(nodes)
-        self._ask(nodes, listed, now, done)
+        self._ask([name for name in nodes if name not in off], listed, now, done)
+        self._store.keep({"nodes": nodes})
         self._events(now, done)
         self._topology()
         return done
@@ -110,7 +114,7 @@ class FleetCollection:
                 self._say(f"{fold(names)}: {trouble}")
             done.changed = self._store.add(found, now - self._days * DAY_SECONDS)
         done.asked, done.silent = len(due), tuple(silent)
-        self._store.keep({"states": states, "asked": asked, "nodes": list(nodes)})
+        self._store.keep({"states": states, "asked": asked})
 
     def _events(self, now: float, done: FleetRound) -> None:
         since: float = self._store.kept("events_until") or now - self._days * DAY_SECONDS
@@ -158,5 +162,6 @@ def _read(node: str, files: Mapping[str, bytes], now: float) -> tuple[list[Servi
 def _stable(said: tuple[str, str]) -> tuple[str, str]:
     """Return what matters of a node's state: whether it is out of service, and why. A job that begins is no news."""
     states, reason = said
-    out = ",".join(word for word in states.split(",") if any(part in word for part in ("DRAIN", "DOWN", "FAIL", "MAINT")))
+    parts = ("DRAIN", "DOWN", "FAIL", "MAINT")
+    out = ",".join(word for word in states.split(",") if word not in POWER and any(part in word for part in parts))
     return out, reason

@@ -32,6 +32,13 @@ def locked(folder: str, path: str, by: str = "fairlead collect") -> int:
     return fd
 
 
+def refuse_other_cluster(path: str, kept: str, cluster: str, hint: str) -> None:
+    """Raise DataError if a store has the history of another cluster: two clusters may have nodes of one name, and jobs of one
+    number. ``kept``: the cluster of the store, or "" if none is known. ``cluster``: the cluster of slurm.conf, or ""."""
+    if kept and cluster and kept != cluster:
+        raise DataError(f"{path}: has the history of cluster {kept}, and slurm.conf here is of {cluster}", hint=hint)
+
+
 def made(path: str) -> None:
     """Make the file of a store if it is not there. Raises OSError."""
     os.close(_opened_for_the_owner(path))

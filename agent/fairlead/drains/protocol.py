@@ -18,12 +18,12 @@ from functools import partial
 from msgspec.structs import replace
 
 from fairlead.drains.cluster_limits import ClusterLimits
-from fairlead.drains.ledger import Ledger, LedgerEntry, Phase
+from fairlead.drains.ledger import Ledger, LedgerEntry, Phase, RebootState
 from fairlead.drains.node_state import DrainLoss, NodeDrainState
 from fairlead.drains.outcome import Outcome, Result, Steps, erased, in_the_way, result, who
 from fairlead.drains.read_write_read import write_and_read_back
 from fairlead.policy.drain_limits import DrainLimit
-from fairlead.policy.ownership import MAINTAIN, MANUAL, PROLOG_ERROR, Owner, keep_off, parse, strip_suffixes
+from fairlead.policy.ownership import MAINTAIN, MANUAL, PROLOG_ERROR, Owner, keep_off, keep_off_drain, parse, strip_suffixes
 from fairlead.slurm.client import NodeState
 
 
@@ -81,7 +81,7 @@ class DrainProtocol:
         refusal: Result | None = None
         if owner in (Owner.FOREIGN, Owner.ORPHAN):
             refusal = result(Outcome(owner.value), mine, who(mine))
-        elif why := keep_off(mine.states) or in_the_way(check, mine) or self.state.stranger(mine):
+        elif why := keep_off_drain(mine.states) or in_the_way(check, mine) or self.state.stranger(mine):
             refusal = result(Outcome.BLOCKED, mine, why)
         elif hold := self.state.limits.why_no_room(self.node, entry.token, listed, certain=certain):
             refusal = replace(result(Outcome.OVER_BUDGET, mine, hold.text), limit=hold)
@@ -299,7 +299,7 @@ class DrainProtocol:
         if entry.theirs and owner is Owner.FREE and entry.late_lift(self.state.writer.asked_unix) and not keep_off(mine.states):
             return (yield from self._put_back(entry, mine))
         lost = DrainLoss()
-        if entry.phase in (Phase.DRAINED, Phase.TAKEN) and not entry.freed and (mine.drained or not keep_off(mine.states)):
+        if entry.phase in (Phase.DRAINED, Phase.TAKEN) and not entry.freed and (mine.drained or not keep_off_drain(mine.states)):
             # a reason that replaced our reason belongs to a person, and fairlead does not write it again
             again = again and entry.manual and entry.phase is Phase.DRAINED
             lost = yield from self._why_not_by_a_person(entry, mine)
@@ -319,6 +319,8 @@ class DrainProtocol:
         """Return why the drain may have disappeared although no person resumed the node."""
         if entry.phase is Phase.TAKEN and mine.drained and mine.reason_time == entry.written:
             return DrainLoss()  # the node still has the same reason of a person
+        if not mine.drained and (why := keep_off(mine.states)):
+            return DrainLoss(f"{why}: slurmctld has lifted the drain, nobody has resumed the node")
         if why := self.state.why_rebooted(entry, mine):
             return DrainLoss(why)
         yield "ask"
@@ -332,8 +334,10 @@ class DrainProtocol:
         if why and (owner in (Owner.FREE, Owner.OURS) or why.startswith("power")):
             if not why.startswith(("power", "down")):
                 return result(Outcome.BLOCKED, mine, f"{why}: fairlead sees who lifted the drain when that is over")
-            # slurmctld clears DRAIN itself when it powers a node down or waits in vain for a node (power_save.c of Slurm).
-            self.ledger.save(self.state.ledger_after(entry))
+            # slurmctld clears DRAIN itself when it powers a node down or waits in vain for a node (power_save.c of Slurm). A
+            # person's drain stays in the ledger, as before a reboot, so that it is made again when the node is back.
+            by_person = entry.manual and entry.phase is Phase.DRAINED and not entry.freed and why.startswith("power")
+            self.ledger.save(replace(entry, reboot=RebootState.ASKED) if by_person else self.state.ledger_after(entry))
             return result(Outcome.BLOCKED, mine, f"{why}: slurmctld has lifted the drain, nobody has resumed the node")
         if owner is not Owner.FREE and not (owner is Owner.OURS and not mine.drained):
             taken = entry.phase is not Phase.DRAINING and owner is not Owner.PROLOG_ERROR

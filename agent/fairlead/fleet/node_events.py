@@ -22,6 +22,8 @@ SLURMS_OWN = (
     *("Not responding", "Node unexpectedly rebooted", "Kill task failed", "Prolog error", "Epilog error", "Low ", "gres/"),
     *("batch job complete failure", "Duplicate jobid", "ResumeTimeout reached", "reboot timed out", "Node ", "slurmd"),
 )
+#: The reasons of slurmctld's events of a node that it switches off (power_save.c). Such a node is in service: a job switches it on.
+SWITCHED_OFF = re.compile(r"Powered down(?: after [A-Za-z]+)?")
 _REASON = re.compile(r"fairlead:([a-z0-9_.]{1,64}):([0-9a-z]{6,32}) (.*)", re.DOTALL)
 _NUMBER = re.compile(r"[0-9]{1,11}")
 
@@ -73,7 +75,8 @@ def whose(state: str, reason: str) -> Whose:
 
 
 def out_of_service(lines: Iterable[str], mistakes: list[str]) -> list[NodeOut]:
-    """Return the events in the lines. Events of the whole cluster are left out. The reason of each line that cannot be read is
+    """Return the events in the lines. Events of the whole cluster, and of nodes that
+    slurmctld has switched off to save power, are left out. The reason of each line that cannot be read is
     added to ``mistakes``."""
     found: list[NodeOut] = []
     header: list[str] | None = None
@@ -94,7 +97,7 @@ def out_of_service(lines: Iterable[str], mistakes: list[str]) -> list[NodeOut]:
             mistakes.append(f"events: line {number} is cut short")
             continue
         nodes = _nodes(cells[0])
-        if not cells[0]:
+        if not cells[0] or (SWITCHED_OFF.fullmatch(cells[4]) and "DRAIN" not in cells[3]):
             continue
         if nodes is None or not _NUMBER.fullmatch(cells[1]):
             mistakes.append(f"events: line {number}: its node or its time cannot be read")

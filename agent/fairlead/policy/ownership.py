@@ -188,6 +188,16 @@ def keep_off(states: Collection[str]) -> str:
     return ""
 
 
+def keep_off_drain(states: Collection[str]) -> str:
+    """Return why fairlead must not drain a node in these states, or "" if it may.
+
+    A node that slurmctld is switching on may be drained: its agent runs, and the job that it is switched on for starts as soon as
+    slurmd registers. Only a drain lets the prolog refuse that job. slurmctld keeps the drain when the node registers.
+    """
+    why = keep_off(states)
+    return "" if why == "powering up" else why
+
+
 def rebooting(states: Collection[str]) -> bool:
     """Return whether slurmctld is going to reboot the node, or waits until the node has rebooted."""
     return bool(normalise(states) & _REBOOTING)

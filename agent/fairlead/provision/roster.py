@@ -17,12 +17,12 @@ from msgspec import Struct, to_builtins
 from fairlead.model.verdict import one_line
 from fairlead.policy.ownership import MAINTAIN, MANUAL, PROLOG_ERROR, SUFFIXES, parse, strip_suffixes
 from fairlead.provision.agent_accounts import AgentAccount
-from fairlead.slurm.client import UNAVAILABLE
+from fairlead.slurm.client import POWER, UNAVAILABLE, switched_off
 from fairlead.slurm.listing import Listed
 
 DRAINED = frozenset({"DRAIN", "DRAINED", "DRAINING"})
 #: The worst is first, so that what needs attention is at the top.
-WORDS = ("unreachable", "none", "stale", "drain", "unknown", "warn", NOT_ASKED := "not asked", "ok")
+WORDS = ("unreachable", "none", "stale", "drain", "unknown", "warn", OFF := "off", NOT_ASKED := "not asked", "ok")
 #: With these words begin reasons that slurmctld sets by itself (drain_nodes and set_node_reason of src/slurmctld). Others begin
 #: with a word of ``SUFFIXES`` without its " : ".
 _SLURMS = (PROLOG_ERROR, "Epilog error", "Kill task failed", "Batch job complete failure", "Low ", "gres/")
@@ -63,11 +63,22 @@ class RosterRow(Struct, frozen=True, kw_only=True):
 
     @property
     def word(self) -> str:
-        """Return the word of the agent's verdict, ``unreachable`` or ``not asked``. It is ``ok`` only if the agent was reached
-        just now and says so."""
+        """Return the word of the agent's verdict, ``unreachable``, ``off`` or ``not asked``. It is ``ok`` only if the agent was
+        reached just now and says so. It is ``off`` if slurmctld has switched the node off, or is switching it on."""
         if self.account is None:
             return NOT_ASKED
+        if not self.account.reached and (switched_off(self.states) or self._switched_on):
+            return OFF
         return self.account.verdict if self.account.reached else "unreachable"
+
+    @property
+    def _switched_on(self) -> bool:
+        return "POWERING_UP" in self.states and "DOWN" not in self.states
+
+    @property
+    def lost(self) -> bool:
+        """Return whether the node is out of service. A node that slurmctld switches off or on is not."""
+        return bool(set(self.states) & (UNAVAILABLE - POWER))
 
     @property
     def slurm(self) -> str:
@@ -101,9 +112,13 @@ class RosterRow(Struct, frozen=True, kw_only=True):
 
 def rows(nodes: Iterable[Listed], accounts: Mapping[str, AgentAccount] | None) -> tuple[RosterRow, ...]:
     """Return the rows in Slurm's order. ``accounts``: the agents' accounts by node, or None if the agents were not asked. A node
-    without an account counts as not reached."""
+    without an account counts as not reached, or as off if slurmctld has switched it off."""
+    off = AgentAccount(reached=False, trouble="switched off by slurmctld")
     lost = AgentAccount(reached=False, trouble="it was not asked")
-    return tuple(_row(n, None if accounts is None else accounts.get(n.state.name, lost)) for n in nodes)
+    return tuple(
+        _row(n, None if accounts is None else accounts.get(n.state.name, off if switched_off(n.state.states) else lost))
+        for n in nodes
+    )
 
 
 def _row(node: Listed, account: AgentAccount | None) -> RosterRow:

@@ -5,21 +5,22 @@ States are Slurm's own words in upper case, base states and flags alike: ``IDLE`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from msgspec import Struct
 
-#: A node in one of these states starts no new job, whoever has set the state. These states count against a drain budget.
-#: NOT_RESPONDING does not count. Every node that was just resumed has it until slurmctld's next ping, and a node that stays
-#: silent becomes DOWN.
-UNAVAILABLE = frozenset(
+#: slurmctld switches such a node off or on. It starts the node again when a job needs it (slurm.conf(5), ResumeProgram).
+POWER = frozenset(("POWERED_DOWN", "POWERING_DOWN", "POWER_DOWN", "POWERING_UP", "POWER_UP"))
+#: A node in one of these states starts no new job, whoever has set the state. NOT_RESPONDING is not among them. Every node that
+#: was just resumed has it until slurmctld's next ping, and a node that stays silent becomes DOWN.
+UNAVAILABLE = POWER | frozenset(
     (
         *("DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "FUTURE", "UNKNOWN", "MAINT", "MAINTENANCE"),
-        *("REBOOT_ISSUED", "REBOOT_REQUESTED", "POWERED_DOWN", "POWERING_DOWN", "POWER_DOWN", "POWERING_UP", "POWER_UP"),
-        "POWER_DRAIN",
+        *("REBOOT_ISSUED", "REBOOT_REQUESTED", "POWER_DRAIN"),
     )
 )
+_LOST = UNAVAILABLE - POWER
 
 
 class NodeState(Struct, frozen=True, kw_only=True):
@@ -40,7 +41,16 @@ class NodeState(Struct, frozen=True, kw_only=True):
 
     @property
     def available(self) -> bool:
-        return self.states.isdisjoint(UNAVAILABLE)
+        """Return whether the node can take jobs: now, or after slurmctld has switched it on. Drain limits and floors count this.
+        A node that is off to save power is not lost to jobs, so it must not use up the drain budget (decision 60)."""
+        return self.states.isdisjoint(_LOST)
+
+
+def switched_off(states: Collection[str]) -> bool:
+    """Return whether slurmctld has switched the node off, or is doing so, and nothing is wrong with it. Nobody answers there.
+    A node that did not come back in time is DOWN too, and that is a fault."""
+    words = set(states)
+    return bool(words & {"POWERED_DOWN", "POWERING_DOWN"}) and not words & {"DOWN", "FAIL"}
 
 
 class JobOn(Struct, frozen=True, kw_only=True):

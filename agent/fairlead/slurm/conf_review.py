@@ -40,6 +40,28 @@ def review(conf: SlurmConf, *, hooks: Iterable[str], plugstack: str, version: tu
     yield from _binding(conf)
     yield from _pyxis(conf, plugstack, version)
     yield from _spank(plugstack)
+    yield from _power_saving(conf, version)
+
+
+def copy_remarks(path: str, text: str, node_file: str | None) -> Iterator[Remark]:
+    """Return remarks on a slurm.conf that slurmd has fetched from slurmctld. ``node_file``: the text of /etc/slurm/slurm.conf if
+    slurmd has fetched its own, or None. ``text``: that of slurmd's copy."""
+    if node_file is not None and node_file != text:
+        yield Remark(
+            level="warn",
+            what=f"/etc/slurm/slurm.conf differs from slurmd's copy {path}",
+            why="slurmd uses what slurmctld has sent; Slurm's commands and fairlead read the file in /etc/slurm first",
+            fix="remove /etc/slurm/slurm.conf on nodes that run slurmd with --conf-server",
+            source="slurm.conf(5) enable_configless",
+        )
+    elif node_file is None:
+        yield Remark(
+            level="note",
+            what=f"{path} is slurmd's copy of the controller's file",
+            why="slurmd replaces it when it starts and at each `scontrol reconfigure`",
+            fix="change slurm.conf on the controller, then run scontrol reconfigure",
+            source="slurm.conf(5) enable_configless",
+        )
 
 
 def gres_remarks(gres_conf: str) -> Iterator[Remark]:
@@ -170,6 +192,28 @@ def _prolog_behaviour(conf: SlurmConf) -> Iterator[Remark]:
             what="ReturnToService=2",
             why="a DOWN node returns by itself when slurmd registers; drains are not touched by it",
             source="slurm.conf(5) ReturnToService",
+        )
+
+
+def _power_saving(conf: SlurmConf, version: tuple[int, ...] | None) -> Iterator[Remark]:
+    if not conf.get("SuspendProgram") or conf.get("SuspendTime", "-1").lower() in {"-1", "infinite"}:
+        return
+    why = "a drained node is idle, so slurmctld switches it off after SuspendTime, and then lifts the drain by itself"
+    if version is not None and version < (23, 2):
+        yield Remark(
+            level="warn",
+            what="SuspendTime also switches off drained nodes",
+            why=why,
+            fix="Slurm 23.02 and newer have SuspendExcStates; before, name drained nodes in SuspendExcNodes",
+            source="slurm.conf(5) SuspendTime; docs/how-to/slurm-arrangements.md",
+        )
+    elif "drain" not in conf.options("SuspendExcStates"):
+        yield Remark(
+            level="warn",
+            what="SuspendExcStates lacks DRAIN",
+            why=why,
+            fix=f"SuspendExcStates={','.join(sorted({*map(str.upper, conf.options('SuspendExcStates')), 'DOWN', 'DRAIN'}))}",
+            source="slurm.conf(5) SuspendExcStates; docs/how-to/slurm-arrangements.md",
         )
 
 

@@ -27,7 +27,7 @@ from fairlead.errors import SlurmError, SlurmUnavailable
 from fairlead.slurm import pyslurm_worker
 from fairlead.slurm.client import JobOn, NodeState, NodeTimes
 from fairlead.slurm.node_groups import NodeGroup, expand
-from fairlead.slurm.scontrol import NO_ANSWER, Scontrol, plain, states_of
+from fairlead.slurm.scontrol import NO_ANSWER, NO_CONF, Scontrol, plain, states_of
 
 LINE_MAX = 64 << 20
 #: Slurm's compact words (squeue(1), JOB STATE CODES) for the states in which a job has its nodes.
@@ -184,7 +184,7 @@ def _how(status: int | None) -> str:
 
 def _refusal(said: str) -> SlurmError:
     line = f"pyslurm: {' '.join(said.split())[-300:]}"
-    if any(text in said.lower() for text in (*NO_ANSWER, pyslurm_worker.TOO_LATE)):
+    if any(text in said.lower() for text in (*NO_ANSWER, NO_CONF, pyslurm_worker.TOO_LATE)):
         return SlurmUnavailable(line, hint="is slurmctld up? scontrol ping")
     return SlurmError(line)
 

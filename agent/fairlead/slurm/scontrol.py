@@ -17,14 +17,16 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
-from fairlead.errors import SlurmError, SlurmUnavailable
+from fairlead.errors import NoSlurmConf, SlurmError, SlurmUnavailable
 from fairlead.model.cpulist import cpus_in, parse_cpu_set
 from fairlead.model.nodelist import expand
+from fairlead.slurm import slurm_conf
 from fairlead.slurm.client import JobOn, NodeState, NodeTimes
 from fairlead.slurm.node_groups import NodeGroup, parse_topology
 
-#: Paths of slurm.conf: a file of the node, or the file that a configless slurmd has fetched (slurm.conf(5), "configless").
-CONF_PATHS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
+#: Paths of slurm.conf: a file of the node, or the file that a configless slurmd has fetched (slurm.conf(5), "configless"). At a
+#: boot the agent starts before slurmd, and only the copy of the boot before is there, in slurmd's usual SlurmdSpoolDir.
+CONF_PATHS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/var/spool/slurmd/conf-cache/slurm.conf")
 #: What the clients print when slurmctld, munge or the network did not answer (src/common/slurm_errno.c).
 NO_ANSWER = (
     "unable to contact slurm controller",
@@ -46,9 +48,9 @@ NO_ANSWER = (
     "message receive failure",
     "message send failure",
     "resource temporarily unavailable",
-    "could not establish a configuration source",
     "unable to resolve",
 )
+NO_CONF = "could not establish a configuration source"
 FIELDS = ("NodeList", "NodeHost", "StateComplete", "User", "Timestamp", "PartitionName", "Reason")
 _TOO_LATE = 124  # the exit status of our child process that was too late to start a write
 #: What `scontrol -d show job` says of the nodes of a job, and the GPUs in it.
@@ -70,10 +72,26 @@ class Scontrol:
         self.bin_dir = bin_dir
         self.deadline_seconds = deadline_seconds
         self._until = float("inf")
+        self._read_seconds = 0.0  # how long the last reading took
+        self._backup: tuple[str, float] = ("", 0.0)  # BOOT_TIME of the backup that answers, and when it first did
 
     def not_after(self, seconds: float) -> None:
-        """Limit the next write. It is sent within ``seconds`` or not at all, even if this process or scontrol is delayed."""
-        self._until = _boottime() + seconds
+        """Limit the next write. It is sent within ``seconds`` or not at all, even if this process or scontrol is delayed.
+
+        If the host of the primary slurmctld does not answer, each command first waits for it in vain. The reading has waited too,
+        and the write gets as much time in addition, but not more than Slurm waits for all controllers but the last.
+        """
+        extra = min(self._read_seconds, self._controller_wait_seconds()) if self._read_seconds > 0.5 else 0.0
+        self._until = _boottime() + seconds + extra
+
+    def _controller_wait_seconds(self) -> float:
+        """Return how long Slurm's commands may wait for controllers that do not answer: 0 if there is only one controller."""
+        path = self.conf_path()
+        try:
+            with open(path, encoding="utf-8", errors="replace") as f:
+                return slurm_conf.controller_wait_seconds(f.read(4 << 20))
+        except OSError:
+            return 0.0
 
     def node(self, name: str) -> NodeState:
         found = self.nodes((name,))
@@ -88,7 +106,10 @@ class Scontrol:
         command = ["sinfo", "-h", "-a", "-N", "-O", ",".join(f"{field}:{mark}" for field in FIELDS)]
         if names:
             command += ["-n", ",".join(plain(name) for name in names)]
-        return parse_nodes(self._run(command), mark)
+        asked = _boottime()
+        text = self._run(command)
+        self._read_seconds = _boottime() - asked
+        return parse_nodes(text, mark)
 
     def jobs_on(self, name: str) -> tuple[JobOn, ...]:
         return parse_jobs(self._run(["squeue", "-h", "-a", "-t", "all", "-w", plain(name), "-o", "%A %t %D"]))
@@ -103,10 +124,19 @@ class Scontrol:
 
     def began(self) -> float:
         try:
-            return parse_began(self._run(["scontrol", "show", "config"]))
+            text = self._run(["scontrol", "show", "config"])
         # scontrol also pings slurmctld, and ends with 1 and without a message if slurmctld has just stopped
         except SlurmError as e:
             raise SlurmUnavailable(str(e), hint=e.hint or "is slurmctld up? scontrol ping") from None
+        began = parse_began(text)
+        if began < float("inf"):
+            self._backup = ("", 0.0)
+            return began
+        # A backup does not say since when it has been in control. So it counts from when it was first seen in control here.
+        boot = text.partition("BOOT_TIME")[2].partition("\n")[0].strip(" =")
+        if self._backup[0] != boot or not boot:
+            self._backup = (boot, time.time())
+        return self._backup[1]
 
     def node_times(self) -> tuple[NodeTimes, ...]:
         return parse_node_times(self._run(["scontrol", "-o", "show", "node"]))
@@ -134,10 +164,21 @@ class Scontrol:
         """Return the path of the slurm.conf for the tools, or "" if they find the file themselves (DNS SRV records)."""
         return self.conf or next((path for path in CONF_PATHS if os.path.exists(path)), "")
 
+    def cluster(self) -> str:
+        """Return ClusterName in lower case, as Slurm compares it, or "" if slurm.conf cannot be read. This takes no RPC."""
+        try:
+            with open(self.conf_path(), encoding="utf-8", errors="replace") as f:
+                found = re.findall(r"^[ \t]*ClusterName[ \t]*=[ \t]*([A-Za-z0-9_.-]{1,64})", f.read(4 << 20), re.M | re.I)
+        except OSError:
+            return ""
+        return found[-1].lower() if found else ""
+
     def environment(self) -> Mapping[str, str]:
         """Return the whole environment of a Slurm client."""
-        # Nothing is inherited: SLURM_CLUSTERS, SINFO_*, SQUEUE_* or a foreign SLURM_CONF would ask another cluster.
-        env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
+        # Nothing is inherited: SLURM_CLUSTERS, SINFO_*, SQUEUE_* or a foreign SLURM_CONF would ask another cluster. In a
+        # federation with FederationParameters=fed_display the commands would show all clusters, which may have nodes of one name.
+        local = dict.fromkeys(("SINFO_LOCAL", "SQUEUE_LOCAL", "SACCT_LOCAL", "SCONTROL_LOCAL"), "1")
+        env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s", **local}
         conf = self.conf_path()
         return {**env, "SLURM_CONF": conf} if conf else env
 
@@ -202,6 +243,8 @@ def plain(name: str) -> str:
 
 def _refusal(command: Sequence[str], said: str) -> SlurmError:
     line = f"{command[0]}: {said[-300:]}"
+    if NO_CONF in said.lower():
+        return NoSlurmConf(line, hint="a node without slurm.conf has one when slurmd runs (/run/slurm/conf)")
     if any(text in said.lower() for text in NO_ANSWER):
         return SlurmUnavailable(line, hint="is slurmctld up? scontrol ping")
     return SlurmError(line)

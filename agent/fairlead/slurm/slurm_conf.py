@@ -15,6 +15,7 @@ from fairlead.errors import InputMissing
 
 PAIR = re.compile(r"\b(\w++)\s*+=\s*(\"[^\"]*\"|\S+)")  # possessive, so that a long word without = takes linear time
 _LINES = {"nodename", "partitionname", "nodeset", "downnodes", "switchname", "frontendname", "include"}
+TCP_TIMEOUT_SECONDS = 2  # slurm.conf(5), TCPTimeout
 INCLUDES_DEEP, INCLUDES_MAX = (
     32,
     1000,
@@ -60,6 +61,25 @@ def parse(path: str, read: Callable[[str], str | None]) -> SlurmConf:
             else:
                 values[key.strip().lower()] = value.strip().strip('"')
     return SlurmConf(path=path, values=values, nodes=tuple(nodes))
+
+
+def is_slurmds_copy(path: str) -> bool:
+    """Return whether a file of Slurm's configuration is a copy that slurmd has fetched from slurmctld ("configless"). slurmd
+    writes it into ``conf-cache`` in SlurmdSpoolDir and links that folder to /run/slurm/conf."""
+    return path.startswith("/run/slurm/") or os.path.basename(os.path.dirname(path)) == "conf-cache"
+
+
+def controllers(text: str) -> tuple[str, ...]:
+    """Return the values of the SlurmctldHost lines in the text of a slurm.conf: the primary first, then the backups."""
+    found = re.findall(r"^[ \t]*SlurmctldHost[ \t]*=[ \t]*([^\s#]+)", text, re.M | re.I)
+    return tuple(each.strip('"') for each in found)
+
+
+def controller_wait_seconds(text: str) -> float:
+    """Return how long a command of Slurm waits for controllers that do not answer before it reaches the last one: TCPTimeout for
+    each SlurmctldHost but the last (slurm_open_controller_conn in src/common/slurm_protocol_api.c)."""
+    found = re.findall(r"^[ \t]*TCPTimeout[ \t]*=[ \t]*(\d{1,4})\b", text, re.M | re.I)
+    return max(0, len(controllers(text)) - 1) * float(found[-1] if found else TCP_TIMEOUT_SECONDS)
 
 
 def lines_beside(path: str, name: str, read: Callable[[str], str | None]) -> Iterator[str]:

@@ -28,7 +28,6 @@ from fairlead.topology.binding.published_files import NOT_LISTED, ListedDevices
 
 READ_SECONDS = 5.0
 CLOCK_SECONDS = 0.05  # the clocks of files and processes tick at most so far apart
-CONFIGLESS = ("/run/slurm/", "/var/spool/slurm")  # slurmd writes its own copies there
 
 
 class UnclearError(Exception):
@@ -135,7 +134,7 @@ class GresListing:
         boot, unix = both_clocks()
         started = _started(pid)
         changed = max(at for at in self._stamps.values() if at is not None) - (unix - boot)
-        newer = changed > started + CLOCK_SECONDS and not os.path.realpath(path).startswith(CONFIGLESS)
+        newer = changed > started + CLOCK_SECONDS and not slurm_conf.is_slurmds_copy(os.path.realpath(path))
         found = self._count.take(uuids, newer=newer, pid=pid, started=started, now=boot)
         self._report("")
         return found

@@ -25,10 +25,13 @@ from fairlead.drains.acknowledgement import KnownEvidence
 from fairlead.drains.ledger import LedgerEntry, Phase
 from fairlead.drains.outcome import CONTEST_SECONDS, UNDONE_SECONDS, Outcome, Result, Steps
 from fairlead.drains.protocol import DrainProtocol
-from fairlead.errors import FairleadError
+from fairlead.errors import FairleadError, NoSlurmConf
 from fairlead.host import log
 
 BACKOFF_MAX_SECONDS = 60.0
+# Without slurm.conf nothing reaches slurmctld, so an attempt costs only this node. slurmd fetches the file when it starts, and a
+# job may come a moment later.
+NO_CONF_SECONDS, NO_CONF_TRIES = 0.5, 120
 # Each attempt at a drain lists all nodes. Hundreds of nodes whose drain is delayed by a limit must not keep slurmctld busy.
 BUDGET_BACKOFF_MAX_SECONDS = 256.0
 
@@ -56,6 +59,7 @@ class Courier:
         self._asked = False  # whether the last attempt asked slurmctld
         self._resume_unreported = False  # somebody resumed the node and the loop does not know it yet, so its orders are void
         self._failures = 0
+        self._without_conf = 0  # how many attempts have found no slurm.conf
         self._squeezed = 0
         self._known: KnownEvidence | None = None
         entry = drain.ledger.load()
@@ -236,7 +240,7 @@ class Courier:
         try:
             result = yield from self._attempt(drain, want, state, refused_since, began)
         except FairleadError as e:
-            self._failed(str(e))
+            self._failed(str(e), no_conf=isinstance(e, NoSlurmConf))
         except Exception as e:  # a bug here must not end the thread: report it and try again
             self._failed(f"{type(e).__name__}: {e}")
         else:
@@ -267,12 +271,15 @@ class Courier:
     def _order(self, drain: DrainProtocol, want: CourierOrder, refused: bool) -> Steps:
         return drain.drain(want.check, want.summary, job=want.job, certain=want.certain, prolog_refused=refused)
 
-    def _failed(self, error: str) -> None:
+    def _failed(self, error: str, *, no_conf: bool = False) -> None:
         with self._condition:
             if self._state.error != error:
                 log.line(log.WARNING, "slurmctld unavailable", error=error)
             wait = min(BACKOFF_MAX_SECONDS, 2.0**self._failures) * random.uniform(0.5, 1.0) + self._pace.spread()
             self._failures = min(self._failures + 1, 10)
+            if no_conf and self._without_conf < NO_CONF_TRIES:
+                self._without_conf += 1
+                self._failures, wait = 1, NO_CONF_SECONDS
             self._not_before = self._clock() + wait
             # the courier asks again even if the order is withdrawn, because the request that was sent may have arrived
             self._due = min(self._due, self._not_before)
@@ -284,7 +291,7 @@ class Courier:
         with self._condition:
             if self._failures:
                 log.line(log.NOTICE, "slurmctld answers again")
-            self._failures = 0
+            self._failures = self._without_conf = 0
             entry = self._drain.ledger.load()
             self._taken = entry is not None and entry.phase is Phase.TAKEN
             acknowledged = result.outcome is Outcome.ACKNOWLEDGED
