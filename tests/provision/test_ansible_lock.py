@@ -72,7 +72,7 @@ class Heard(SilentDisplay):
 
 def test_a_run_that_goes_on_waits_for_the_ansible_of_the_killed_one(tmp_path: Path) -> None:
     with driver("24") as d:
-        d.begin(reboot=False)
+        d.begin(reboot=False, seconds=(60.0, 60.0))
         for stopped in (True, False):
             d.drop()
             d.turn()

@@ -228,12 +228,17 @@ class Driver:
     maintenance: Maintenance | None = None
     journals: list[Journal] = field(default_factory=list)
 
-    def begin(self, *, reboot: bool) -> None:
+    def begin(self, *, reboot: bool, seconds: tuple[float, float] = (0.05, 0.2)) -> None:
+        """``seconds``: how long a node may take to be well, and to come back; time passes here as on the machine."""
         plan = MaintenancePlan(
             reason="new driver", batch=BATCH, floors={"main": FLOOR}, reboot=reboot, max_failed=2, settle_seconds=0.0
         )
         plan = MaintenancePlan(
-            **{**{f: getattr(plan, f) for f in plan.__struct_fields__}, "verify_seconds": 0.05, "reboot_seconds": 0.2}
+            **{
+                **{f: getattr(plan, f) for f in plan.__struct_fields__},
+                "verify_seconds": seconds[0],
+                "reboot_seconds": seconds[1],
+            }
         )
         self.name = self._journal().begin(plan, [NodeWork(node=n, slurm=n) for n in MINE], site="", who="").id
 
@@ -354,7 +359,7 @@ def test_killed_at_every_write(reboot: bool, late: bool) -> None:
     kills = 0
     for at in range(1, 200):
         with driver("24") as d:
-            d.begin(reboot=reboot)
+            d.begin(reboot=reboot, seconds=(60.0, 60.0))
             d.world.countdown, d.world.late = at, late
             for _ in range(300):
                 for name in MINE:
