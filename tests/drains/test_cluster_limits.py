@@ -70,6 +70,24 @@ def test_a_hold_is_counted_from_its_first_refusal_and_ends_with_its_time(clock: 
     assert limit_of(limits, nodes("n2")) is LimitKind.COMMON_CAUSE  # the next one begins anew
 
 
+def test_a_node_whose_clock_went_back_a_year_drains_for_a_common_cause_once(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first drain is undone by slurmctld's times; from then on it knows how far its clock is behind."""
+    limits = ClusterLimits(RULES, clock=clock)
+    listed, mine = nodes("n2"), nodes("n1", "n2")
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now - 365 * 86400.0)
+    assert limit_of(limits, listed) is None
+    assert limits.why_not_keep("n1", TOKEN, mine) is not None
+    assert limit_of(limits, listed) is LimitKind.COMMON_CAUSE
+    monkeypatch.setattr(time, "time", lambda: now)
+    changed = ClusterLimits(RULES, clock=clock)
+    changed.take_over(limits)
+    assert changed.why_not_keep("n1", TOKEN, nodes("n1")) is None
+    assert limit_of(changed, listed) is LimitKind.COMMON_CAUSE, "the clock is right again"
+
+
 def test_an_order_that_went_away_begins_anew(clock: Clock) -> None:
     limits = ClusterLimits(RULES, clock=clock)
     assert limit_of(limits, nodes("n2")) is LimitKind.COMMON_CAUSE

@@ -128,7 +128,7 @@ class Agents(dict[str, NodeAgent]):
         found = {name: agent.status()["slurm"]["limit"] for name, agent in self.items()}
         return {name: f"{limit['kind']} {limit['name']}" for name, limit in found.items() if limit}
 
-    def until(self, met: Callable[[], bool], what: str, seconds: float) -> float:
+    def until(self, met: Callable[[], bool], what: str, seconds: float, *, every_seconds: float = 0.1) -> float:
         """Wait for something to become true. Returns how many seconds that took."""
         start = time.monotonic()
         while not met():
@@ -136,7 +136,7 @@ class Agents(dict[str, NodeAgent]):
             ended = [name for name, agent in self.items() if agent.process is not None and agent.process.poll() is not None]
             assert not ended, f"agents have ended: {ended}"
             assert began < start + seconds, f"no {what} in {seconds:g} s"
-            pause(began, 0.1)
+            pause(began, every_seconds)
         return time.monotonic() - start
 
 
@@ -152,7 +152,7 @@ def running(many: ManyNodes, memory: Path, own: Iterable[str] = ()) -> Iterator[
                 shutil.copytree(TREE, tree, symlinks=True)
             agents[name] = NodeAgent(many, name, tree)
             agents[name].begin()
-        agents.until(lambda: all(agent.sequence() for agent in agents.values()), "first verdict of each", 240)
+        agents.until(lambda: all(agent.sequence() for agent in agents.values()), "first verdict of each", 400)
         yield agents
     finally:
         for agent in agents.values():
