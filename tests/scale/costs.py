@@ -81,10 +81,11 @@ def _children() -> float:
 def rate_limit(many: ManyNodes) -> dict[str, float]:
     """Seconds that 30 questions take after each other, as root (an agent) and as a user, where slurmctld answers two a second."""
     many.write_conf(extra_conf=many.extra_conf + "SlurmctldParameters=rl_enable,rl_bucket_size=5,rl_refill_rate=2\n")
+    many.scontrol("update", "nodename=n2", "state=resume")
     many.stop_slurmctld()
     many.start_slurmctld()
     many.wait_idle()
-    found = {}
+    found: dict[str, float] = {}
     for user in ("", "alice"):
         began = time.monotonic()
         many.run(["/bin/sh", "-c", "for n in $(seq 30); do sinfo -h >/dev/null; done"], user=user, timeout=300)

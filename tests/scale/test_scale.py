@@ -51,7 +51,7 @@ def figures() -> Figures:
 
 @pytest.fixture(scope="module")
 def quiet(many: ManyNodes) -> Window:
-    """A minute of slurmctld before any agent runs: what there is without fairlead."""
+    """A minute of slurmctld before any agent runs: what there is without fairlead. To be asked for before ``agents``."""
     window, before = Window(many), many.network_bytes()
     time.sleep(60)
     window.end()
@@ -60,7 +60,7 @@ def quiet(many: ManyNodes) -> Window:
 
 
 @pytest.fixture(scope="module")
-def everyone(many: ManyNodes, quiet: Window, figures: Figures) -> Iterator[Agents]:
+def everyone(many: ManyNodes, figures: Figures) -> Iterator[Agents]:
     with in_memory.folder() as folder:
         began = time.monotonic()
         with running(many, folder, own=many.leaf(0)) as agents:
@@ -189,8 +189,8 @@ def test_half_of_the_nodes_are_cut_off(many: ManyNodes, agents: Agents, figures:
     agents.until(lambda: agents.in_state(State.DRAIN) >= set(here), "drains of nodes that are not cut off", 120)
     many.scontrol("update", f"nodename={cut[10]},{rest[10]}", "state=drain", "reason=riser swap")
     down = agents.until(
-        lambda: all("DOWN" in node.states or "NOT_RESPONDING" in node.states for node in client.nodes(cut)),
-        "cut nodes that are down", 4 * NODE_TIMEOUT_SECONDS,
+        lambda: all("DOWN" in node.states for node in client.nodes(cut)),
+        "cut nodes that are down", 4 * NODE_TIMEOUT_SECONDS, every_seconds=2.0,
     )  # fmt: skip
     agents[late].gpu_lost()
     agents.until(lambda: late in agents.limits(), "a fault that waits for the budget", 60)

@@ -22,7 +22,7 @@ from fairlead.slurm.node_groups import NodeGroup
 RETRY_SECONDS, RETRY_MAX_SECONDS = 30.0, 3600.0
 FORGET_SECONDS = 900.0  # an order that comes again after this time is a new order
 
-CROWD_UNKNOWN = 100
+CROWD_UNKNOWN = 100  # before the first list of nodes and without a topology
 
 Topology = Callable[[], tuple[NodeGroup, ...]]
 
@@ -65,6 +65,7 @@ class ClusterLimits:
             log.line(log.NOTICE, "topology unknown: no limits per switch or block", error=e)
             return
         self._failures = 0
+        self.crowd = max(self.crowd, len({name for group in self._groups for name in group.nodes}) // 10)
         self.due = float("inf")
         kinds = ", ".join(
             f"{sum(g.kind is kind for g in self._groups)} {kind.value}" for kind in (LimitKind.SWITCH, LimitKind.BLOCK)
