@@ -14,7 +14,8 @@ from fairlead.controller.fleet_store import FleetStore
 from fairlead.controller.job_store import JobStore
 from fairlead.fleet.service_record import encoded
 from fairlead.jobs.job_run import JobRun
-from tests.controller.test_fleet_store import NOW, Nodes, Slurm, drained, record
+from tests.controller.test_fleet_store import Nodes, Slurm
+from tests.fleet.made_records import NOW, drained, record
 from tests.jobs.job_reports import run_of
 
 DAY, YEAR = 86400, 365 * 86400
@@ -44,8 +45,8 @@ class Records:
     def fetch(self, nodes: list[str], jobs: list[int]) -> dict[str, tuple[bytes, str]]:
         self.asked += 1
         if self.off:
-            return {node: (b"", "no route to host") for node in nodes}
-        return {node: (b"", "") for node in nodes}
+            return dict.fromkeys(nodes, (b"", "no route to host"))
+        return dict.fromkeys(nodes, (b"", ""))
 
 
 class Controller:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.lab.cluster import Cluster
+from tests.scale.many_nodes import ManyNodes
 from tests.slurm.crowd import OURS, rpcs
 
 
@@ -28,14 +28,16 @@ class Figures:
 
 
 class Window:
-    """What slurmctld and the network did in a stretch of time: ``counts`` by message type, ``ours``, ``bytes``, ``seconds``."""
+    """What slurmctld and the network did in a stretch of time: ``counts`` by message type, ``ours``, ``moved`` bytes, ``seconds``."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: ManyNodes) -> None:
         self._cluster = cluster
+        self._bytes = cluster.network_bytes()
         cluster.run(["/usr/bin/sdiag", "--reset"])
         self._began = time.monotonic()
 
     def end(self) -> None:
         self.seconds = time.monotonic() - self._began
+        self.moved = self._cluster.network_bytes() - self._bytes
         self.counts = {name: count for name, (count, _) in rpcs(self._cluster).items() if name != "REQUEST_STATS_INFO"}
         self.ours = sum(self.counts.get(name, 0) for name in OURS)

@@ -3,8 +3,8 @@
     with ManyNodes("trixie", nodes=128) as many, running(many, memory) as agents: ...
 
 Each slurmd has namespaces of its own (network, processes, mounts) and one address on the bridge at which slurmctld is, so that a
-node can be cut off. Each agent (agents.py) is a process of its own on a machine tree that all share. It speaks to slurmctld through its own
-node's network, and sees its own node's slurmd. A machine with systemd for each node (``Rack``) would take 128 times 0.1 GiB.
+node can be cut off. Each agent (agents.py) is a process of its own on a machine tree that all share. It speaks to slurmctld
+through its own node's network, and sees its own node's slurmd. A host of a rack for each node would take much more memory.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ class ManyNodes(Cluster):
         sshd = f"/usr/sbin/sshd -o ListenAddress={address(number)} -o PidFile=none" if self.sshd else ":"
         script = shlex.quote(_NODE.format(name=name, sshd=sshd))
         spaces = "--mount --propagation private --net --pid --fork --kill-child --mount-proc"
-        self._exec(f"setsid unshare {spaces} /bin/sh -ec {script} </dev/null >/dev/null 2>>/var/log/slurm/{name}.log & echo $! >/run/lab-nodes/{name}/pid")
+        files = f"</dev/null >/dev/null 2>>/var/log/slurm/{name}.log"
+        self._exec(f"setsid unshare {spaces} /bin/sh -ec {script} {files} & echo $! >/run/lab-nodes/{name}/pid")
         init = self.inits[name] = self._init_of(int((self.folder / "nodes" / name / "pid").read_text()))
         self.ip(self.pid, f"link add v{number} type veth peer name eth0 netns {init}\nlink set v{number} master lab0 up\n")
         self.ip(init, f"addr add {address(number)}/16 dev eth0\nlink set lo up\nlink set eth0 up\n")
@@ -137,8 +138,8 @@ class ManyNodes(Cluster):
         """A folder with Slurm's commands as this node has them: through its own network. A killed command is killed. ``calls``
         gets a line for each call."""
         folder.mkdir(parents=True)
-        init = self.inits[name]
-        spaces = f"--mount=/proc/{self.pid}/ns/mnt --ipc=/proc/{self.pid}/ns/ipc --uts=/proc/{self.pid}/ns/uts --net=/proc/{init}/ns/net"
+        box, init = f"/proc/{self.pid}/ns", self.inits[name]
+        spaces = f"--mount={box}/mnt --ipc={box}/ipc --uts={box}/uts --net=/proc/{init}/ns/net"
         for client in ("scontrol", "sinfo", "squeue"):
             path = folder / client
             path.write_text(f'#!/bin/sh\necho {client} >>{calls}\nexec nsenter {spaces} -- /usr/bin/{client} "$@"\n')

@@ -1,7 +1,7 @@
 """The arithmetic of docs/explanation/scale.md: what nodes and the controller do, how often, and what that is at 10,000 nodes.
 
-Periods and limits come from the code, so that the page cannot say others. What things cost was measured (``MEASURED``). `make docs`
-writes the tables of the page, and tests/scale/test_model.py holds what the page claims.
+Periods and limits come from the code, so that the page cannot say others. What things cost was measured (``MEASURED``).
+`make docs` writes the tables of the page, and tests/scale/test_model.py holds what the page claims.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Measured:
         return self.listing_fixed_ms + self.listing_node_ms * nodes
 
 
-#: tests/scale on 2026-11-28, Slurm 24.11, load 18 to 26: a straight line through 16, 64 and 128 nodes, by sdiag; what does not grow with
-#: the nodes is slurmctld's whole CPU time of a question. ``ssh_seconds`` is of docs/how-to/fleet.md.
+#: tests/scale on 2026-11-28, Slurm 24.11, load 18 to 26: a straight line through 16, 64 and 128 nodes, by sdiag. What does not
+#: grow with the nodes is slurmctld's whole CPU time of a question. ``ssh_seconds`` is of docs/how-to/fleet.md.
 MEASURED = Measured(
     listing_fixed_bytes=1900,
     listing_node_bytes=422,
@@ -192,7 +192,7 @@ ROWS: tuple[tuple[str, str, Callable[[int], str]], ...] = (
     ),
     (
         f"... wall time on {ADMIN_CORES} cores, and the time limit",
-        f"N x {MEASURED.ssh_seconds:g} s / {ADMIN_CORES}; {deadline_seconds(0):g} s + {deadline_seconds(1) - deadline_seconds(0):g} s x N",
+        f"N x {MEASURED.ssh_seconds:g} s / {ADMIN_CORES}; {deadline_seconds(0):g} s + N x {deadline_seconds(10) / 10 - 1:g} s",
         lambda n: f"{seconds(n * MEASURED.ssh_seconds / ADMIN_CORES)}, {seconds(deadline_seconds(n))}",
     ),
     ("Prometheus: series", f"N x {MEASURED.series}", lambda n: f"{n * MEASURED.series:,}"),
@@ -263,11 +263,15 @@ def breaks() -> list[tuple[str, str, int]]:
 def figures_table() -> str:
     """The table of what happens at each size."""
     head = ["| what | formula | " + " | ".join(f"{n:,} nodes" for n in SIZES) + " |", "|" + "---|" * (2 + len(SIZES))]
-    return "\n".join([*head, *(f"| {what} | {formula} | " + " | ".join(at(n) for n in SIZES) + " |" for what, formula, at in ROWS)])
+    return "\n".join(
+        [*head, *(f"| {what} | {formula} | " + " | ".join(at(n) for n in SIZES) + " |" for what, formula, at in ROWS)]
+    )
 
 
 def breaks_table() -> str:
     """The table of what breaks, the least size first."""
     found = sorted(breaks(), key=lambda each: each[2] or 1_000_000)
     head = ["| what | what too much is | from |", "|---|---|---|"]
-    return "\n".join([*head, *(f"| {what} | {much} | {f'{n:,} nodes' if n else 'not below 100,000 nodes'} |" for what, much, n in found)])
+    return "\n".join(
+        [*head, *(f"| {what} | {much} | {f'{n:,} nodes' if n else 'not below 100,000 nodes'} |" for what, much, n in found)]
+    )

@@ -28,8 +28,8 @@ def test_the_size_at_which_something_breaks_is_the_least() -> None:
 
 
 def answered(nodes: int, faulty: int, *, deadline: float, hours: float = 1.0) -> tuple[int, float]:
-    """How many agents have had an answer, and when the last of them had it: all ask in the same second a slurmctld that answers one
-    list after the other, and goes on with those that nobody waits for any more."""
+    """How many agents have had an answer, and when the last of them had it. All ask in the same second a slurmctld that answers
+    one list after the other, and goes on with those that nobody waits for any more."""
     random.seed(26)
     service = MEASURED.listing_ms(nodes) / 1000 / SLURMCTLD_CORES
     pace = Pace(None, lambda: model.crowd(nodes))
@@ -50,7 +50,8 @@ def answered(nodes: int, faulty: int, *, deadline: float, hours: float = 1.0) ->
 
 
 @pytest.mark.parametrize(
-    ("nodes", "faulty", "deadline", "most"), [(1000, 1000, 10, 10), (5000, 1250, 10, 120), (10_000, 500, 10, 90), (10_000, 2500, 60, 300)]
+    ("nodes", "faulty", "deadline", "most"),
+    [(1000, 1000, 10, 10), (5000, 1250, 10, 120), (10_000, 500, 10, 90), (10_000, 2500, 60, 300)],
 )
 def test_a_mass_fault_ends(nodes: int, faulty: int, deadline: float, most: float) -> None:
     """Without the waits that grow with the cluster, 2,500 of 10,000 agents with a limit of 10 s never got an answer."""

@@ -52,10 +52,9 @@ def figures() -> Figures:
 @pytest.fixture(scope="module")
 def quiet(many: ManyNodes) -> Window:
     """A minute of slurmctld before any agent runs: what there is without fairlead. To be asked for before ``agents``."""
-    window, before = Window(many), many.network_bytes()
+    window = Window(many)
     time.sleep(60)
     window.end()
-    window.bytes = many.network_bytes() - before
     return window
 
 
@@ -107,10 +106,9 @@ def log_size(many: ManyNodes) -> int:
 
 def test_quiet_agents_ask_nothing(many: ManyNodes, quiet: Window, agents: Agents, figures: Figures) -> None:
     """No RPC of fairlead's in a minute, and the bytes on slurmctld's network are those of Slurm alone."""
-    window, before, cpu = Window(many), many.network_bytes(), agents.cpu_seconds()
+    window, cpu = Window(many), agents.cpu_seconds()
     time.sleep(60)
     window.end()
-    moved = many.network_bytes() - before
     share = 100 * (agents.cpu_seconds() - cpu) / window.seconds
     some = agents.of(many.node_names[::16])
     metrics = [(agent.run_dir / "metrics.prom").read_text() for agent in some]
@@ -119,8 +117,8 @@ def test_quiet_agents_ask_nothing(many: ManyNodes, quiet: Window, agents: Agents
         ours=window.ours,
         counts=window.counts,
         without=quiet.counts,
-        bytes=moved,
-        bytes_without=quiet.bytes,
+        bytes=window.moved,
+        bytes_without=quiet.moved,
         cpu_percent_all=share,
         pss_mib=sum(agent.pss_mib() for agent in some) / len(some),
         series=sum(not line.startswith("#") for line in metrics[0].splitlines()),
@@ -283,7 +281,11 @@ def test_a_quarter_of_the_nodes_loses_a_gpu(many: ManyNodes, agents: Agents, fig
         agent.gpu_lost()
     allowed = min(BUDGET, LEAF_BUDGET)
     with Rate(many) as rate:
-        agents.until(lambda: len(agents.in_state(State.DRAIN)) == allowed and len(agents.limits()) == len(names) - allowed, "a full budget", 240)
+        agents.until(
+            lambda: len(agents.in_state(State.DRAIN)) == allowed and len(agents.limits()) == len(names) - allowed,
+            "a full budget",
+            240,
+        )
         settled = time.monotonic() - began
     over = overshoot((many.log / "slurmctld.log").read_text()[log:], allowed)
     figures.add(
@@ -302,7 +304,7 @@ def test_a_quarter_of_the_nodes_loses_a_gpu(many: ManyNodes, agents: Agents, fig
 
 
 def test_commands_of_an_admin(many: ManyNodes, agents: Agents, figures: Figures, tmp_path: Path) -> None:
-    """fleet, version, why and collect over all nodes, with real sshds; each twice, the second time by connections that are kept."""
+    """fleet, version, why and collect over all nodes, with real sshds. Each twice, at last by connections that are kept."""
     site, store = many.site(tmp_path), tmp_path / "store"
     agents[many.node_names[7]].gpu_lost()
     agents.until(lambda: agents.in_state(State.DRAIN) == {many.node_names[7]}, "a drain", 60)
@@ -331,4 +333,8 @@ def test_commands_of_an_admin(many: ManyNodes, agents: Agents, figures: Figures,
     finally:
         for connection in tmp_path.glob("[0-9a-f]*[0-9a-f]"):
             subprocess.run(["ssh", "-O", "exit", "-o", f"ControlPath={connection}", "n"], capture_output=True, check=False)
-    figures.add("commands", **{key.replace(" ", "_"): value for key, value in took.items()}, store_bytes=sum(p.stat().st_size for p in store.iterdir()))
+    figures.add(
+        "commands",
+        **{key.replace(" ", "_"): value for key, value in took.items()},
+        store_bytes=sum(p.stat().st_size for p in store.iterdir()),
+    )

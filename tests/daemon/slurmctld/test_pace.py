@@ -59,7 +59,9 @@ def test_a_standing_drain_is_looked_at_every_two_minutes_where_slurmd_is_watched
     assert RPCS_OF_A_QUESTION * 60 / watched <= 1.1 and ASKS_PER_SECOND == 20
 
 
-@pytest.mark.parametrize(("nodes", "held", "failed"), [(128, 256.0, 60.0), (1000, 256.0, 60.0), (2400, 256.0, 120.0), (10_000, 1000.0, 500.0)])
+@pytest.mark.parametrize(
+    ("nodes", "held", "failed"), [(128, 256.0, 60.0), (1000, 256.0, 60.0), (2400, 256.0, 120.0), (10_000, 1000.0, 500.0)]
+)
 def test_the_longest_wait_grows_with_the_cluster(nodes: int, held: float, failed: float) -> None:
     """Each attempt lists all nodes. A quarter of 10,000 nodes that are held list them four times a second, and not fifteen."""
     pace = Pace(None, lambda: nodes // 10)
