@@ -28,7 +28,7 @@ class Figures:
 
 
 class Window:
-    """What slurmctld and the network did in a stretch of time: ``counts`` by message type, ``ours``, ``moved`` bytes, ``seconds``."""
+    """What slurmctld and the network did in some ``seconds``: ``counts`` by message type, ``ours``, ``moved`` bytes."""
 
     def __init__(self, cluster: ManyNodes) -> None:
         self._cluster = cluster

@@ -12,13 +12,20 @@ from dataclasses import dataclass
 from fairlead.config.document import AgentOptions, SlurmOptions
 from fairlead.controller.fleet_collection import EACH_SECONDS as COLLECT_SECONDS
 from fairlead.daemon.slurmctld.courier import BACKOFF_MAX_SECONDS, BUDGET_BACKOFF_MAX_SECONDS
-from fairlead.daemon.slurmctld.pace import ASKS_PER_SECOND, FAILED_PER_SECOND, HELD_PER_SECOND, SPREAD_MAX_SECONDS, WATCHED, Pace
+from fairlead.daemon.slurmctld.pace import (
+    ASKS_PER_SECOND,
+    FAILED_PER_SECOND,
+    LIMITED_PER_SECOND,
+    SPREAD_MAX_SECONDS,
+    WATCHED,
+    Pace,
+)
 from fairlead.policy.decision_rules import Rules
 from fairlead.provision.ssh_fetch import deadline_seconds
 
 SIZES = (128, 1000, 10_000)
 AGENT, SLURM, RULES = AgentOptions(), SlurmOptions(), Rules()
-DRAIN_RPCS, LOOK_RPCS, LISTING_RPCS = 5, 2, 2
+DRAIN_RPCS, QUESTION_RPCS, LISTING_RPCS = 5, 2, 2
 #: Of the computed figures: the cores of slurmctld's machine that answer, and those of the admin host.
 SLURMCTLD_CORES, ADMIN_CORES = 4, 16
 SCRAPE_SECONDS = 60
@@ -32,8 +39,8 @@ class Measured:
     listing_node_bytes: float
     listing_fixed_ms: float
     listing_node_ms: float
-    look_bytes: float
-    look_ms: float
+    question_bytes: float
+    question_ms: float
     update_bytes: float
     update_ms: float
     topology_ms: float
@@ -57,8 +64,8 @@ MEASURED = Measured(
     listing_node_bytes=422,
     listing_fixed_ms=1.5,
     listing_node_ms=0.010,
-    look_bytes=2430,
-    look_ms=2.0,
+    question_bytes=2430,
+    question_ms=2.0,
     update_bytes=1030,
     update_ms=1.5,
     topology_ms=1.0,
@@ -75,9 +82,9 @@ def crowd(nodes: int) -> int:
     return nodes // 10
 
 
-def held_seconds(nodes: int) -> float:
-    """The mean time between two attempts of a node that a limit holds (courier.py: 0.3 to 1.0 of the longest wait)."""
-    return Pace(None, lambda: crowd(nodes)).wait_max(BUDGET_BACKOFF_MAX_SECONDS, HELD_PER_SECOND) * (0.3 + 1.0) / 2
+def limited_seconds(nodes: int) -> float:
+    """The mean time between two attempts of a node whose drain a limit delays (courier.py: 0.3 to 1.0 of the longest wait)."""
+    return Pace(None, lambda: crowd(nodes)).wait_max(BUDGET_BACKOFF_MAX_SECONDS, LIMITED_PER_SECOND) * (0.3 + 1.0) / 2
 
 
 def failed_seconds(nodes: int) -> float:
@@ -85,13 +92,13 @@ def failed_seconds(nodes: int) -> float:
     return Pace(None, lambda: crowd(nodes)).wait_max(BACKOFF_MAX_SECONDS, FAILED_PER_SECOND)
 
 
-def look_seconds() -> float:
-    """The mean time between two looks at a standing drain."""
+def question_seconds() -> float:
+    """The mean time between two questions about a drain that lasts."""
     return SLURM.reconcile_seconds * WATCHED
 
 
 def spread_seconds(nodes: int) -> float:
-    """The time over which agents spread their looks when slurmctld is back."""
+    """The time over which agents spread their questions when slurmctld is back."""
     return min(SPREAD_MAX_SECONDS, crowd(nodes) / ASKS_PER_SECOND)
 
 
@@ -100,19 +107,19 @@ def drained(nodes: int) -> int:
     return nodes * RULES.budget_percent // 100
 
 
-def mass_seconds(nodes: int, share: float = 0.25) -> float:
+def mass_seconds(nodes: int, fraction: float = 0.25) -> float:
     """The time in which slurmctld answers the first list of nodes to each of the nodes that fail in the same second."""
-    return nodes * share * MEASURED.listing_ms(nodes) / 1000 / SLURMCTLD_CORES
+    return nodes * fraction * MEASURED.listing_ms(nodes) / 1000 / SLURMCTLD_CORES
 
 
-def held_core(nodes: int, share: float = 0.25) -> float:
-    """The share of one core of slurmctld that nodes use which a limit holds."""
-    return nodes * share / held_seconds(nodes) * MEASURED.listing_ms(nodes) / 1000
+def limited_core(nodes: int, fraction: float = 0.25) -> float:
+    """The fraction of one core of slurmctld that nodes use whose drain a limit delays."""
+    return nodes * fraction / limited_seconds(nodes) * MEASURED.listing_ms(nodes) / 1000
 
 
-def held_bytes(nodes: int, share: float = 0.25) -> float:
+def limited_bytes(nodes: int, fraction: float = 0.25) -> float:
     """Bytes a second of the same nodes."""
-    return nodes * share / held_seconds(nodes) * MEASURED.listing_bytes(nodes)
+    return nodes * fraction / limited_seconds(nodes) * MEASURED.listing_bytes(nodes)
 
 
 def drain_bytes(nodes: int) -> float:
@@ -140,26 +147,26 @@ def seconds(value: float) -> str:
 ROWS: tuple[tuple[str, str, Callable[[int], str]], ...] = (
     ("quiet agents: RPCs a minute", "0", lambda n: "0"),
     (
-        f"looks at standing drains, {RULES.budget_percent} % drained: RPCs a minute",
-        f"0.{RULES.budget_percent} N x {LOOK_RPCS} x 60 / {look_seconds():g}",
-        lambda n: f"{drained(n) * LOOK_RPCS * 60 / look_seconds():,.0f}",
+        f"questions about drains that last, {RULES.budget_percent} % drained: RPCs a minute",
+        f"0.{RULES.budget_percent} N x {QUESTION_RPCS} x 60 / {question_seconds():g}",
+        lambda n: f"{drained(n) * QUESTION_RPCS * 60 / question_seconds():,.0f}",
     ),
     (
         "... of one core of slurmctld",
-        "looks a second x look",
-        lambda n: f"{100 * drained(n) / look_seconds() * MEASURED.look_ms / 1000:.2g} %",
+        "questions a second x question",
+        lambda n: f"{100 * drained(n) / question_seconds() * MEASURED.question_ms / 1000:.2g} %",
     ),
     (f"one drain ({DRAIN_RPCS} RPCs): bytes", "2 x listing(N) + update", lambda n: mega(drain_bytes(n))),
     ("... CPU of slurmctld", "2 x listing(N) + update", lambda n: seconds(drain_ms(n) / 1000)),
     (
-        "slurmctld is back, budget used up: looks are spread over",
+        "slurmctld is back, budget used up: questions are spread over",
         f"min({SPREAD_MAX_SECONDS:g}, N / 10 / {ASKS_PER_SECOND:g})",
         lambda n: seconds(spread_seconds(n)),
     ),
     (
         "... RPCs a second",
-        f"0.{RULES.budget_percent} N x {LOOK_RPCS} / spread",
-        lambda n: f"{drained(n) * LOOK_RPCS / spread_seconds(n):,.0f}",
+        f"0.{RULES.budget_percent} N x {QUESTION_RPCS} / spread",
+        lambda n: f"{drained(n) * QUESTION_RPCS / spread_seconds(n):,.0f}",
     ),
     ("all agents start at once: RPCs", "N (the topology)", lambda n: f"{n:,}"),
     (
@@ -169,12 +176,12 @@ ROWS: tuple[tuple[str, str, Callable[[int], str]], ...] = (
     ),
     ("... the lists together: bytes", "N / 4 x listing(N)", lambda n: mega(n / 4 * MEASURED.listing_bytes(n))),
     (
-        "a quarter is held by a limit: a node lists again after, mean",
+        "a quarter waits for a limit: a node lists again after, mean",
         f"0.65 x max({BUDGET_BACKOFF_MAX_SECONDS:g}, N / 10)",
-        lambda n: seconds(held_seconds(n)),
+        lambda n: seconds(limited_seconds(n)),
     ),
-    ("... of one core of slurmctld", "N / 4 / mean x listing(N)", lambda n: f"{100 * held_core(n):.2g} %"),
-    ("... bytes a second", "N / 4 / mean x listing(N)", lambda n: mega(held_bytes(n))),
+    ("... of one core of slurmctld", "N / 4 / mean x listing(N)", lambda n: f"{100 * limited_core(n):.2g} %"),
+    ("... bytes a second", "N / 4 / mean x listing(N)", lambda n: mega(limited_bytes(n))),
     (
         "after no answer: the longest wait",
         f"max({BACKOFF_MAX_SECONDS:g}, N / 20)",
@@ -236,14 +243,14 @@ def breaks() -> list[tuple[str, str, int]]:
             first_size(lambda n: mass_seconds(n, 0.05) > limit),
         ),
         (
-            "a quarter of all nodes is held by a limit",
+            "a quarter of all nodes waits for a limit",
             "their lists use more than half of a core of slurmctld",
-            first_size(lambda n: held_core(n) > 0.5),
+            first_size(lambda n: limited_core(n) > 0.5),
         ),
         (
             "slurmctld is back, the budget is used up",
             "more than 100 RPCs a second",
-            first_size(lambda n: drained(n) * LOOK_RPCS / max(spread_seconds(n), 1e-9) > 100),
+            first_size(lambda n: drained(n) * QUESTION_RPCS / max(spread_seconds(n), 1e-9) > 100),
         ),
         (
             "`fairlead fleet`, every connection new",

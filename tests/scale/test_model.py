@@ -14,11 +14,11 @@ from tests.scale.model import MEASURED, SLURMCTLD_CORES
 
 
 def test_the_arithmetic_is_that_of_the_code() -> None:
-    assert model.held_seconds(128) == pytest.approx(166.4) and model.held_seconds(10_000) == pytest.approx(650)
+    assert model.limited_seconds(128) == pytest.approx(166.4) and model.limited_seconds(10_000) == pytest.approx(650)
     assert model.failed_seconds(1000) == 60 and model.failed_seconds(10_000) == 500
-    assert model.look_seconds() == 120 and model.spread_seconds(10_000) == 50 and model.drained(128) == 25
+    assert model.question_seconds() == 120 and model.spread_seconds(10_000) == 50 and model.drained(128) == 25
     assert model.mass_seconds(1000) < 2, "at 1,000 nodes a quarter that fails at once is answered soon"
-    assert model.held_core(10_000) < 0.5, "and at 10,000 nodes those that are held leave slurmctld to others"
+    assert model.limited_core(10_000) < 0.5, "and at 10,000 nodes those that wait for a limit leave slurmctld to others"
 
 
 def test_the_size_at_which_something_breaks_is_the_least() -> None:

@@ -75,7 +75,7 @@ class FleetCollection:
         """Do one round. Raises HostError and DataError of the store; what Slurm or a node does not give is only said."""
         now = self._clock()
         done = FleetRound()
-        self._look_at_clock(now)
+        self._check_clock(now)
         if self._forgets:
             self._store.forget_erased(now)
         try:
@@ -90,7 +90,7 @@ class FleetCollection:
         self._topology()
         return done
 
-    def _look_at_clock(self, now: float) -> None:
+    def _check_clock(self, now: float) -> None:
         clock = round_clock.decoded(self._store.kept("clock") or "")
         if step := round_clock.step_seconds(clock, now):
             self._say(round_clock.step_text(step, self._days))

@@ -11,7 +11,7 @@ from fairlead.daemon.slurmctld.courier import BACKOFF_MAX_SECONDS, BUDGET_BACKOF
 from fairlead.daemon.slurmctld.pace import (
     ASKS_PER_SECOND,
     FAILED_PER_SECOND,
-    HELD_PER_SECOND,
+    LIMITED_PER_SECOND,
     SPREAD_MAX_SECONDS,
     Pace,
 )
@@ -60,11 +60,11 @@ def test_a_standing_drain_is_looked_at_every_two_minutes_where_slurmd_is_watched
 
 
 @pytest.mark.parametrize(
-    ("nodes", "held", "failed"), [(128, 256.0, 60.0), (1000, 256.0, 60.0), (2400, 256.0, 120.0), (10_000, 1000.0, 500.0)]
+    ("nodes", "limited", "failed"), [(128, 256.0, 60.0), (1000, 256.0, 60.0), (2400, 256.0, 120.0), (10_000, 1000.0, 500.0)]
 )
-def test_the_longest_wait_grows_with_the_cluster(nodes: int, held: float, failed: float) -> None:
-    """Each attempt lists all nodes. A quarter of 10,000 nodes that are held list them four times a second, and not fifteen."""
+def test_the_longest_wait_grows_with_the_cluster(nodes: int, limited: float, failed: float) -> None:
+    """Each attempt lists all nodes. A quarter of 10,000 nodes that wait for a limit do so four times a second, and not fifteen."""
     pace = Pace(None, lambda: nodes // 10)
-    assert pace.wait_max(BUDGET_BACKOFF_MAX_SECONDS, HELD_PER_SECOND) == held
+    assert pace.wait_max(BUDGET_BACKOFF_MAX_SECONDS, LIMITED_PER_SECOND) == limited
     assert pace.wait_max(BACKOFF_MAX_SECONDS, FAILED_PER_SECOND) == failed
-    assert nodes / 4 / (held * (0.3 + 1.0) / 2) <= 4.0
+    assert nodes / 4 / (limited * (0.3 + 1.0) / 2) <= 4.0

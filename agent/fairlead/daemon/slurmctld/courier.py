@@ -18,7 +18,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from fairlead.daemon.slurmctld.pace import FAILED_PER_SECOND, HELD_PER_SECOND, Pace
+from fairlead.daemon.slurmctld.pace import FAILED_PER_SECOND, LIMITED_PER_SECOND, Pace
 from fairlead.daemon.slurmctld.refusal import Refusal
 from fairlead.daemon.slurmctld.slurm_state import CourierOrder, SlurmState, blocked_because, state_after
 from fairlead.drains.acknowledgement import KnownEvidence
@@ -320,7 +320,7 @@ class Courier:
         the same limit."""
         if result.outcome is Outcome.OVER_BUDGET:
             self._squeezed = min(self._squeezed + 1, 12)
-            longest = self._pace.wait_max(BUDGET_BACKOFF_MAX_SECONDS, HELD_PER_SECOND)
+            longest = self._pace.wait_max(BUDGET_BACKOFF_MAX_SECONDS, LIMITED_PER_SECOND)
             wait = min(longest, 2.0**self._squeezed) * random.uniform(0.3, 1.0)
             later = random.uniform(*UNDONE_SECONDS) * max(1.0, now - began) if result.undone else 0.0
             self._budget_until = now + max(wait, later)

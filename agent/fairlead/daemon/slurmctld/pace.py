@@ -19,7 +19,7 @@ ASKS_PER_SECOND = 20.0
 SPREAD_MAX_SECONDS = 60.0
 # An attempt at a drain lists all nodes, which costs slurmctld more the more nodes there are. A tenth of all agents together make
 # at most so many attempts a second: those whose drain a limit delays, and those that got no answer.
-HELD_PER_SECOND, FAILED_PER_SECOND = 1.0, 2.0
+LIMITED_PER_SECOND, FAILED_PER_SECOND = 1.0, 2.0
 STIR_SECONDS, STIR_MAX_SECONDS = 5.0, 60.0  # shortest and longest time between questions about a node with a busy slurmd
 WAKE_SECONDS = 5.0  # even a flood of new evidence causes no more than one question in this time
 UNSETTLED_SECONDS = 2.0  # the first wait while a node boots or registers with a new slurmctld; each further wait is twice as long
