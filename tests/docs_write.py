@@ -42,6 +42,7 @@ from tests import completion_scripts, man_pages, rooms, selftest_pages
 from tests.kept_files import kept_files_page
 from tests.lab.trees import MACHINES, ensure
 from tests.measure import fabric_simulation
+from tests.scale import model as scale_model
 from tests.slurm import node_states
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -476,6 +477,14 @@ def architecture_page() -> str:
     return with_block(ARCHITECTURE.read_text(), "rooms", rooms.page_block(rooms.rooms_of(ROOT), rooms.room_sentences()))
 
 
+SCALE = ROOT / "docs/explanation/scale.md"
+
+
+def scale_page() -> str:
+    text = with_block(SCALE.read_text(), "scale figures", scale_model.figures_table())
+    return with_block(text, "scale breaks", scale_model.breaks_table())
+
+
 PROVED = ROOT / "docs/explanation/what-was-proved-where.md"
 #: Every generated file, and what it must hold.
 GENERATED: dict[Path, Callable[[], str]] = {
@@ -500,6 +509,7 @@ GENERATED: dict[Path, Callable[[], str]] = {
     ROOT / "docs/reference/fabric-acceptance.md": fabric_page,
     ROOT / "docs/reference/selftest-report.md": selftest_pages.format_page,
     PROVED: lambda: with_block(PROVED.read_text(), "claims", selftest_pages.claims_block()),
+    SCALE: scale_page,
     ROOT / "docs/images/width-x8.svg": picture,
     ROOT / "docs/README.md": index_page,
     ROOT / "README.md": lambda: with_block((ROOT / "README.md").read_text(), "checks and settings", readme_table()),

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from fairlead.daemon.slurmctld.courier import Courier
 from fairlead.daemon.slurmctld.slurm_state import CourierOrder
-from fairlead.drains.cluster_limits import FORGET_SECONDS, ClusterLimits
+from fairlead.drains.cluster_limits import CROWD_UNKNOWN, FORGET_SECONDS, ClusterLimits
 from fairlead.drains.ledger import Ledger
 from fairlead.drains.node_state import NodeDrainState
 from fairlead.drains.outcome import CONTEST_SECONDS
@@ -19,6 +19,7 @@ from fairlead.policy.decision_rules import Rules
 from fairlead.policy.drain_limits import LimitKind
 from fairlead.policy.ownership import Token, build
 from fairlead.slurm.client import NodeState
+from fairlead.slurm.node_groups import NodeGroup
 from tests.daemon.slurmctld.test_courier import Ctld
 
 RULES = Rules(budget_percent=100, common_cause_nodes=1, common_cause_hold_seconds=100)
@@ -68,6 +69,36 @@ def test_a_hold_is_counted_from_its_first_refusal_and_ends_with_its_time(clock: 
     assert limits.why_not_keep("n1", TOKEN, nodes("n1", "n2")) is None  # nor is the drain undone for it
     clock.now = 151.0
     assert limit_of(limits, nodes("n2")) is LimitKind.COMMON_CAUSE  # the next one begins anew
+
+
+def test_a_node_whose_clock_went_back_a_year_drains_for_a_common_cause_once(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first drain is undone by slurmctld's times; from then on it knows how far its clock is behind."""
+    limits = ClusterLimits(RULES, clock=clock)
+    listed, mine = nodes("n2"), nodes("n1", "n2")
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now - 365 * 86400.0)
+    assert limit_of(limits, listed) is None
+    assert limits.why_not_keep("n1", TOKEN, mine) is not None
+    assert limit_of(limits, listed) is LimitKind.COMMON_CAUSE
+    monkeypatch.setattr(time, "time", lambda: now)
+    changed = ClusterLimits(RULES, clock=clock)
+    changed.take_over(limits)
+    assert changed.why_not_keep("n1", TOKEN, nodes("n1")) is None
+    assert limit_of(changed, listed) is LimitKind.COMMON_CAUSE, "the clock is right again"
+
+
+def test_a_topology_says_how_many_agents_there_may_be() -> None:
+    """Before the first list of nodes: so the first answers that do not come are already asked for again with care."""
+    names = [f"n{n}" for n in range(10_000)]
+    groups = tuple(NodeGroup("switch", f"s{n}", frozenset(names[n : n + 40])) for n in range(0, 10_000, 40))
+    limits = ClusterLimits(RULES, lambda: groups)
+    assert limits.crowd == CROWD_UNKNOWN
+    limits.refresh()
+    assert limits.crowd == 1000
+    limits.why_no_room("n1", TOKEN, nodes("n2"))
+    assert limits.crowd == 1, "the list of nodes is true"
 
 
 def test_an_order_that_went_away_begins_anew(clock: Clock) -> None:

@@ -129,6 +129,19 @@ def test_the_same_check_on_many_nodes_at_once_is_held(drains: list[tuple[str, st
     )
 
 
+def test_a_clock_that_went_back_a_year_makes_old_drains_no_common_cause() -> None:
+    """Three drains of last month would be within the window of a clock that is a year behind. What is alike now is seen after the
+    drain, by slurmctld's times."""
+    year, month = 365 * 86400.0, 30 * 86400.0
+    old = tuple(ours(name, NOW - month + second) for second, name in enumerate("abc"))
+    assert room(NodeList(me="n1", nodes=(up("n1"), *old, *others(60))), XID, CAUSE, NOW - year) is None
+    assert overshoot(NodeList(me="n1", nodes=(ours("n1", NOW), *old, *others(60))), XID, CAUSE) is None
+    now = tuple(ours(name, NOW - 10 + second) for second, name in enumerate("abc"))
+    assert room(NodeList(me="n1", nodes=(up("n1"), *now, *others(60))), XID, CAUSE, NOW - year) is None
+    undone = overshoot(NodeList(me="n1", nodes=(ours("n1", NOW), *now, *others(60))), XID, CAUSE)
+    assert kind(undone) is LimitKind.COMMON_CAUSE
+
+
 def test_a_hold_outlasts_the_window_and_ends_with_its_own_limit_or_a_resume() -> None:
     nodes = (up("n1"), *(ours(name) for name in "abc"), *others(60))
     listed = NodeList(me="n1", nodes=nodes)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
+from fairlead.controller import round_clock
 from fairlead.controller.accounting import Accounting, WritesNothing
 from fairlead.controller.job_store import DAY_SECONDS, FOREIGN, JobStore, StoredRun
 from fairlead.controller.record_pull import NodeRecords, nodes_to_ask, of_nodes, records_of_node
@@ -30,6 +31,7 @@ WINDOW_SECONDS = 6 * 3600  # the longest time that one sacct is asked for
 WAIT_SECONDS, WAIT_MAX_SECONDS = 60, 3600  # before a node is asked again: doubled each time
 GIVE_UP_SECONDS = DAY_SECONDS
 PARTIAL_SECONDS = 900  # AdminComment of a job with missing nodes is written so long after its end, and again when they answer
+CLOCK = "clock"  # the key of the clock as the last round saw it
 RUNS_AT_ONCE = 2000
 WRITES_AT_ONCE = 1500
 
@@ -70,13 +72,20 @@ class Collection:
     def round(self) -> Round:
         """Do one round. Raises HostError and DataError of the store; what Slurm or a node does not give is only said."""
         done = Round()
+        now = self._clock()
+        clock = round_clock.decoded(self._store.kept(CLOCK))
+        if step := round_clock.step_seconds(clock, now):
+            self._say(round_clock.step_text(step, self._days))
+        clock = round_clock.after_round(clock, now, self._days)
+        self._store.keep(CLOCK, round_clock.encoded(clock))
         self._find(done)
         with RecordReader() as reader:
             while runs := self._store.due_runs(self._clock(), RUNS_AT_ONCE):
                 self._ask(runs, reader, done)
         if self._write and self._has_accounting:
             self._comment(done)
-        self._store.prune(int(self._clock()) - self._days * DAY_SECONDS)
+        if now >= clock.forgets_unix:
+            self._store.prune(int(now) - self._days * DAY_SECONDS)
         return done
 
     # -- finding jobs ------------------------------------------------------------------------------
@@ -84,6 +93,8 @@ class Collection:
     def _find(self, done: Round) -> None:
         now = int(self._clock())
         cursor = int(self._store.kept("cursor") or now - FIRST_SECONDS)
+        if cursor > now + OVERLAP_SECONDS:  # of a clock that was ahead, or this one is behind: jobs end at its times now
+            cursor = now - FIRST_SECONDS
         mistakes: list[str] = []
         try:
             since = cursor - OVERLAP_SECONDS

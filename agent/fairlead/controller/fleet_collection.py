@@ -12,6 +12,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from fairlead.controller import round_clock
 from fairlead.controller.fleet_store import FleetStore
 from fairlead.controller.service_files import records_of
 from fairlead.errors import SlurmError
@@ -60,6 +61,7 @@ class FleetCollection:
         days: int = 400,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        self._forgets = True
         self._store, self._client, self._source, self._say, self._nodes, self._days, self._clock = (
             store,
             client,
@@ -74,7 +76,9 @@ class FleetCollection:
         """Do one round. Raises HostError and DataError of the store; what Slurm or a node does not give is only said."""
         now = self._clock()
         done = FleetRound()
-        self._store.forget_erased(now)
+        self._check_clock(now)
+        if self._forgets:
+            self._store.forget_erased(now)
         try:
             slurm = self._client.nodes()
         except SlurmError as e:
@@ -90,11 +94,25 @@ class FleetCollection:
         self._topology()
         return done
 
+    def _check_clock(self, now: float) -> None:
+        clock = round_clock.decoded(self._store.kept("clock") or "")
+        if step := round_clock.step_seconds(clock, now):
+            self._say(round_clock.step_text(step, self._days))
+        clock = round_clock.after_round(clock, now, self._days)
+        self._store.keep({"clock": round_clock.encoded(clock)})
+        self._forgets = now >= clock.forgets_unix
+
+    def _forgotten(self, now: float) -> float:
+        """Return the time before which history is forgotten."""
+        return now - self._days * DAY_SECONDS if self._forgets else 0.0
+
     def _ask(self, nodes: Sequence[str], listed: Mapping[str, tuple[str, str]], now: float, done: FleetRound) -> None:
         """Ask the nodes that are due."""
         states: dict[str, list[str]] = self._store.kept("states") or {}
         asked: dict[str, float] = self._store.kept("asked") or {}
-        due = [n for n in nodes if states.get(n) != list(_stable(listed[n])) or now >= asked.get(n, 0.0)]
+        # a time that is further ahead than any that is set here is of a clock that was ahead of the present one
+        late = {n for n in nodes if not now < asked.get(n, 0.0) <= now + EACH_SECONDS}
+        due = [n for n in nodes if states.get(n) != list(_stable(listed[n])) or n in late]
         found, silent = [], []
         without: dict[str, list[str]] = {}
         if due:
@@ -112,12 +130,12 @@ class FleetCollection:
                 states[node] = list(_stable(listed[node]))
             for trouble, names in without.items():  # a rack that is off is one line
                 self._say(f"{fold(names)}: {trouble}")
-            done.changed = self._store.add(found, now - self._days * DAY_SECONDS)
+            done.changed = self._store.add(found, self._forgotten(now))
         done.asked, done.silent = len(due), tuple(silent)
         self._store.keep({"states": states, "asked": asked})
 
     def _events(self, now: float, done: FleetRound) -> None:
-        since: float = self._store.kept("events_until") or now - self._days * DAY_SECONDS
+        since: float = min(self._store.kept("events_until") or now - self._days * DAY_SECONDS, now)
         begin = f"start=uts{int(since - EVENTS_BACK_SECONDS)}"
         words = ["sacctmgr", "-n", "-P", "show", "event", begin, f"format={','.join(COLUMNS)}"]
         try:
@@ -131,7 +149,7 @@ class FleetCollection:
         found = out_of_service(["|".join(COLUMNS), *text.splitlines()], mistakes)
         for mistake in mistakes[:5]:
             self._say(mistake)
-        self._store.add_events(found, now - self._days * DAY_SECONDS)
+        self._store.add_events(found, self._forgotten(now))
         self._store.keep({"events_until": now, "events_said": ""})
         done.events = len(found)
 

@@ -98,8 +98,10 @@ class JobStore(SqliteStore):
         return bool(self._rows("SELECT 1 FROM run WHERE job = ? AND begin_unix = ?", (run.job, run.begin_unix)))
 
     def due_runs(self, now: float, most: int) -> list[StoredRun]:
-        """Return the runs whose nodes are to be asked now, the oldest first."""
-        return self._runs("due_unix <= ? ORDER BY due_unix, end_unix LIMIT ?", (int(now), most))
+        """Return the runs whose nodes are to be asked now, the oldest first. A time that is further ahead than any wait is of a
+        clock that was ahead of the present one, and counts as past."""
+        due = "(due_unix <= ? OR due_unix > ?)"
+        return self._runs(f"{due} ORDER BY due_unix, end_unix LIMIT ?", (int(now), int(now) + DAY_SECONDS, most))
 
     def runs_to_comment(self, most: int) -> list[StoredRun]:
         return self._runs("comment_due = 1 ORDER BY end_unix LIMIT ?", (most,))

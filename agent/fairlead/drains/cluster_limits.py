@@ -22,7 +22,7 @@ from fairlead.slurm.node_groups import NodeGroup
 RETRY_SECONDS, RETRY_MAX_SECONDS = 30.0, 3600.0
 FORGET_SECONDS = 900.0  # an order that comes again after this time is a new order
 
-CROWD_UNKNOWN = 100
+CROWD_UNKNOWN = 100  # before the first list of nodes and without a topology
 
 Topology = Callable[[], tuple[NodeGroup, ...]]
 
@@ -49,6 +49,7 @@ class ClusterLimits:
         self._certain = ""  # the token of a drain whose device is certainly gone
         self.crowd = CROWD_UNKNOWN  # how many agents may have a drained node and ask slurmctld about it, as this agent does
         self._contested = ""  # the token of a drain that has waited for other nodes to undo their drains
+        self._behind = 0.0  # by how many seconds this node's clock is behind slurmctld's, as far as a drain has shown
 
     def refresh(self) -> None:
         """Read the topology (one RPC). If it cannot be read, there are no limits per switch or block. The log and the status then
@@ -64,6 +65,7 @@ class ClusterLimits:
             log.line(log.NOTICE, "topology unknown: no limits per switch or block", error=e)
             return
         self._failures = 0
+        self.crowd = max(self.crowd, len({name for group in self._groups for name in group.nodes}) // 10)
         self.due = float("inf")
         kinds = ", ".join(
             f"{sum(g.kind is kind for g in self._groups)} {kind.value}" for kind in (LimitKind.SWITCH, LimitKind.BLOCK)
@@ -73,13 +75,13 @@ class ClusterLimits:
     def take_over(self, before: ClusterLimits) -> None:
         """Copy from ``before`` since when orders have been delayed. This is called after the document was loaded again."""
         self._waiting, self._certain, self._contested = before._waiting, before._certain, before._contested
-        self.crowd = before.crowd
+        self.crowd, self._behind = before.crowd, before._behind
 
     def why_no_room(self, me: str, token: Token, listed: Sequence[NodeState], *, certain: bool = False) -> DrainLimit | None:
         """Return the limit that forbids to drain this node now, or None when it may be drained."""
         self._certain = token.token if certain else ""
         fault = self._fault(token)
-        hold = drain_limits.room(self._poll(me, listed), fault, self.rules, time.time())
+        hold = drain_limits.room(self._poll(me, listed), fault, self.rules, time.time() + self._behind)
         self._note(fault, hold)
         return hold
 
@@ -87,7 +89,10 @@ class ClusterLimits:
         """Return the limit because of which fairlead's drain may not stay, or None if the drain may stay."""
         fault = self._fault(token)
         waited = self._contested == token.token
-        hold = drain_limits.overshoot(self._poll(me, listed), fault, self.rules, waited=waited)
+        seen = self._poll(me, listed)
+        behind = seen.mine.time - time.time() if seen.mine else 0.0
+        self._behind = behind if behind > 1.0 else 0.0  # reason times are whole seconds
+        hold = drain_limits.overshoot(seen, fault, self.rules, waited=waited)
         self._contested = token.token if hold is not None and hold.wait else ""
         self._note(fault, hold)
         if hold is None:

@@ -172,7 +172,8 @@ def overshoot(listed: NodeList, fault: DrainCause, rules: Rules, *, waited: bool
 
 def limits(listed: NodeList, fault: DrainCause, rules: Rules, drain_time: float) -> Iterator[LimitUse]:
     """Yield every limit that applies to this node's drain. The window of common cause ends at ``drain_time`` (Unix seconds of
-    slurmctld's clock)."""
+    slurmctld's clock, or of this node's before the drain). Drains that are later than that by more than a window are of no
+    importance: this node's clock is wrong, and after the drain slurmctld's own times count."""
     counted = [n for n in listed.nodes if not (n.drained and n.reason.startswith(MAINTAIN))]
     for partition in listed.mine.partitions if listed.mine else ():
         members = [n for n in counted if partition in n.partitions]
@@ -191,7 +192,8 @@ def limits(listed: NodeList, fault: DrainCause, rules: Rules, drain_time: float)
         yield LimitUse(kind=LimitKind.SUSPECT_JOB, name=str(fault.job), allowed=rules.suspect_job_nodes, ours=named)
     if rules.common_cause_nodes and not _over(fault.waited, rules.common_cause_hold_seconds):
         since = drain_time - fault.waited - rules.common_cause_window_seconds
-        alike = frozenset((n.time, n.name) for n, token in drains if token.check == fault.check and n.time >= since)
+        until = drain_time + rules.common_cause_window_seconds
+        alike = frozenset((n.time, n.name) for n, token in drains if token.check == fault.check and since <= n.time <= until)
         yield LimitUse(kind=LimitKind.COMMON_CAUSE, name=fault.check, allowed=rules.common_cause_nodes, ours=alike)
 
 

@@ -7,7 +7,14 @@ from collections import Counter
 
 import pytest
 
-from fairlead.daemon.slurmctld.pace import ASKS_PER_SECOND, SPREAD_MAX_SECONDS, Pace
+from fairlead.daemon.slurmctld.courier import BACKOFF_MAX_SECONDS, BUDGET_BACKOFF_MAX_SECONDS
+from fairlead.daemon.slurmctld.pace import (
+    ASKS_PER_SECOND,
+    FAILED_PER_SECOND,
+    LIMITED_PER_SECOND,
+    SPREAD_MAX_SECONDS,
+    Pace,
+)
 
 RPCS_OF_A_QUESTION = 2
 
@@ -50,3 +57,14 @@ def test_a_standing_drain_is_looked_at_every_two_minutes_where_slurmd_is_watched
     watched = sum(pace.ask_seconds(30.0) for _ in range(200)) / 200
     assert seen == pytest.approx(30, rel=0.05) and watched == pytest.approx(120, rel=0.05)
     assert RPCS_OF_A_QUESTION * 60 / watched <= 1.1 and ASKS_PER_SECOND == 20
+
+
+@pytest.mark.parametrize(
+    ("nodes", "limited", "failed"), [(128, 256.0, 60.0), (1000, 256.0, 60.0), (2400, 256.0, 120.0), (10_000, 1000.0, 500.0)]
+)
+def test_the_longest_wait_grows_with_the_cluster(nodes: int, limited: float, failed: float) -> None:
+    """Each attempt lists all nodes. A quarter of 10,000 nodes that wait for a limit do so four times a second, and not fifteen."""
+    pace = Pace(None, lambda: nodes // 10)
+    assert pace.wait_max(BUDGET_BACKOFF_MAX_SECONDS, LIMITED_PER_SECOND) == limited
+    assert pace.wait_max(BACKOFF_MAX_SECONDS, FAILED_PER_SECOND) == failed
+    assert nodes / 4 / (limited * (0.3 + 1.0) / 2) <= 4.0

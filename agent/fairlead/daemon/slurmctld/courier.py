@@ -18,7 +18,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from fairlead.daemon.slurmctld.pace import Pace
+from fairlead.daemon.slurmctld.pace import FAILED_PER_SECOND, LIMITED_PER_SECOND, Pace
 from fairlead.daemon.slurmctld.refusal import Refusal
 from fairlead.daemon.slurmctld.slurm_state import CourierOrder, SlurmState, blocked_because, state_after
 from fairlead.drains.acknowledgement import KnownEvidence
@@ -28,12 +28,13 @@ from fairlead.drains.protocol import DrainProtocol
 from fairlead.errors import FairleadError, NoSlurmConf
 from fairlead.host import log
 
+# Each attempt at a drain lists all nodes. Thousands of nodes whose drain is delayed by a limit, or that get no answer in time,
+# must not keep slurmctld busy. So both waits grow with the cluster (``Pace.wait_max``).
 BACKOFF_MAX_SECONDS = 60.0
+BUDGET_BACKOFF_MAX_SECONDS = 256.0
 # Without slurm.conf nothing reaches slurmctld, so an attempt costs only this node. slurmd fetches the file when it starts, and a
 # job may come a moment later.
 NO_CONF_SECONDS, NO_CONF_TRIES = 0.5, 120
-# Each attempt at a drain lists all nodes. Hundreds of nodes whose drain is delayed by a limit must not keep slurmctld busy.
-BUDGET_BACKOFF_MAX_SECONDS = 256.0
 
 
 class Courier:
@@ -275,7 +276,8 @@ class Courier:
         with self._condition:
             if self._state.error != error:
                 log.line(log.WARNING, "slurmctld unavailable", error=error)
-            wait = min(BACKOFF_MAX_SECONDS, 2.0**self._failures) * random.uniform(0.5, 1.0) + self._pace.spread()
+            longest = self._pace.wait_max(BACKOFF_MAX_SECONDS, FAILED_PER_SECOND)
+            wait = min(longest, 2.0**self._failures) * random.uniform(0.5, 1.0) + self._pace.spread()
             self._failures = min(self._failures + 1, 10)
             if no_conf and self._without_conf < NO_CONF_TRIES:
                 self._without_conf += 1
@@ -324,8 +326,9 @@ class Courier:
         """Set when the courier tries a drain again that a drain limit forbids, or that competes with drains of other nodes for
         the same limit."""
         if result.outcome is Outcome.OVER_BUDGET:
-            self._squeezed = min(self._squeezed + 1, 8)
-            wait = min(BUDGET_BACKOFF_MAX_SECONDS, 2.0**self._squeezed) * random.uniform(0.3, 1.0)
+            self._squeezed = min(self._squeezed + 1, 12)
+            longest = self._pace.wait_max(BUDGET_BACKOFF_MAX_SECONDS, LIMITED_PER_SECOND)
+            wait = min(longest, 2.0**self._squeezed) * random.uniform(0.3, 1.0)
             later = random.uniform(*UNDONE_SECONDS) * max(1.0, now - began) if result.undone else 0.0
             self._budget_until = now + max(wait, later)
         elif result.outcome is Outcome.CONTESTED:  # the next reading decides this, whatever the order is then

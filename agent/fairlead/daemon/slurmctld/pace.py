@@ -17,6 +17,9 @@ from fairlead.drains.outcome import Outcome, Result
 WATCHED = 4.0  # factor for the time between questions if the agent watches slurmd, because slurmd becomes active at a resume
 ASKS_PER_SECOND = 20.0
 SPREAD_MAX_SECONDS = 60.0
+# An attempt at a drain lists all nodes, which costs slurmctld more the more nodes there are. A tenth of all agents together make
+# at most so many attempts a second: those whose drain a limit delays, and those that got no answer.
+LIMITED_PER_SECOND, FAILED_PER_SECOND = 1.0, 2.0
 STIR_SECONDS, STIR_MAX_SECONDS = 5.0, 60.0  # shortest and longest time between questions about a node with a busy slurmd
 WAKE_SECONDS = 5.0  # even a flood of new evidence causes no more than one question in this time
 UNSETTLED_SECONDS = 2.0  # the first wait while a node boots or registers with a new slurmctld; each further wait is twice as long
@@ -40,6 +43,10 @@ class Pace:
     def spread(self) -> float:
         """Return a random wait. It is at most the time in which all these agents can ask one after the other."""
         return random.uniform(0.0, min(SPREAD_MAX_SECONDS, self._crowd() / ASKS_PER_SECOND))
+
+    def wait_max(self, least: float, per_second: float) -> float:
+        """Return the longest wait between two attempts. It is ``least``, or longer if there are very many agents."""
+        return max(least, self._crowd() / per_second)
 
     def ask_seconds(self, seconds: float) -> float:
         """Return the seconds until the next question to slurmctld. ``seconds``: the site's ``reconcile_seconds``."""
