@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import memory as in_memory
+from tests import printed_json
 from tests.lab import clean, ledger, linux, trees
 from tests.lab.roots import SUITES
 
@@ -25,6 +26,8 @@ settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCh
 #: `make test` tries the same examples each time, `make test-all` others each time.
 settings.register_profile("same", settings.get_profile("busy"), derandomize=True)
 settings.load_profile("busy")
+
+printed_json.install()
 
 #: Files of tests that share nothing: each of them starts a lab of its own.
 SINGLE = ("tests/rack/test_cluster.py", "tests/faults/test_demo.py")

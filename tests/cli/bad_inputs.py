@@ -277,6 +277,7 @@ COMMAND_LINES: tuple[tuple[str, ...], ...] = (
     ("hint", "checkpoint", "--nodes", "4", "--store", X, "--bin-dir", "/nonexistent"),
     ("template", "sbatch", X),
     ("docs", X),
+    ("schema", X),
     ("dashboards", "--write", X, "--dry-run"),
     ("fleet", "--site", X, "--prometheus-targets", "-"),
     ("fleet", "--html", X, "--bin-dir", "/nonexistent"),

@@ -12,10 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.contracts.documented_commands import blocks
 from tests.driver.apt_node import environment
 from tests.lab import roots
 from tests.lab.ledger import own_name
 from tests.lab.rack import Rack
+
+QUICKSTART = Path(__file__).parents[2] / "docs/tutorial/without-internet.md"
 
 pytestmark = [pytest.mark.rack, pytest.mark.slow, pytest.mark.timeout(1500)]
 CLEAN = ("env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LC_ALL=C.UTF-8", "PIP_CONFIG_FILE=/dev/null")
@@ -61,6 +64,10 @@ gpu1 = "{rack.nodes[0].address}"
         assert unreachable.returncode and "unreachable" in unreachable.stderr, unreachable
         typed = [line.strip().partition("#")[0] for line in readme.splitlines() if line.startswith("    ")]
         assert [line.split()[0].rpartition("/")[2] for line in typed] == ["sha256sum", "python3", "pip", "pip", "fairlead"]
+        shown = [line for _, lines, language in blocks(QUICKSTART.read_text()) if language == "sh" for line in lines]
+        assert shown[1:-1] == [" ".join(line.split()) for line in typed[:-1]], "the README's lines"
+        assert shown[0] == "fairlead bundle --site site.toml --output bundle --python 3.11"
+        assert shown[-1].split()[1:] == ["provision", "--site", "../site.toml", "--bundle", "."]
         for line in typed[:-1]:
             here = line.replace("python3 -m", f"{sys._base_executable} -m").replace("/opt/fairlead-admin", str(admin))  # type: ignore[attr-defined]
             text_of([*away, "sh", "-ec", here], cwd=bundle)

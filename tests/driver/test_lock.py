@@ -19,6 +19,7 @@ from fairlead.config.driver_rules import FIRST_BRANCH, LAST_BRANCH, OPEN, PROPRI
 from fairlead.errors import ConfigError
 from fairlead.model.change import Package
 from fairlead.provision.driver_lock import text
+from tests import printed_json
 from tests.driver.apt_node import environment
 
 
@@ -234,6 +235,7 @@ def run(site: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def test_check_lists_every_reason(site: Path) -> None:
     assert run(site, "--check").returncode == 0
+    assert printed_json.hold("lock", run(site, "--check", "--json").stdout)["holds"]
     old = package("datacenter-gpu-manager", "1:3.3.9"), package("nvidia-fabricmanager", "570.1.1-1")
     write(site, default=locked(packages=(package("nvidia-open", "580.95.05-1"), *old)))
     done = run(site, "--check")

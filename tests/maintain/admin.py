@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -15,6 +14,7 @@ from typing import Any
 
 from fairlead.provision.maintain.maintenance_journal import Journal, MaintenanceRun
 from fairlead.provision.maintain.maintenance_report import NodeReport, report
+from tests import printed_json
 from tests.lab import roots
 from tests.lab.demo_steps import EXTRA, HOOKS, SITE, memlock
 from tests.lab.host import Host
@@ -86,7 +86,7 @@ class Admin:
         command = [*self.rack.enter, sys.executable, "-m", "fairlead", *words, "--json"]
         env = {**os.environ, "PYTHONPATH": str(PROJECT / "agent")}
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
-        return json.loads(done.stdout) if done.stdout else None
+        return printed_json.hold(words[0], done.stdout) if done.stdout else None
 
     def newest(self) -> MaintenanceRun | None:
         """The newest run, with its nodes."""

@@ -5,7 +5,6 @@ There is no GPU. TCP stands in for the collective (fabric_tcp.py).
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -22,6 +21,7 @@ from fairlead.config import encode_document, profile_document
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
 from fairlead.topology.binding.published_files import render_topology
+from tests import printed_json
 from tests.lab.ledger import own_name
 from tests.lab.roots import SUITES
 from tests.lab.trees import MACHINES
@@ -100,7 +100,7 @@ def test_a_node_that_dies_in_mid_run_is_named(lab: FabricLab, repeat: int) -> No
             for line in process.stderr:
                 if "round 2" in line:
                     lab.slurm.power_off("n7")
-            data = json.loads(process.stdout.read())
+            data = printed_json.hold("accept", process.stdout.read())
         process.wait(timeout=60)
     finally:
         lab.slurm.start_slurmd("n7", "-b")

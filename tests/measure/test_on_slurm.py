@@ -17,6 +17,7 @@ from fairlead.measure import acceptance_plan
 from fairlead.measure.acceptance_run import AcceptanceRun
 from fairlead.measure.results_store import ResultStore
 from fairlead.measure.slurm_jobs import AcceptanceJobs
+from tests import printed_json
 from tests.measure.conftest import Site
 
 pytestmark = [pytest.mark.slurm]
@@ -231,7 +232,7 @@ def test_jobs_that_do_not_start_or_are_ended_by_others(site: Site) -> None:
     site.until(lambda: len(site.jobs()) == 2, "n5, and the one that was there before")
     site.slurm.run(["/usr/bin/scancel", "--signal=KILL", running("n5")])
     out, err = process.communicate(timeout=120)
-    nodes = {n["node"]: n for n in json.loads(out)["nodes"]}
+    nodes = {n["node"]: n for n in printed_json.hold("accept", out)["nodes"]}
     assert process.returncode == 3, out + err
     assert all(n["outcome"] == "unknown" for n in nodes.values())
     assert "did not start in 15 s" in whys(nodes["n1"]) and "it is cancelled" in whys(nodes["n1"])
@@ -267,7 +268,7 @@ def test_a_node_that_does_not_boot_and_a_job_that_is_preempted(site: Site) -> No
     assert process.returncode == 3, out + err
     states = site.slurm.run(["/usr/bin/squeue", "-h", "-t", "all", "-j", f"{first},{second}", "-o", "%A %T"]).stdout.split("\n")
     assert sorted(filter(None, states)) == sorted([f"{first} BOOT_FAIL", f"{second} PREEMPTED"])
-    nodes = {n["node"]: n for n in json.loads(out)["nodes"]}
+    nodes = {n["node"]: n for n in printed_json.hold("accept", out)["nodes"]}
     assert {n: node["outcome"] for n, node in nodes.items()} == {"n1": "unknown", "n2": "unknown"}
     assert "the node did not boot for the job" in whys(nodes["n1"]) and "2 sizes done" in whys(nodes["n1"])
     assert "the job was preempted" in whys(nodes["n2"]) and "2 sizes done" in whys(nodes["n2"])

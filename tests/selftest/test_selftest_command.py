@@ -20,6 +20,7 @@ from fairlead import config
 from fairlead.selftest import claims
 from fairlead.selftest.fact_sources import FILES, NVML, SOURCES
 from fairlead.selftest.selftest_report import REPORT_MAX_BYTES
+from tests import printed_json
 from tests.host.conftest import faults, library  # noqa: F401  (fixtures)
 from tests.host.users_fuse import fuse, needs_fuse
 from tests.lab.faults import Faults
@@ -40,7 +41,7 @@ OURS = ("/etc/fairlead", "/run/fairlead", "/var/lib/fairlead", "/etc/nccl.conf")
 def report(*words: str, **how: Any) -> dict[str, Any]:
     done = run("--json", *words, **how)
     assert done.returncode in (0, 1) and "Traceback" not in done.stderr, done
-    found: dict[str, Any] = json.loads(done.stdout)
+    found: dict[str, Any] = printed_json.hold("selftest", done.stdout)
     return found
 
 

@@ -142,7 +142,7 @@ def test_an_acknowledgement_taken_back_drains(ward: Ward) -> None:
     ward.drained()
     ward.say("ack", "--all", "--reason", "known")
     ward.in_service()
-    ward.say("ack", "--undo", f"xid/{PCI}", "--reason", "it is not")
+    assert json.loads(ward.say("ack", "--undo", f"xid/{PCI}", "--reason", "it is not", "--json"))["done"] == "ack --undo"
     ward.drained()
     assert json.loads(ward.say("ack", "--list", "--json"))["acknowledged"] == []
 
@@ -171,6 +171,7 @@ def test_closed_as_repaired_the_agent_resumes_and_old_records_stay_closed(ward: 
     ward.agent.until(lambda: len(ward.status()["strikes"]) == 2, "both strikes")
     serial = next(g["serial"] for g in ward.status()["gpus"] if g["pci"] == PCI)
     assert f"1 strike of {serial}" in ward.say("clear", serial, "--reason", "x", "--dry-run")
+    assert serial in json.loads(ward.say("clear", serial, "--reason", "x", "--dry-run", "--json"))["devices"]
     ward.say("clear", serial, "--reason", "GPU replaced, ticket 4711")
     ward.agent.until(lambda: [r["device"] for r in ward.status()["standing"]] == ["0000:43:00.0"], "one closed, one standing")
     ward.more_sweeps()

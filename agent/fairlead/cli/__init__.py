@@ -64,6 +64,7 @@ COMMANDS = {
     "profile": "draft a hardware profile from a good node",
     "doctor": "review a site's Slurm configuration and this installation",
     "docs": "print a page of this release's documentation",
+    "schema": "print the JSON Schema of what a command prints with --json",
     "version": "print the version",
 }
 
@@ -210,7 +211,10 @@ def _run(args: list[str]) -> int:
         return ExitCode.USAGE
     try:
         parsed = command_parser(name).parse(args[1:])
-        return int(parsed.run(parsed))
+        from fairlead.cli.patience import patience
+
+        with patience(name, getattr(sys.modules[parsed.run.__module__], "SLOW", "")):
+            return int(parsed.run(parsed))
     except FairleadError as e:
         print(f"fairlead {name}: {e}", file=sys.stderr)
         if e.hint:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from fairlead import config
 from fairlead.cli import accept_fabric
@@ -32,6 +32,14 @@ if TYPE_CHECKING:
     from fairlead.measure.slurm_jobs import AcceptanceJobs
 
 SITE = "/etc/fairlead/site.toml"
+
+
+class AcceptScript(TypedDict):
+    """The job of one node: the command that submits it, and its script."""
+
+    node: str
+    sbatch: list[str]
+    script: str
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -206,8 +214,21 @@ def _dry(plan: AcceptancePlan, *, as_json: bool) -> ExitCode:
         for target in plan.targets
     ]
     if as_json:
-        print_json([{"node": node, "sbatch": command, "script": script} for node, command, script in made])
+        print_json([AcceptScript(node=node, sbatch=command, script=script) for node, command, script in made])
     else:
         for node, command, script in made:
             print(f"# {node}: {shlex.join(command)}\n{script}")
     return ExitCode.OK
+
+
+def json_types() -> dict[str, object]:
+    """Return the type of what --json prints (json_schema.py)."""
+    from fairlead.cli import accept_fabric, accept_text
+
+    return {
+        "NODELIST": accept_text.AcceptedRun,
+        "--show": accept_text.AcceptedRun,
+        "--history": list[accept_text.RecordedRun],
+        "--dry-run": list[AcceptScript],
+        **accept_fabric.json_types(),
+    }

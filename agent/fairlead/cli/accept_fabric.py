@@ -6,7 +6,7 @@ import argparse
 import os
 import shlex
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from fairlead import config
 from fairlead.cli.accepted_nodes import nodes_of, tell
@@ -144,6 +144,16 @@ def _measure(args: argparse.Namespace, site: config.Site | None, store: FabricSt
     return fabric_report.report(args, site, store.load(plan.run))
 
 
+class FabricOutlook(TypedDict):
+    """The job of a run over the fabric, and its first round. topology: where it was read. leaves: by node."""
+
+    sbatch: list[str]
+    script: str
+    topology: str
+    leaves: dict[str, str]
+    first_round: list[tuple[str, str]]
+
+
 def _dry(plan: FabricPlan, jobs: FabricJobs, *, as_json: bool) -> ExitCode:
     """Print the job and the first round. The later rounds depend on the figures of the earlier ones."""
     from fairlead.cli.output import print_json
@@ -154,8 +164,15 @@ def _dry(plan: FabricPlan, jobs: FabricJobs, *, as_json: bool) -> ExitCode:
     pairs = first.pairs if first is not None else ()
     hold = hold_command(plan.nodes, name=plan.job_name, minutes=plan.minutes, more=plan.sbatch)
     if as_json:
-        print_json({"sbatch": hold, "script": plan.script(""), "topology": plan.leaves.source, "leaves": plan.leaves.of,
-                    "first_round": pairs})  # fmt: skip
+        print_json(
+            FabricOutlook(
+                sbatch=hold,
+                script=plan.script(""),
+                topology=plan.leaves.source,
+                leaves=dict(plan.leaves.of),
+                first_round=list(pairs),
+            )
+        )
         return ExitCode.OK
     print(f"# {len(plan.nodes)} nodes, topology {plan.leaves.source}\n{shlex.join(hold)}")
     for pair in pairs[:1]:
@@ -196,3 +213,15 @@ def _cancel(args: argparse.Namespace, store: FabricStore) -> ExitCode:
     would = "would be cancelled" if args.dry_run else "cancelled"
     print(f"run {args.cancel}: {f'job {job.id}' if job is not None else 'no job'} {would}")
     return ExitCode.OK
+
+
+def json_types() -> dict[str, object]:
+    """Return the type of what --json prints (json_schema.py)."""
+    from fairlead.cli import fabric_report
+
+    return {
+        "--fabric": fabric_report.PrintedFabricRun,
+        "--fabric --compare": fabric_report.ComparedFabricRuns,
+        "--fabric --history": list[fabric_report.RecordedFabricRun],
+        "--fabric --dry-run": FabricOutlook,
+    }

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from fairlead.cli.output import columns, print_json
 from fairlead.errors import ExitCode, InputMissing, UsageError
@@ -19,6 +20,95 @@ from fairlead.model.plain_text import page
 
 if TYPE_CHECKING:
     from fairlead.measure.acceptance_plan import AcceptancePlan
+
+
+#: The peak that the profile declares for a figure, and the share of it that was reached.
+FigurePeak = TypedDict(  # noqa: UP013 (a key is no name of ours)
+    "FigurePeak",
+    {
+        "value": float,
+        "share": float,
+        "algorithm": str,
+    },
+)
+
+
+class AcceptedFigure(TypedDict):
+    """A measured figure. device, bytes: null if the figure is of no device or size. class_median, mad, class_nodes: of the node's
+    class, null where it was not compared."""
+
+    name: str
+    device: str | None
+    bytes: int | None
+    value: float
+    unit: str
+    outcome: MeasuredOutcome | None
+    why: str
+    class_median: float | None
+    mad: float | None
+    class_nodes: int | None
+    reference: float | None
+    notes: Sequence[str]
+    peak: NotRequired[FigurePeak]
+
+
+class AcceptedTool(TypedDict):
+    """What one tool measured on a node."""
+
+    tool: str
+    outcome: MeasuredOutcome
+    why: str
+    command: str
+    seconds: float
+    versions: dict[str, str]
+    notes: Sequence[str]
+    figures: list[AcceptedFigure]
+
+
+AcceptedNode = TypedDict(
+    "AcceptedNode",
+    {
+        "node": str,
+        "job": int | None,
+        "class": str,
+        "gpus": str,
+        "serials": Sequence[str],
+        "driver": str,
+        "outcome": MeasuredOutcome,
+        "why": str,
+        "tools": list[AcceptedTool],
+    },
+)
+
+
+class AcceptedRun(TypedDict):
+    """A run of `fairlead accept`. ended: null for a run that has not ended."""
+
+    run: str
+    began: float
+    ended: float | None
+    user: str
+    fairlead: str
+    folder: str
+    nodes: list[AcceptedNode]
+
+
+class RecordedNode(TypedDict):
+    """How a node came out of a run."""
+
+    outcome: str | None
+    why: str | None
+
+
+class RecordedRun(TypedDict):
+    """A run of the store, and its nodes by name."""
+
+    run: str
+    began: float
+    ended: float | None
+    user: str
+    nodes: dict[str, RecordedNode]
+
 
 EXITS = {
     MeasuredOutcome.PASS: ExitCode.OK,
@@ -71,7 +161,7 @@ def _history(store: ResultStore, nodes: set[str], *, as_json: bool) -> ExitCode:
     rows = store.read(
         "SELECT run.run, began, ended, user, node, outcome, why FROM run LEFT JOIN node USING (run) ORDER BY began, node"
     )
-    runs: dict[str, dict[str, Any]] = {}
+    runs: dict[str, RecordedRun] = {}
     for name, began, ended, user, node, outcome, why in rows:
         if nodes and node not in nodes:
             continue
@@ -85,7 +175,7 @@ def _history(store: ResultStore, nodes: set[str], *, as_json: bool) -> ExitCode:
     for each in runs.values():
         by_outcome: dict[str, list[str]] = {}
         for node, said in each["nodes"].items():
-            by_outcome.setdefault(said["outcome"], []).append(node)
+            by_outcome.setdefault(str(said["outcome"]), []).append(node)
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(each["began"]))
         ended = "" if each["ended"] is not None else "; not ended"
         table.append((each["run"], when, each["user"], "; ".join(f"{o}: {fold(n)}" for o, n in by_outcome.items()) + ended))
@@ -181,7 +271,7 @@ def _peaks(plan: AcceptancePlan, nodes: list[MeasuredNode]) -> list[str]:
     return lines
 
 
-def _data(result: RunResult, nodes: list[MeasuredNode]) -> dict[str, Any]:
+def _data(result: RunResult, nodes: list[MeasuredNode]) -> AcceptedRun:
     peaks = {t.node: {p.measure: p for p in t.peaks} for t in result.plan.targets}
     return {
         "run": result.run,
@@ -219,10 +309,10 @@ def _data(result: RunResult, nodes: list[MeasuredNode]) -> dict[str, Any]:
     }
 
 
-def _figure(tool: str, each: JudgedFigure, peaks: dict[str, Any]) -> dict[str, Any]:
+def _figure(tool: str, each: JudgedFigure, peaks: dict[str, Any]) -> AcceptedFigure:
     figure, judgement = each.figure, each.judgement
     peak = peaks.get(f"{tool}.{figure.name}")
-    data: dict[str, Any] = {
+    data: AcceptedFigure = {
         "name": figure.name,
         "device": figure.device or None,
         "bytes": figure.bytes or None,

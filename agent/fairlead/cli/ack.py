@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from fairlead import config
 from fairlead.cli.agent_client import ask, node_status
@@ -20,6 +20,40 @@ from fairlead.daemon.requests.audit_trail import Trail, new_id
 from fairlead.errors import ExitCode, InputMissing, NeedsRoot, UsageError
 from fairlead.host.pci import normal_address
 from fairlead.policy.state_requests import Ack, Undo
+
+SLOW = "asking the agent"  # patience.py says it
+
+
+class AckFinding(TypedDict):
+    """A finding, by the name that `ack` takes. who, when, why: of its acknowledgement, where the audit trail has them."""
+
+    id: str
+    name: str
+    summary: str
+    who: NotRequired[str]
+    when: NotRequired[str]
+    why: NotRequired[str]
+
+
+class AckOutcome(TypedDict):
+    """What was done: ack or ack --undo. agent: what the agent says to it."""
+
+    done: str
+    findings: list[AckFinding]
+    agent: str
+
+
+class AckOutlook(TypedDict):
+    """What would be done: acknowledge or undo."""
+
+    would: str
+    findings: list[AckFinding]
+
+
+class AckList(TypedDict):
+    """What is acknowledged."""
+
+    acknowledged: list[AckFinding]
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +87,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     shown = [f"{row['name']}: {row['summary']}" for row in chosen]
     if args.dry_run or not chosen:
         if args.json:
-            print_json({"would": "undo" if args.undo else "acknowledge", "findings": chosen})
+            print_json(AckOutlook(would="undo" if args.undo else "acknowledge", findings=chosen))
         elif not chosen:
             print("nothing is acknowledged" if args.undo else "no finding drains this node")
         else:
@@ -65,23 +99,23 @@ def run(args: argparse.Namespace) -> ExitCode:
         kind = Undo if args.undo else Ack
         note.detail = ask(agent.state_dir, agent.run_dir, kind(id=new_id(), evidence=evidence, who=actor().who, why=args.reason))
     if args.json:
-        print_json({"done": command, "findings": chosen, "agent": note.detail})
+        print_json(AckOutcome(done=command, findings=chosen, agent=note.detail))
     else:
         print("\n".join(f"{'counts again' if args.undo else 'acknowledged'}: {line}" for line in shown))
         print(f"  {note.detail}")
     return ExitCode.OK
 
 
-def _unacknowledged(known: dict[str, Any]) -> list[dict[str, str]]:
+def _unacknowledged(known: dict[str, Any]) -> list[AckFinding]:
     """Return the findings that drain, or would drain, and are not acknowledged."""
     done = set(known.get("acknowledged", []))
     rows = [r for r in known.get("standing", []) if r["id"] not in done]
     return [{"id": r["id"], "name": _name(f"{r['check']}/{r['device']}"), "summary": r["summary"]} for r in rows]
 
 
-def _acknowledged(known: dict[str, Any]) -> list[dict[str, str]]:
+def _acknowledged(known: dict[str, Any]) -> list[AckFinding]:
     words = {r["id"]: r["summary"] for r in known.get("standing", [])}
-    found = []
+    found: list[AckFinding] = []
     for identity in known.get("acknowledged", []):
         key, _, evidence = identity.partition("#")
         found.append({"id": identity, "name": _name(key), "summary": words.get(identity, f"{evidence} (not seen any more)")})
@@ -92,9 +126,9 @@ def _name(key: str) -> str:
     return key.removesuffix("/")
 
 
-def _chosen(names: list[str], among: list[dict[str, str]], *, undo: bool) -> list[dict[str, str]]:
+def _chosen(names: list[str], among: list[AckFinding], *, undo: bool) -> list[AckFinding]:
     """Return the findings of these names. Raise InputMissing for a name that no finding has."""
-    chosen: dict[str, dict[str, str]] = {}
+    chosen: dict[str, AckFinding] = {}
     for name in names:
         check, slash, device = name.partition("/")
         try:
@@ -122,12 +156,18 @@ def _list(known: dict[str, Any], trail: Trail, *, as_json: bool) -> ExitCode:
         ]
         exact = [e for e in by if e.what == "ack"] or by
         if exact:
-            row |= {"who": exact[-1].who, "when": local(exact[-1].unix), "why": exact[-1].why or exact[-1].detail}
+            by_whom = exact[-1]
+            row["who"], row["when"], row["why"] = by_whom.who, local(by_whom.unix), by_whom.why or by_whom.detail
     if as_json:
-        print_json({"acknowledged": rows})
+        print_json(AckList(acknowledged=rows))
     elif not rows:
         print("nothing is acknowledged")
     else:
         table = [(r["name"], r["summary"], r.get("who", "?"), r.get("when", "?"), r.get("why", "")) for r in rows]
         print(columns(table, head=("finding", "what", "who", "when", "why")))
     return ExitCode.OK
+
+
+def json_types() -> dict[str, object]:
+    """Return the type of what --json prints (json_schema.py)."""
+    return {"": AckOutcome, "--dry-run, or without a finding": AckOutlook, "--list": AckList}

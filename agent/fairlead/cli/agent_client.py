@@ -36,7 +36,7 @@ def node_status(state_dir: str, run_dir: str) -> dict[str, Any]:
         state = state_of(row[0])[0] if row else None
     except (*NOT_JSON, sqlite3.Error, TypeError):
         return {}
-    return remembered(state) if state is not None else {}
+    return {**remembered(state)} if state is not None else {}
 
 
 def agent_pid(run_dir: str) -> int:

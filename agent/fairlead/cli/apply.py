@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from typing import TypedDict
 
 from fairlead import config
 from fairlead.apply import ApplyReport, NvmlCalls, TreeNvml, apply
@@ -23,6 +24,22 @@ from fairlead.host import change, process
 from fairlead.host.root import Root
 
 DOCUMENT = "/etc/fairlead/node.json"
+SLOW = "reading the machine"  # patience.py says it
+
+
+class UndoneChange(TypedDict):
+    """A change that --undo took back. done: it was, or with --dry-run it would be."""
+
+    target: str
+    done: bool
+    message: str
+
+
+class UndoReport(TypedDict):
+    """What --undo did."""
+
+    schema: int
+    outcomes: list[UndoneChange]
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -158,12 +175,8 @@ def _undo(root: Root, args: argparse.Namespace, *, busy: bool, drained: bool) ->
     finally:
         _close(nvml)
     if args.json:
-        print_json(
-            {
-                "schema": 1,
-                "outcomes": [{"target": change.target(o.change), "done": o.done, "message": o.message} for o in outcomes],
-            }
-        )
+        undone = [UndoneChange(target=change.target(o.change), done=o.done, message=o.message) for o in outcomes]
+        print_json(UndoReport(schema=1, outcomes=undone))
     else:
         for outcome in outcomes:
             print(("" if outcome.done or outcome.skipped else "FAILED ") + outcome.message)
@@ -185,3 +198,10 @@ def text(report: ApplyReport, *, diff: bool = False) -> str:
     would = "would change" if report.dry_run else "changed"
     lines.append(f"{report.node}: {len(report.items)} settings, {report.changed} {would}, {report.failed} failed")
     return "\n".join(lines)
+
+
+def json_types() -> dict[str, object]:
+    """Return the type of what --json prints (json_schema.py)."""
+    from fairlead.apply.apply_report import ApplyReport
+
+    return {"": ApplyReport, "--undo": UndoReport}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from typing import Any
+from typing import Any, Required, TypedDict
 
 import msgspec
 
@@ -20,6 +20,29 @@ from fairlead.daemon.requests.audit_trail import ASKED, AuditEntry, Trail
 from fairlead.errors import ExitCode, InputMissing
 
 RUN_DIR = "/run/fairlead"
+
+
+class AuditEntryData(TypedDict, total=False):
+    """One entry with all its fields (AuditEntry). An entry of another node may lack some."""
+
+    unix: Required[float]
+    id: Required[str]
+    what: Required[str]
+    who: Required[str]
+    uid: int
+    tty: str
+    client: str
+    args: dict[str, str]
+    why: str
+    outcome: str
+    detail: str
+
+
+class ReadTrail(TypedDict):
+    """The audit trail of a node. trouble: why a part of it could not be read, or ""."""
+
+    entries: list[AuditEntryData]
+    trouble: str
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +59,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     if trail.trouble and not entries:
         raise InputMissing(trail.trouble)
     if args.json:
-        print_json({"entries": [as_data(e) for e in entries], "trouble": trail.trouble})
+        print_json(ReadTrail(entries=[as_data(e) for e in entries], trouble=trail.trouble))
         return ExitCode.OK
     if trail.trouble:
         print(f"fairlead audit: {trail.trouble}", file=sys.stderr)
@@ -44,10 +67,11 @@ def run(args: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
-def as_data(entry: AuditEntry) -> dict[str, Any]:
+def as_data(entry: AuditEntry) -> AuditEntryData:
     """Return an entry with all its fields, as JSON has it."""
-    data = {name: getattr(entry, name) for name in entry.__struct_fields__}
-    return {**data, "args": dict(entry.args)}
+    data: Any = {name: getattr(entry, name) for name in entry.__struct_fields__} | {"args": dict(entry.args)}
+    found: AuditEntryData = data
+    return found
 
 
 def from_data(data: object) -> AuditEntry | None:
@@ -79,3 +103,8 @@ def line(entry: AuditEntry) -> str:
         f"-> {result}" if result else "",
     ]
     return _RECORD.sub(r" (kernel record \1)", " ".join(filter(None, words)))
+
+
+def json_types() -> dict[str, object]:
+    """Return the type of what --json prints (json_schema.py)."""
+    return {"": ReadTrail}

@@ -20,6 +20,8 @@ from fairlead.host.recorded_tree import refuse_broken
 from fairlead.model.cpulist import as_cpu_set, parse_cpulist
 from fairlead.topology.binding.node_binding import BindingPlan, plan_binding
 
+SLOW = "reading the machine"  # patience.py says it
+
 
 def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--root", default="/", metavar="TREE", help="read a machine tree instead of this machine")
@@ -107,3 +109,10 @@ def _text(made: BindingPlan) -> str:
     table = columns(rows, ("rank", "gpus", "cpus", "numa", "nics", "memory"))
     notes = "".join(f"\nnote: {note}" for note in made.notes)
     return f"{table}\n\ndistance {made.distance}{notes}"
+
+
+def json_types() -> dict[str, object]:
+    """Return the type of what --json prints (json_schema.py)."""
+    from fairlead.topology.binding.node_binding import BindingPlan
+
+    return {"": BindingPlan}

@@ -9,12 +9,29 @@ import argparse
 import os
 import platform
 from pathlib import Path
+from typing import TypedDict
 
 from fairlead import config
 from fairlead.cli.lock import say
 from fairlead.cli.output import print_json
 from fairlead.config.driver_lock_file import load_lock, path_beside
 from fairlead.errors import ExitCode, UsageError
+from fairlead.provision.offline_bundle import BundleEntry
+
+
+class BundleOutlook(TypedDict):
+    """What the folder would hold."""
+
+    schema: int
+    files: list[BundleEntry]
+
+
+class MadeBundle(TypedDict):
+    """The folder that was made, and its files."""
+
+    schema: int
+    folder: str
+    files: list[str]
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +69,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     if args.dry_run:
         entries = offline_bundle.entries(pythons, lock, admin=not args.no_admin)
         if args.json:
-            print_json({"schema": 1, "files": entries})
+            print_json(BundleOutlook(schema=1, files=entries))
         else:
             for entry in entries:
                 print(f"{entry.path}  {entry.size_bytes or '-'}  {entry.source}")
@@ -69,8 +86,13 @@ def run(args: argparse.Namespace) -> ExitCode:
         say=say,
     )
     if args.json:
-        print_json({"schema": 1, "folder": args.output, "files": made})
+        print_json(MadeBundle(schema=1, folder=args.output, files=list(made)))
     else:
         size = sum((Path(args.output) / name).stat().st_size for name in made)
         print(f"{args.output}: {len(made)} files, {size >> 20} MiB; use it with `fairlead provision --bundle {args.output}`")
     return ExitCode.OK
+
+
+def json_types() -> dict[str, object]:
+    """Return the type of what --json prints (json_schema.py)."""
+    return {"": MadeBundle, "--dry-run": BundleOutlook}

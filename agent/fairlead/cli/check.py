@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from fairlead import checks, settings
 from fairlead.cli import read_machine
@@ -21,7 +21,7 @@ from fairlead.cli.output import print_json, state_word
 from fairlead.cli.same_findings import folded
 from fairlead.config import schema_keys
 from fairlead.errors import ExitCode, UsageError
-from fairlead.model.finding import Finding, Level, Service, as_data
+from fairlead.model.finding import Finding, FindingData, Level, Service, as_data
 
 if TYPE_CHECKING:
     from fairlead.config import Document
@@ -29,6 +29,23 @@ if TYPE_CHECKING:
 
 SHOWN_PER_CHECK = 3
 _ORDER = (Level.DRAIN.word, Level.UNKNOWN.word, Level.WARN.word, Level.OK.word)
+SLOW = "reading the machine"  # patience.py says it
+
+
+class CountedFinding(FindingData):
+    """A finding with the mode of its check, the level that it counts as, and the reason if that is lower than its own."""
+
+    mode: str
+    counts_as: str
+    why: str
+
+
+class CheckedNode(TypedDict):
+    """What is wrong with a node now. state: ok, warn, drain or unknown. findings: the most serious first."""
+
+    node: str
+    state: str
+    findings: list[CountedFinding]
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +73,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     decision = decide_at_once(document, node, found, args.only or None)
     findings = _as_counted(document, found, decision)
     if args.json:
-        print_json({"node": node.name, "state": decision.level.word, "findings": findings})
+        print_json(CheckedNode(node=node.name, state=decision.level.word, findings=findings))
         return ExitCode(decision.level)
     print(f"{node.name}: {state_word(decision.level.word)}" + (f" (profile {document.profile})" if document.profile else ""))
     _print_findings(findings)
@@ -65,7 +82,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     return ExitCode(decision.level)
 
 
-def _as_counted(document: Document, found: Sequence[Finding], decision: Decision) -> list[dict[str, Any]]:
+def _as_counted(document: Document, found: Sequence[Finding], decision: Decision) -> list[CountedFinding]:
     """Return the findings as the JSON output has them, the most serious first.
 
     Each also has the mode of its check, the level that it counts as in the agent's verdict, and the reason if that level is lower
@@ -76,7 +93,7 @@ def _as_counted(document: Document, found: Sequence[Finding], decision: Decision
 
     policies = policies_of(document)
     why_less = dict(zip(map(identity, decision.suppressed), decision.why_suppressed, strict=True))
-    rows: list[dict[str, Any]] = []
+    rows: list[CountedFinding] = []
     for finding in found:
         policy = policies.get(finding.check)
         why = why_less.get(identity(finding), "")
@@ -91,7 +108,7 @@ def _as_counted(document: Document, found: Sequence[Finding], decision: Decision
     return sorted(rows, key=lambda row: (_ORDER.index(str(row["counts_as"])), str(row["check"]), str(row["device"])))
 
 
-def _print_findings(findings: Sequence[dict[str, Any]]) -> None:
+def _print_findings(findings: Sequence[CountedFinding]) -> None:
     shown: dict[tuple[str, str], int] = {}
     for same in folded(findings, also=("counts_as", "why")):
         f = same.first
@@ -119,3 +136,8 @@ def _hint(name: str, known: Collection[str]) -> str:
         return f"name each by itself: {' '.join(f'--only {word.strip()}' for word in words)}"
     like = schema_keys.nearest(name, known)
     return f"did you mean `{like}`?" if like else f"known: {', '.join(sorted(known))}"
+
+
+def json_types() -> dict[str, object]:
+    """Return the type of what --json prints (json_schema.py)."""
+    return {"": CheckedNode}

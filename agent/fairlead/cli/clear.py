@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import stat
-from typing import Any
+from typing import Any, TypedDict
 
 from fairlead import config
 from fairlead.cli.agent_client import ask, node_status
@@ -24,6 +24,28 @@ from fairlead.host.kmsg import Follower
 from fairlead.host.pci import normal_address
 from fairlead.host.root import Root
 from fairlead.policy.state_requests import Clear
+
+SLOW = "asking the agent"  # patience.py says it
+
+
+class ClearOutcome(TypedDict):
+    """What was closed as repaired. devices: all names of the device. everything: the whole node. closes: what counts no more.
+    agent: what the agent says to it."""
+
+    done: str
+    devices: list[str]
+    everything: bool
+    closes: list[str]
+    agent: str
+
+
+class ClearOutlook(TypedDict):
+    """What would be closed."""
+
+    would: str
+    devices: list[str]
+    everything: bool
+    closes: list[str]
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +71,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     words = "the whole node" if args.all else " ".join(devices)
     if args.dry_run:
         if args.json:
-            print_json({"would": "clear", "devices": list(devices), "everything": args.all, "closes": closes})
+            print_json(ClearOutlook(would="clear", devices=list(devices), everything=args.all, closes=closes))
         else:
             print("\n".join([f"would close as repaired: {words}", *(f"  {line}" for line in closes)]))
         return ExitCode.OK
@@ -66,7 +88,8 @@ def run(args: argparse.Namespace) -> ExitCode:
         )
         note.detail = ask(agent.state_dir, agent.run_dir, request)
     if args.json:
-        print_json({"done": "clear", "devices": list(devices), "everything": args.all, "closes": closes, "agent": note.detail})
+        found = ClearOutcome(done="clear", devices=list(devices), everything=args.all, closes=closes, agent=note.detail)
+        print_json(found)
     else:
         print("\n".join([f"closed as repaired: {words}", *(f"  {line}" for line in closes), f"  {note.detail}"]))
     return ExitCode.OK
@@ -119,3 +142,8 @@ def last_record(path: str) -> int:
         return follower.cursor if follower.cursor is not None else -1
     finally:
         follower.close()
+
+
+def json_types() -> dict[str, object]:
+    """Return the type of what --json prints (json_schema.py)."""
+    return {"": ClearOutcome, "--dry-run": ClearOutlook}

@@ -19,7 +19,7 @@ import os
 import pwd
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import msgspec
 
@@ -30,12 +30,22 @@ from fairlead.cli.slurm_options import add_bin_dir
 from fairlead.config import Site
 from fairlead.config.site import AnsibleOptions
 from fairlead.errors import ExitCode, HostError, InputMissing, UsageError, next_step
+from fairlead.jobs.job_run import JobRun
 from fairlead.model.plain_text import one_line
 
 if TYPE_CHECKING:
     from fairlead.controller.all_stores import Folders
     from fairlead.controller.fleet_collection import FleetRound
     from fairlead.controller.record_pull import NodeRecords
+
+
+SLOW = "at work"  # patience.py says it
+
+
+class WouldCollect(TypedDict):
+    """The runs whose nodes would be asked."""
+
+    runs: list[JobRun]
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -203,7 +213,7 @@ def _dry_run(args: argparse.Namespace) -> ExitCode:
     for mistake in mistakes[:20]:
         say(mistake)
     if args.json:
-        print_json({"runs": [msgspec.to_builtins(run) for run in runs]})
+        print_json(WouldCollect(runs=list(runs)))
         return ExitCode.OK
     for run in runs:
         print(f"job {run.label}  {run.state}  {run.gpus} GPUs  would ask {fold(run.nodes)}")
@@ -322,3 +332,27 @@ def _site(args: argparse.Namespace) -> Site | None:
 def _nodes(site: Site | None) -> frozenset[str] | None:
     """Return the nodes that have an agent, or None if that is not declared."""
     return site.nodes_with_agent() if site is not None else None
+
+
+def json_types() -> dict[str, object]:
+    """Return the type of what --json prints (json_schema.py)."""
+    from fairlead.cli.json_schema import extended, list_of
+    from fairlead.controller.collection import Round
+    from fairlead.controller.fleet_collection import FleetRound
+    from fairlead.controller.running_pull import RunningPull
+    from fairlead.jobs.usage_merge import JobReport
+
+    absent = {"coverage_percent": float | msgspec.UnsetType, "admin_comment": str | msgspec.UnsetType}
+    job = extended("CollectedJob", JobReport, {"complete": bool, **absent})
+
+    return {
+        "": extended("CollectedRound", Round, {"fleet": FleetRound}),
+        "--running": RunningPull,
+        "--dry-run": WouldCollect,
+        "--from": extended(
+            "CollectedFolder",
+            msgspec.Struct,
+            {"jobs": list_of(job), "troubles": list[str]},
+            doc="The jobs of a folder, and what was wrong with its records.",
+        ),
+    }

@@ -11,6 +11,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable
+from typing import Any, NotRequired, TypedDict
+
+import msgspec
 
 from fairlead import config
 from fairlead.cli.output import columns, print_json
@@ -19,6 +22,62 @@ from fairlead.errors import ExitCode, InputMissing, UsageError
 from fairlead.model.nodelist import fold
 
 PEEK_BYTES = 4096  # how much to read of a file whose name does not tell its kind
+SLOW = "checking"  # patience.py says it
+
+
+class FoldedClass(TypedDict):
+    """The nodes of a class, in Slurm's notation, and how many they are."""
+
+    nodes: str
+    count: int
+
+
+class SiteMistake(TypedDict):
+    """A mistake in a site. key: where it is, "" for the whole file. missing: a named file does not exist."""
+
+    file: str
+    key: str
+    reason: str
+    hint: str
+    missing: bool
+
+
+class CheckedSite(TypedDict):
+    """What `config check` says about a site."""
+
+    file: str
+    ok: bool
+    nodes: int
+    generation: int
+    classes: dict[str, FoldedClass]
+    mistakes: list[SiteMistake]
+    notes: list[str]
+
+
+class DocumentMistake(TypedDict):
+    """A mistake in a document. key: where it is."""
+
+    file: str
+    key: str
+    reason: str
+    hint: str
+
+
+class CheckedDocument(TypedDict):
+    """What `config check` says about a node's document. node, generation: of a document without mistakes."""
+
+    file: str
+    ok: bool
+    node: NotRequired[str]
+    generation: NotRequired[int]
+    mistakes: list[DocumentMistake]
+
+
+class ShownDocument(TypedDict):
+    """A document, or with --changed the keys that were declared, and which file or profile gave each value."""
+
+    document: dict[str, Any]
+    origins: dict[str, str]
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -76,17 +135,16 @@ def _check_site(path: str, *, as_json: bool) -> ExitCode:
     found = check_site(path)
     classes = {name: (fold(nodes), len(nodes)) for name, nodes in found.classes.items()}
     if as_json:
-        numbers = {"nodes": len(found.nodes), "generation": found.generation}
-        folded = {name: {"nodes": nodes, "count": count} for name, (nodes, count) in classes.items()}
         print_json(
-            {
-                "file": path,
-                "ok": not found.mistakes,
-                **numbers,
-                "classes": folded,
-                "mistakes": found.mistakes,
-                "notes": found.notes,
-            }
+            CheckedSite(
+                file=path,
+                ok=not found.mistakes,
+                nodes=len(found.nodes),
+                generation=found.generation,
+                classes={name: FoldedClass(nodes=nodes, count=count) for name, (nodes, count) in classes.items()},
+                mistakes=msgspec.to_builtins(found.mistakes),
+                notes=list(found.notes),
+            )
         )
         return found.exit_code
     _print_mistakes((m.text, m.hint) for m in found.mistakes)
@@ -105,10 +163,12 @@ def _check_document(path: str, *, as_json: bool) -> ExitCode:
 
     mistakes = file_mistakes(path)
     if as_json:
-        found = [{"file": m.file, "key": m.key, "reason": m.reason, "hint": m.hint} for m in mistakes]
-        document = None if mistakes else config.load_document(path)
-        about = {"node": document.node, "generation": document.generation} if document else {}
-        print_json({"file": path, "ok": not mistakes, **about, "mistakes": found})
+        found = [DocumentMistake(file=m.file, key=m.key, reason=m.reason, hint=m.hint) for m in mistakes]
+        checked = CheckedDocument(file=path, ok=not mistakes, mistakes=found)
+        if not mistakes:
+            document = config.load_document(path)
+            checked = {"file": path, "ok": True, "node": document.node, "generation": document.generation, "mistakes": []}
+        print_json(checked)
     elif mistakes:
         _print_mistakes((str(m), m.hint) for m in mistakes)
     else:
@@ -145,7 +205,7 @@ def _show(args: argparse.Namespace) -> ExitCode:
     if args.json:
         data = text.tree(values) if args.changed else config.to_data(document)
         shown = {text.dotted(path): text.origin(path, document, known) for path in values} if args.changed else origins
-        print_json({"document": data, "origins": shown} if args.origin or args.changed else data)
+        print_json(ShownDocument(document=data, origins=shown) if args.origin or args.changed else data)
     elif args.changed:
         print("\n".join(text.changed_lines(document, values, known)))
     else:
@@ -177,3 +237,16 @@ def _profiles(args: argparse.Namespace) -> ExitCode:
                 for r in profile.references:
                     print(f"  reference {r.measure} = {r.value:g} {r.unit}\n      why: {r.why}\n      source: {r.source}")
     return ExitCode.OK
+
+
+def json_types() -> dict[str, object]:
+    """Return the type of what --json prints (json_schema.py)."""
+    from fairlead.model.profile_files import Profile
+
+    return {
+        "check SITE": CheckedSite,
+        "check DOCUMENT": CheckedDocument,
+        "show": config.json_schema(),
+        "show --origin or --changed": ShownDocument,
+        "profiles": list[Profile],
+    }

@@ -14,6 +14,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypedDict
 
 from fairlead import assets
 from fairlead.cli.output import columns, print_json
@@ -21,6 +22,21 @@ from fairlead.errors import ExitCode, HostError, InputMissing, UsageError, next_
 from fairlead.host.atomic_file import write_atomic
 
 RULES = "usr/share/fairlead/alerts.yml"
+
+
+class ListedDashboard(TypedDict):
+    """A dashboard of this release."""
+
+    name: str
+    title: str
+    description: str
+
+
+class WrittenDashboards(TypedDict):
+    """The files, and whether they were written (not with --dry-run)."""
+
+    written: bool
+    files: list[str]
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +54,7 @@ def run(args: argparse.Namespace) -> ExitCode:
         found = [json.loads(text) for name, text in files() if name.endswith(".json")]
         rows = [(board["uid"].removeprefix("fairlead-"), board["title"], board["description"]) for board in found]
         if args.json:
-            print_json([{"name": name, "title": title, "description": text} for name, title, text in rows])
+            print_json([ListedDashboard(name=name, title=title, description=text) for name, title, text in rows])
         else:
             print(columns(rows, ("NAME", "TITLE", "SHOWS")))
         return ExitCode.OK
@@ -46,7 +62,7 @@ def run(args: argparse.Namespace) -> ExitCode:
         raise InputMissing(f"{args.write}: no such folder", hint="make it first")
     written = [_written(os.path.join(args.write, name), text, dry_run=args.dry_run) for name, text in files()]
     if args.json:
-        print_json({"written": not args.dry_run, "files": written})
+        print_json(WrittenDashboards(written=not args.dry_run, files=written))
     else:
         print("\n".join(f"{path}: {'would be written' if args.dry_run else 'written'}" for path in written))
     return ExitCode.OK
@@ -69,3 +85,8 @@ def _written(path: str, text: str, *, dry_run: bool) -> str:
     except OSError as e:
         raise HostError(f"{path}: {e.strerror}", hint=next_step(e)) from None
     return path
+
+
+def json_types() -> dict[str, object]:
+    """Return the type of what --json prints (json_schema.py)."""
+    return {"--list": list[ListedDashboard], "--write": WrittenDashboards}

@@ -12,10 +12,18 @@ import argparse
 import difflib
 import sys
 from pathlib import Path
+from typing import TypedDict
 
 from fairlead.assets import doc_pages
 from fairlead.cli.output import columns, print_json
 from fairlead.errors import ExitCode, InputMissing, UsageError
+
+
+class FoundPage(TypedDict):
+    """A page, and its title or the first line with the text that was searched."""
+
+    page: str
+    line: str
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +45,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     if not rows and args.search:
         raise InputMissing(f"{args.search[:80]!r}: no page has this text", hint="fairlead docs lists the pages")
     if args.json:
-        print_json([{"page": name, "line": line} for name, line in rows])
+        print_json([FoundPage(page=name, line=line) for name, line in rows])
     else:
         print(columns(rows))
     return ExitCode.OK
@@ -65,3 +73,8 @@ def _line(text: str, searched: str) -> str:
 
 def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8")
+
+
+def json_types() -> dict[str, object]:
+    """Return the type of what --json prints (json_schema.py)."""
+    return {"": list[FoundPage]}

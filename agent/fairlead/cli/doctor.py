@@ -16,6 +16,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import TypedDict
 
 from fairlead import config
 from fairlead.cli.output import print_json
@@ -39,6 +40,22 @@ HOOKS = (
 #: Where a program without a folder in its name is looked for.
 PROGRAM_FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 _MARK = {"ok": "ok   ", "note": "note ", "warn": "warn ", "wrong": "WRONG"}
+SLOW = "reading the configuration"  # patience.py says it
+
+
+class DoctorReport(TypedDict):
+    """What doctor says about a slurm.conf and this installation."""
+
+    slurm_conf: str
+    remarks: list[Remark]
+
+
+class DoctorDiff(TypedDict):
+    """The change that doctor proposes, as a unified diff."""
+
+    slurm_conf: str
+    diff: str
+    notes: list[str]
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -225,7 +242,7 @@ def _diff(args: argparse.Namespace, path: str, conf: slurm_conf.SlurmConf, plugs
     old, new = (t.splitlines(keepends=True) for t in (text, amended.text))
     diff = "".join(difflib.unified_diff(old, new, path, path))
     if args.json:
-        print_json({"slurm_conf": path, "diff": diff, "notes": amended.notes})
+        print_json(DoctorDiff(slurm_conf=path, diff=diff, notes=list(amended.notes)))
         return ExitCode.OK
     if slurm_conf.is_slurmds_copy(path):
         print(f"note: {path} is slurmd's copy: apply this to slurm.conf on the controller", file=sys.stderr)
@@ -251,7 +268,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     remarks += _installation(args.root, args.document, conf)
     levels = {r.level for r in remarks}
     if args.json:
-        print_json({"slurm_conf": path, "remarks": remarks})
+        print_json(DoctorReport(slurm_conf=path, remarks=remarks))
     else:
         print(f"fairlead doctor: {path}")
         for r in remarks:
@@ -262,3 +279,8 @@ def run(args: argparse.Namespace) -> ExitCode:
     if "wrong" in levels:
         return ExitCode.DRAIN
     return ExitCode.WARN if "warn" in levels else ExitCode.OK
+
+
+def json_types() -> dict[str, object]:
+    """Return the type of what --json prints (json_schema.py)."""
+    return {"": DoctorReport, "--diff": DoctorDiff}

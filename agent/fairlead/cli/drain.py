@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from typing import TypedDict
 
 from fairlead import config
 from fairlead.cli.agent_client import node_status, wake_agent
@@ -23,6 +24,26 @@ from fairlead.host.root import Root
 from fairlead.policy.ownership import MAINTAIN, MANUAL
 
 DONE = {Outcome.DRAINED, Outcome.RESUMED, Outcome.FREE, Outcome.ACKNOWLEDGED}
+SLOW = "asking Slurm"  # patience.py says it
+
+
+class DrainOutcome(TypedDict):
+    """What a drain or resume came to. states: those of the node in slurmctld, read back."""
+
+    node: str
+    outcome: str
+    detail: str
+    states: list[str]
+
+
+class DrainOutlook(TypedDict):
+    """What would be done. states, reason: as slurmctld has them now. refused: why it would be refused, or ""."""
+
+    node: str
+    states: list[str]
+    reason: str
+    would: str
+    refused: str
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +78,7 @@ def tell(node: str, result: Result, *, as_json: bool, note: AuditOutcome) -> Exi
     note.outcome, note.detail = result.outcome.value, result.detail
     if as_json:
         states = sorted(result.states)
-        print_json({"node": node, "outcome": result.outcome.value, "detail": result.detail, "states": states})
+        print_json(DrainOutcome(node=node, outcome=result.outcome.value, detail=result.detail, states=states))
     else:
         print(f"{node}: {result.outcome.value}" + (f": {result.detail}" if result.detail else ""))
         if result.outcome is Outcome.ORPHAN and f": {MAINTAIN}" in result.detail:
@@ -89,8 +110,13 @@ def dry(drain: DrainProtocol, would: str, *, lift: bool = False, adopt: bool = F
         refused, would = "", f"would adopt {state.reason!r} and lift it"
     if as_json:
         states = sorted(state.states)
-        print_json({"node": drain.node, "states": states, "reason": state.reason, "would": would, "refused": refused})
+        print_json(DrainOutlook(node=drain.node, states=states, reason=state.reason, would=would, refused=refused))
     else:
         answer = f"{would}; it would be refused: {refused}" if refused else would
         print(f"{drain.node}: {'+'.join(sorted(state.states))}, reason {state.reason or 'none'}; {answer}")
     return ExitCode.OK
+
+
+def json_types() -> dict[str, object]:
+    """Return the type of what --json prints (json_schema.py)."""
+    return {"": DrainOutcome, "--dry-run": DrainOutlook}

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import argparse
 import os
+from typing import TypedDict
 
 from fairlead.cli.output import columns, print_json
 from fairlead.errors import ExitCode, FairleadError, InputMissing, UsageError
 from fairlead.host.environments import allowed_cpus
-from fairlead.jobenv.environment_summary import cpu_binding, summary
-from fairlead.jobenv.environment_text import explain, published
+from fairlead.jobenv.environment_summary import CpuBinding, cpu_binding, summary
+from fairlead.jobenv.environment_text import ExplainedVariable, explain, published
 from fairlead.jobenv.never import NEVER, SITE
 from fairlead.jobenv.variable_table import ROWS, VariableRow, assemble
 from fairlead.model.plain_text import printable
@@ -32,6 +33,45 @@ A value in brackets is not set here: it is what the rule gives. "when" says in w
   distributed: with several nodes or tasks; share: in a task of several on a node, at most one GPU each;
   !NAME: not where the user has set NAME
 """
+
+
+class ExplainedEnvironment(TypedDict):
+    """The environment of one process. profile: as asked for. summary: in one line. cpus: who chose the CPUs."""
+
+    job: str
+    profile: str
+    summary: str
+    cpus: CpuBinding
+    variables: list[ExplainedVariable]
+
+
+class ExplainedTask(ExplainedEnvironment):
+    """The environment of a task of a job on this node. set: fairlead's task prolog ran. known: the profile is."""
+
+    step: str
+    rank: str
+    pid: int
+    set: bool
+    known: bool
+
+
+class ListedVariable(TypedDict):
+    """A variable that fairlead sets. when: the condition."""
+
+    name: str
+    when: str
+    value: str
+    what: str
+    why: str
+    source: str
+
+
+class ListedVariables(TypedDict):
+    """The variables. site: those that are set only where the site says so. never: those that are never set. Both with the why."""
+
+    set: list[ListedVariable]
+    site: dict[str, str]
+    never: dict[str, str]
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -66,11 +106,10 @@ def run(args: argparse.Namespace) -> ExitCode:
 
 def _list(as_json: bool) -> ExitCode:
     rows = [
-        {"name": r.name, "when": r.condition, "value": r.value, "what": r.what, "why": r.why, "source": r.source}
-        for r in _known()
+        ListedVariable(name=r.name, when=r.condition, value=r.value, what=r.what, why=r.why, source=r.source) for r in _known()
     ]
     if as_json:
-        print_json({"set": rows, "site": SITE, "never": NEVER})
+        print_json(ListedVariables(set=rows, site=SITE, never=NEVER))
         return ExitCode.OK
     print(columns([(r["name"], r["when"], r["value"], r["what"]) for r in rows], head=("variable", "when", "value", "what")))
     print("\nset only where the site says so (jobenv.extra, presets, fabric profiles):")
@@ -171,3 +210,12 @@ def _print(each: dict[str, object]) -> None:
         if v["overrides"] and job:
             print(f"    instead of fairlead's {v['overrides']}")
         print(f"    {v['what']}: {v['why']} [{v['source']}]")
+
+
+def json_types() -> dict[str, object]:
+    """Return the type of what --json prints (json_schema.py)."""
+    return {
+        "list": ListedVariables,
+        "explain": ExplainedEnvironment,
+        "explain --job": list[ExplainedTask],
+    }

@@ -16,7 +16,7 @@ import argparse
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from fairlead.cli.controller_paths import EVENTS, SITE, STORE
 from fairlead.cli.output import columns, print_json
@@ -27,6 +27,52 @@ if TYPE_CHECKING:
     from fairlead.controller.event_store import EventStore, Queued
     from fairlead.controller.fleet_store import FleetStore
     from fairlead.fleet.event_options import EventsOptions
+
+
+SLOW = "at work"  # patience.py says it
+
+
+class EventDelivery(TypedDict):
+    """How one channel got an event. said: what the program or the address said last."""
+
+    channel: str
+    state: str
+    tries: int
+    said: str
+
+
+class ListedEvent(TypedDict):
+    """An event as it is sent, when it was found, and its delivery, or null if no channel is to get it."""
+
+    event: dict[str, Any]
+    found_unix: float
+    delivery: EventDelivery | None
+
+
+class ListedEvents(TypedDict):
+    """The newest events, and how many deliveries are in each state."""
+
+    events: list[ListedEvent]
+    deliveries: dict[str, int]
+
+
+class WouldSend(TypedDict):
+    """The deliveries that would be tried."""
+
+    would_send: list[ListedEvent]
+
+
+class RetriedEvents(TypedDict):
+    """How many deliveries wait again."""
+
+    waiting_again: int
+
+
+class TestedChannels(TypedDict):
+    """The id of the sample, and what each channel said: taken, or why not."""
+
+    id: str
+    channels: dict[str, str]
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +108,7 @@ def _list(args: argparse.Namespace) -> ExitCode:
     with EventStore(args.state, write=False) as store:
         found, counts = store.listed(max(1, args.count)), store.counts()
     if args.json:
-        print_json({"events": [_data(each) for each in found], "deliveries": counts})
+        print_json(ListedEvents(events=[_data(each) for each in found], deliveries=counts))
         return ExitCode.OK
     rows = [
         (
@@ -83,12 +129,13 @@ def _list(args: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
-def _data(each: Queued) -> dict[str, Any]:
+def _data(each: Queued) -> ListedEvent:
     import msgspec
 
     from fairlead.controller.event_program import body
 
-    delivery = {"channel": each.channel, "state": each.state, "tries": each.tries, "said": each.said} if each.channel else None
+    of_channel = EventDelivery(channel=each.channel, state=each.state, tries=each.tries, said=each.said)
+    delivery = of_channel if each.channel else None
     return {"event": msgspec.json.decode(body(each.event, each.id, "")), "found_unix": each.found_unix, "delivery": delivery}
 
 
@@ -150,7 +197,7 @@ def _would(args: argparse.Namespace, options: EventsOptions) -> ExitCode:
             program.find()
             found = [each for name in options.channels for each in store.due(name, time.time(), 6 * 3600.0, 500)]
     if args.json:
-        print_json({"would_send": [_data(each) for each in found]})
+        print_json(WouldSend(would_send=[_data(each) for each in found]))
         return ExitCode.OK
     for each in found:
         print(f"{each.channel}: {each.event.kind} {each.event.node} {each.event.cause} {each.id[:10]}")
@@ -182,7 +229,7 @@ def _retry(args: argparse.Namespace) -> ExitCode:
             return ExitCode.OK
         count = store.retry(ids[0])
     if args.json:
-        print_json({"waiting_again": count})
+        print_json(RetriedEvents(waiting_again=count))
     else:
         print(f"{count} deliveries wait again")
     return ExitCode.OK
@@ -206,7 +253,7 @@ def _test(args: argparse.Namespace) -> ExitCode:
         return ExitCode.OK
     said = {name: channel.deliver(identity, text) for name, channel in channels_of(options, where).items()}
     if args.json:
-        print_json({"id": identity, "channels": {name: why or "taken" for name, why in said.items()}})
+        print_json(TestedChannels(id=identity, channels={name: why or "taken" for name, why in said.items()}))
     else:
         print("\n".join(f"{name}: {why or 'taken'}" for name, why in said.items()))
     return ExitCode.TRY_AGAIN if any(said.values()) else ExitCode.OK
@@ -219,3 +266,16 @@ def _options(args: argparse.Namespace) -> tuple[EventsOptions, str]:
 
     file = args.site or SITE
     return (config.load_site(file).events if args.site or os.path.exists(SITE) else EventsOptions()), file
+
+
+def json_types() -> dict[str, object]:
+    """Return the type of what --json prints (json_schema.py)."""
+    from fairlead.controller.event_program import EventRun
+
+    return {
+        "list": ListedEvents,
+        "deliver": EventRun,
+        "deliver --dry-run": WouldSend,
+        "retry": RetriedEvents,
+        "test": TestedChannels,
+    }

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import re
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import msgspec
 
@@ -21,6 +21,37 @@ from fairlead.cli.output import print_json
 from fairlead.cli.value_text import value_text
 from fairlead.cli.wrapped_text import page, wrap
 from fairlead.errors import ExitCode, InputMissing
+
+
+class ExplainedName(TypedDict):
+    """A check or a setting."""
+
+    kind: str
+    name: str
+    summary: str
+
+
+class ExplainedNames(TypedDict):
+    """All checks and settings. text: what the command prints without --json."""
+
+    names: list[ExplainedName]
+    text: str
+
+
+class ExplainedParameter(TypedDict):
+    """A parameter. default: absent for one that has to be given."""
+
+    name: str
+    default: NotRequired[Any]
+    description: str
+
+
+class ExplainedCheck(ExplainedName):
+    """A check or a setting, with the text of its page and its parameters."""
+
+    doc: str
+    parameters: list[ExplainedParameter]
+    text: str
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -102,3 +133,15 @@ def _named(name: str, prefer_setting: bool) -> dict[str, Any]:
     names = [*checks.load(), *settings.load()]
     known = f"known: {', '.join(names)}; or `fairlead explain xid CODE`"
     raise InputMissing(f"{name!r} is neither a check nor a setting", hint=f"{schema_keys.meant(name, names)} {known}".strip())
+
+
+def json_types() -> dict[str, object]:
+    """Return the type of what --json prints (json_schema.py)."""
+    from fairlead.cli import explain_xid
+
+    return {
+        "CHECK or SETTING": ExplainedCheck,
+        "list": ExplainedNames,
+        "xid": explain_xid.ExplainedXid,
+        "sxid": explain_xid.ExplainedSxid,
+    }

@@ -4,7 +4,7 @@ other health systems do, and the site's own choice."""
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 import msgspec
 
@@ -20,6 +20,97 @@ if TYPE_CHECKING:
 
 DOCUMENT = "/etc/fairlead/node.json"
 _OF_UNIT = {"action": "action", "why down": "reason", "look into": "look"}  # title and key
+
+
+class OtherDriver(TypedDict):
+    """What a code means with other drivers."""
+
+    drivers: str
+    name: str
+    description: str
+    action: str
+    service: str
+    why: str
+    source: str
+
+
+class ChangedAction(TypedDict):
+    """A number that Xid 154 prints, and the action that it stands for."""
+
+    number: int
+    words: str
+    action: str
+    service: str
+
+
+#: A row of NVIDIA's table of NVLink 5 errors.
+UnitRow = TypedDict(  # noqa: UP013 (a key is no name of ours)
+    "UnitRow",
+    {
+        "unit": str,
+        "error_status": str,
+        "reason": str,
+        "severity": str,
+        "action": str,
+        "look": str,
+        "effect": str,
+    },
+)
+
+
+class OtherSystem(TypedDict):
+    """What another health system does for a code by default."""
+
+    system: str
+    does: str
+    note: str
+    source: str
+
+
+class SiteChoice(TypedDict):
+    """The site's own choice for a code, and the document that has it."""
+
+    document: str
+    service: NotRequired[str]
+    action: NotRequired[str]
+
+
+class ExplainedSxid(TypedDict):
+    """An SXid. site: null if the site has chosen nothing. text: what the command prints without --json."""
+
+    kind: str
+    code: int
+    name: str
+    weight: str
+    action: str
+    service: str
+    blames: str
+    why: str
+    source: str
+    site: SiteChoice | None
+    text: str
+
+
+class ExplainedXid(TypedDict):
+    """An Xid. numbers: of Xid 154. units: of Xids 144 to 150. others: what other health systems do. See XidEntry."""
+
+    kind: str
+    code: int
+    name: str
+    description: str
+    action: str
+    service: str
+    blames: str
+    why: str
+    source: str
+    since: str
+    note: str
+    other_drivers: list[OtherDriver]
+    numbers: NotRequired[list[ChangedAction]]
+    units: NotRequired[list[UnitRow]]
+    others: list[OtherSystem]
+    site: SiteChoice | None
+    text: str
 
 
 def explain(kind: str, word: str, document: str = "") -> dict[str, Any]:

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from typing import NotRequired, TypedDict
 
 from msgspec import Struct
 
@@ -21,6 +22,7 @@ from fairlead.errors import DataError, ExitCode, HostError, InputMissing, SlurmE
 from fairlead.measure.fabric_jobs import FabricJobs
 from fairlead.measure.fabric_store import FabricRecord, FabricStore
 from fairlead.measure.pairs import fabric_text, heat_map, leaf_file, pair_csv
+from fairlead.measure.pairs.fabric_text import JudgedFabric
 from fairlead.measure.pairs.fabric_verdict import FabricVerdict, PairLimits
 from fairlead.measure.pairs.pair_judgement import judge
 from fairlead.measure.pairs.pair_table import LeafSource, Leaves, PairValue, unknown_leaves
@@ -114,6 +116,41 @@ def show(args: argparse.Namespace, site: config.Site | None, store: FabricStore)
     return report(args, site, store.load(args.show if args.show != "last" else runs[-1]))
 
 
+class PrintedFabricRun(JudgedFabric):
+    """A judged table of pairs. The keys from run on are there if fairlead measured it. ports: how much the counters rose.
+    drained: with --drain, what each drain came to, by node."""
+
+    run: NotRequired[str]
+    began: NotRequired[float]
+    ended: NotRequired[float | None]
+    user: NotRequired[str]
+    left_out: NotRequired[dict[str, str]]
+    ports: NotRequired[dict[str, dict[str, dict[str, int]]]]
+    cables: NotRequired[dict[str, dict[str, str]]]
+    switch_ports: NotRequired[dict[str, dict[str, str]]]
+    drained: NotRequired[dict[str, str]]
+
+
+class ComparedFabricRuns(TypedDict):
+    """Two runs, and what differs, in words."""
+
+    first: str
+    second: str
+    differences: list[str]
+
+
+class RecordedFabricRun(TypedDict):
+    """A run of the store. ended: null for a run that did not end. guilty: the parts that failed, in words."""
+
+    run: str
+    began: float
+    ended: float | None
+    user: str
+    nodes: str
+    outcome: str
+    guilty: str
+
+
 def report(args: argparse.Namespace, site: config.Site | None, record: FabricRecord) -> ExitCode:
     """Judge and print a run, and drain its failed nodes if --drain asks for it."""
     return _print(args, site, _judged(record, rails_at(args.facts, record.plan.nodes)))
@@ -194,7 +231,7 @@ def compare(args: argparse.Namespace, store: FabricStore) -> ExitCode:
     first, second = (_judged(store.load(name)) for name in args.compare)
     found = fabric_text.compared(first.verdict, second.verdict, first.values, second.values)
     if args.json:
-        print_json({"first": args.compare[0], "second": args.compare[1], "differences": found})
+        print_json(ComparedFabricRuns(first=args.compare[0], second=args.compare[1], differences=list(found)))
     else:
         print("\n".join(found))
     return ExitCode.OK
@@ -202,14 +239,24 @@ def compare(args: argparse.Namespace, store: FabricStore) -> ExitCode:
 
 def history(args: argparse.Namespace, store: FabricStore) -> ExitCode:
     """Print the list of runs."""
-    data, rows = [], []
+    data: list[RecordedFabricRun] = []
+    rows = []
     for name in store.runs():
         record = store.load(name)
         verdict, nodes = _judged(record).verdict, fold(record.plan.nodes)
         names = ", ".join(f"{part.kind} {part.name}".strip() for part in verdict.parts)
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.began))
-        data.append({"run": name, "began": record.began, "ended": record.ended, "user": record.user, "nodes": nodes,
-                     "outcome": verdict.outcome, "guilty": names})  # fmt: skip
+        data.append(
+            RecordedFabricRun(
+                run=name,
+                began=record.began,
+                ended=record.ended,
+                user=record.user,
+                nodes=nodes,
+                outcome=verdict.outcome,
+                guilty=names,
+            )
+        )
         ended = "" if record.ended is not None else "; not ended"
         rows.append((name, when, record.user, nodes, f"{verdict.outcome}{f': {names}' if names else ''}{ended}"))
     if args.json:

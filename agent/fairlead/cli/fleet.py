@@ -177,3 +177,10 @@ def text(poll: FleetPoll, *, each: bool) -> str:
         for i, (_, word, *_) in enumerate(rows, 1):
             drawn[i] = drawn[i][:at] + state_word(word) + drawn[i][at + len(word) :]
     return "\n".join((*drawn, summary(poll.rows, poll.seconds)))
+
+
+def json_types() -> dict[str, object]:
+    """Return the type of what --json prints (json_schema.py)."""
+    from fairlead.cli.fleet_poll import PolledFleet
+
+    return {"": PolledFleet, "--watch, one line for each poll": PolledFleet}

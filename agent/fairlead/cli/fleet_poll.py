@@ -14,7 +14,7 @@ from fairlead.config.site import AnsibleOptions
 from fairlead.errors import UsageError
 from fairlead.provision.agent_accounts import AccountSource, AgentAccount, SshAccounts
 from fairlead.provision.node_details import DETAILED, NodeDetails, details_of
-from fairlead.provision.roster import RosterFold, RosterRow, as_data, fold, rows
+from fairlead.provision.roster import FleetData, RosterFold, RosterRow, as_data, fold, rows
 from fairlead.provision.ssh import ssh_options
 from fairlead.provision.ssh_fetch import deadline_seconds
 from fairlead.slurm.client import switched_off
@@ -22,6 +22,13 @@ from fairlead.slurm.listing import Listed, listed
 from fairlead.slurm.scontrol import Scontrol
 
 AGENTS_SECONDS = 30.0  # with --watch, the agents are asked at most once in this time
+
+
+class PolledFleet(FleetData):
+    """One poll of all nodes: when it was, and how long it took."""
+
+    at_unix: float
+    seconds: float
 
 
 class FleetPoll(Struct, frozen=True, kw_only=True):
@@ -35,7 +42,7 @@ class FleetPoll(Struct, frozen=True, kw_only=True):
         """Return the rows with equal rows folded into one. With ``each``, return every row by itself."""
         return tuple(f for r in self.rows for f in fold((r,))) if each else fold(self.rows)
 
-    def data(self) -> dict[str, Any]:
+    def data(self) -> PolledFleet:
         """Return the data for --json."""
         return {"at_unix": round(self.at, 3), "seconds": round(self.seconds, 3), **as_data(self.rows)}
 

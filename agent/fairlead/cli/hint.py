@@ -38,6 +38,7 @@ from fairlead.model.plain_text import one_line
 DAYS = 180
 NODES_MAX = 100_000
 _MISTAKES_SHOWN = 10
+SLOW = "reading the records"  # patience.py says it
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -173,3 +174,11 @@ def _time(seconds: float) -> str:
             value = seconds / size
             return f"{value:.0f} {unit}" if value >= 10 or abs(value - round(value)) < 0.05 else f"{value:.1f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def json_types() -> dict[str, object]:
+    """Return the type of what --json prints (json_schema.py)."""
+    from fairlead.cli.json_schema import extended
+    from fairlead.fleet.checkpoint_interval import Hint
+
+    return {"": extended("PrintedHint", Hint, {"records": int, "mistakes": list[str]})}

@@ -11,6 +11,7 @@ import argparse
 import os
 import sys
 import time
+from typing import Any, NotRequired, TypedDict
 
 import msgspec
 
@@ -25,6 +26,39 @@ from fairlead.errors import ExitCode, HostError, NeedsRoot, UsageError
 from fairlead.host.change import write_file
 
 RUN_DIR = "/run/fairlead"
+
+
+#: What was done. held: whether the node is on hold now.
+HoldOutcome = TypedDict(  # noqa: UP013 (a key is no name of ours)
+    "HoldOutcome",
+    {
+        "held": bool,
+        "outcome": str,
+        "detail": str,
+    },
+)
+
+
+class HoldOutlook(TypedDict):
+    """What would be done: write, remove or nothing. until_unix: the end of the hold, or null for none."""
+
+    would: str
+    file: str
+    until_unix: float | None
+
+
+#: Whether the node is on hold, by whom, since when, until when and why. A file that cannot be read counts as a hold.
+ShownHold = TypedDict(  # noqa: UP013 (a key is no name of ours)
+    "ShownHold",
+    {
+        "held": bool,
+        "who": NotRequired[str],
+        "when": NotRequired[str],
+        "reason": NotRequired[str],
+        "until": NotRequired[str],
+        "until_unix": NotRequired[float],
+    },
+)
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +95,7 @@ def run(args: argparse.Namespace) -> ExitCode:
             text = _hold(args, paths, until, result)
         wake_agent(args.run_dir)
     if args.json:
-        print_json({"held": not args.release, "outcome": result.outcome, "detail": result.detail})
+        print_json(HoldOutcome(held=not args.release, outcome=result.outcome, detail=result.detail))
     else:
         print(text)
     return ExitCode.OK
@@ -71,7 +105,7 @@ def _dry(args: argparse.Namespace, paths: list[str], until: float | None) -> Exi
     doing = "remove" if args.release else "write"
     there = [path for path in paths if os.path.lexists(path)] if args.release else paths[:1]
     if args.json:
-        print_json({"would": doing if there else "nothing", "file": there[0] if there else "", "until_unix": until})
+        print_json(HoldOutlook(would=doing if there else "nothing", file=there[0] if there else "", until_unix=until))
     elif not there:
         print("the node is not on hold")
     else:
@@ -82,7 +116,8 @@ def _dry(args: argparse.Namespace, paths: list[str], until: float | None) -> Exi
 def _show(args: argparse.Namespace) -> ExitCode:
     held = read_hold(args.state_dir, args.run_dir)
     if args.json:
-        print_json({"held": held is not None, **(held or {})})
+        shown: Any = {"held": held is not None, **(held or {})}
+        print_json(shown)
     elif held:
         until = f" until {held['until']}" if held.get("until") else ""
         print(f"on hold by {held.get('who', '?')} since {held.get('when', '?')}{until}: {held.get('reason', '')}")
@@ -126,3 +161,8 @@ def _hold(args: argparse.Namespace, paths: list[str], until: float | None, resul
     result.outcome = "held"
     end = f"until {local(until)}, or " if until is not None else "until "
     return f"on hold: the agent reports, but neither drains nor resumes this node {end}`fairlead hold --release`"
+
+
+def json_types() -> dict[str, object]:
+    """Return the type of what --json prints (json_schema.py)."""
+    return {"": HoldOutcome, "--dry-run": HoldOutlook, "--show": ShownHold}

@@ -15,17 +15,49 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from fairlead.cli.controller_paths import IDLE, RUNNING, SITE
 from fairlead.cli.output import columns, print_json
 from fairlead.cli.slurm_options import add_bin_dir
 from fairlead.errors import ExitCode, InputMissing, SlurmUnavailable, UsageError
+from fairlead.jobs.idle_stages import IdleDecision, IdleEvent
 
 if TYPE_CHECKING:
     from fairlead.controller.idle_program import IdleProgram, IdleRun
     from fairlead.jobs.idle_rule import IdleOptions
-    from fairlead.jobs.idle_stages import IdleEvent
+
+
+#: A running job, what it was judged to be, and what was decided. idle_gpu_seconds: of all its GPUs. not_excluded: what else may
+#: explain it. done: the channel's answer, "" for none.
+IdleRowData = TypedDict(  # noqa: UP013 (a key is no name of ours)
+    "IdleRowData",
+    {
+        "job": int,
+        "user": str,
+        "partition": str,
+        "gpus": int | None,
+        "judged": str,
+        "why": str,
+        "idle_gpu_seconds": float,
+        "would_be_told": bool,
+        "not_excluded": list[str],
+        "decision": IdleDecision,
+        "done": str,
+    },
+)
+
+
+SLOW = "reading the records"  # patience.py says it
+
+
+class IdleRunData(TypedDict):
+    """One run. doubts: each reason for which nothing was done. nodes_fresh: how many of the nodes gave a fresh record."""
+
+    rows: list[IdleRowData]
+    doubts: list[str]
+    nodes: int
+    nodes_fresh: int
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -127,10 +159,8 @@ def _text(found: IdleRun, options: IdleOptions) -> str:
     return "\n".join(out)
 
 
-def _data(found: IdleRun) -> dict[str, Any]:
-    import msgspec
-
-    rows = [
+def _data(found: IdleRun) -> IdleRunData:
+    rows: list[IdleRowData] = [
         {
             "job": row.job.job,
             "user": row.job.user,
@@ -141,7 +171,7 @@ def _data(found: IdleRun) -> dict[str, Any]:
             "idle_gpu_seconds": row.judgement.idle_gpus * row.judgement.idle_seconds,
             "would_be_told": row.judgement.is_for_notice,
             "not_excluded": [*filter(None, (row.judgement.spared,)), *row.judgement.possible],
-            "decision": msgspec.to_builtins(row.decision),
+            "decision": row.decision,
             "done": row.done,
         }
         for row in found.rows
@@ -180,3 +210,8 @@ def _listed(events: list[IdleEvent]) -> str:
     if answers:
         out.append(f"precision by the owners' answers: {answers.count('idle') / len(answers):.0%} of {len(answers)}")
     return "\n".join(out)
+
+
+def json_types() -> dict[str, object]:
+    """Return the type of what --json prints (json_schema.py)."""
+    return {"observe, run": IdleRunData, "list": list[IdleEvent]}

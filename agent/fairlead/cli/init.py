@@ -12,7 +12,7 @@ import argparse
 import datetime
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from fairlead import config
 from fairlead.cli.new_file import refuse_existing, write_new
@@ -25,6 +25,25 @@ from fairlead.provision.terminal_frame import beneath
 if TYPE_CHECKING:
     from fairlead.provision.site_proposal import Proposal
     from fairlead.provision.ssh_fetch import NodeAnswer
+
+
+class PrintedClass(TypedDict):
+    """A class of nodes. nodes: in Slurm's notation. profile: the shipped profile, or null. differs: how it differs from it."""
+
+    name: str
+    nodes: str
+    profile: str | None
+    fabric: str
+    differs: list[str]
+
+
+class ProposedSite(TypedDict):
+    """The proposal. file: where it was written, or null with --dry-run. without: why nodes are in no class, by nodelist."""
+
+    file: str | None
+    classes: list[PrintedClass]
+    without: dict[str, str]
+    text: str
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -149,11 +168,17 @@ def _machines(answers: Mapping[str, NodeAnswer]) -> tuple[dict[str, Any], dict[s
 def _report(args: argparse.Namespace, proposal: Proposal, unreached: Mapping[str, list[str]], text: str) -> None:
     if args.json:
         classes = [
-            {"name": c.name, "nodes": fold(c.nodes), "profile": c.profile.name if c.profile else None, "fabric": c.fabric,
-             "differs": c.unlike} for c in proposal.classes
-        ]  # fmt: skip
+            PrintedClass(
+                name=c.name,
+                nodes=fold(c.nodes),
+                profile=c.profile.name if c.profile else None,
+                fabric=c.fabric,
+                differs=list(c.unlike),
+            )
+            for c in proposal.classes
+        ]
         without = {fold(nodes): why for why, nodes in (*proposal.without.items(), *unreached.items())}
-        print_json({"file": None if args.dry_run else args.out, "classes": classes, "without": without, "text": text})
+        print_json(ProposedSite(file=None if args.dry_run else args.out, classes=classes, without=without, text=text))
         return
     if args.dry_run:
         print(text, end="")
@@ -166,3 +191,8 @@ def _report(args: argparse.Namespace, proposal: Proposal, unreached: Mapping[str
     for why, nodes in (*proposal.without.items(), *unreached.items()):
         print(f"no class: {fold(nodes)}: {why}")
     print(f"{args.out} is written: read it, then `fairlead config check {args.out}`")
+
+
+def json_types() -> dict[str, object]:
+    """Return the type of what --json prints (json_schema.py)."""
+    return {"": ProposedSite}

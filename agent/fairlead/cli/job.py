@@ -270,3 +270,20 @@ def _table(reports: Sequence[JobReport]) -> str:
 def _percent(part: TimePart | None) -> str:
     percent = part.percent if part is not None else None
     return f"{percent:.0f} %" if percent is not None else "-"
+
+
+def json_types() -> dict[str, object]:
+    """Return the type of what --json prints (json_schema.py)."""
+    from fairlead.cli.job_nodes import NodesData
+    from fairlead.cli.json_schema import extended, list_of
+    from fairlead.jobs.job_notes import JobNotes
+    from fairlead.jobs.usage_merge import JobReport
+
+    notes = {field.name: field.type for field in msgspec.structs.fields(JobNotes)}
+    absent = {"coverage_percent": float | msgspec.UnsetType}
+    job = extended("PrintedJob", JobReport, {**notes, "complete": bool, **absent})
+
+    return {
+        "": extended("PrintedJobs", msgspec.Struct, {"jobs": list_of(job)}, doc="The jobs that were asked for."),
+        "--nodes": NodesData,
+    }

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
-
-import msgspec
+from typing import TypedDict
 
 from fairlead.cli.output import columns
 from fairlead.controller.slow_node_input import signs_of
@@ -42,13 +40,21 @@ def nodes_text(report: JobReport) -> str:
     return "\n".join([head, table, *more, "", *judgement_lines(found)])
 
 
-def nodes_data(report: JobReport) -> dict[str, Any]:
+class NodesData(TypedDict):
+    """The nodes of a job, and how they compare."""
+
+    job: str
+    nodes: list[NodeSigns]
+    judgement: NodesJudgement
+
+
+def nodes_data(report: JobReport) -> NodesData:
     """Return the same as values for JSON."""
     nodes = signs_of(report.run.nodes, report.records)
     return {
         "job": report.run.label,
-        "nodes": msgspec.to_builtins(nodes),
-        "judgement": msgspec.to_builtins(judged(nodes)),
+        "nodes": list(nodes),
+        "judgement": judged(nodes),
     }
 
 

@@ -97,3 +97,10 @@ def _as_data(path: str, finding: LintFinding) -> dict[str, object]:
 def _count(found: list[tuple[str, LintFinding]]) -> str:
     counts = [(level, sum(f.level is level for _, f in found)) for level in (LintLevel.ERROR, LintLevel.WARN, LintLevel.INFO)]
     return ", ".join(f"{number} {level}" for level, number in counts if number)
+
+
+def json_types() -> dict[str, object]:
+    """Return the type of what --json prints (json_schema.py)."""
+    from fairlead.cli.json_schema import extended, list_of
+
+    return {"": list_of(extended("LintedLine", LintFinding, {"file": str}))}

@@ -14,6 +14,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import TypedDict
 
 from fairlead import config
 from fairlead.cli.output import print_json
@@ -24,6 +25,26 @@ from fairlead.errors import ConfigError, ExitCode, HostError, UsageError
 from fairlead.host.change import write_file
 from fairlead.provision.terminal_frame import beneath
 from fairlead.settings.driver import DriverWant
+
+
+class WrittenLock(TypedDict):
+    """The lock that was made. written: not with --dry-run. fetched: how many package files were downloaded. sets: by name."""
+
+    schema: int
+    file: str
+    written: bool
+    fetched: int
+    sets: dict[str, LockedSet]
+
+
+class CheckedLock(TypedDict):
+    """Whether a lock holds, and what is wrong. files_missing: package files that the download folder does not have."""
+
+    schema: int
+    file: str
+    holds: bool
+    wrong: list[str]
+    files_missing: list[str]
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -125,7 +146,7 @@ def _write(path: str, chosen: dict[str, tuple[DriverWant, str, str]], args: argp
     if args.download is not None and not args.dry_run:
         fetched = package_files.fetch((p for s in made.values() for p in s.packages), folder, say)
     if args.json:
-        print_json({"schema": 1, "file": path, "written": not args.dry_run, "fetched": fetched, "sets": made})
+        print_json(WrittenLock(schema=1, file=path, written=not args.dry_run, fetched=fetched, sets=made))
         return ExitCode.OK
     for name, found in made.items():
         old = before.sets.get(name) if before else None
@@ -161,7 +182,7 @@ def _check(path: str, chosen: dict[str, tuple[DriverWant, str, str]], args: argp
         wrong += [f"{path}: sets.{name}, of node {node}: {f.text}" for f in driver_rules.faults(_as_set(found, gpu))]
         absent += [p.file for p in package_files.missing(found.packages, folder)]
     if args.json:
-        print_json({"schema": 1, "file": path, "holds": not wrong, "wrong": wrong, "files_missing": absent})
+        print_json(CheckedLock(schema=1, file=path, holds=not wrong, wrong=wrong, files_missing=absent))
     else:
         for line in wrong:
             print(line)
@@ -212,3 +233,8 @@ def say(text: str) -> None:
         print(text, end="", file=sys.stderr, flush=True)
     else:
         print(text, file=sys.stderr, flush=True)
+
+
+def json_types() -> dict[str, object]:
+    """Return the type of what --json prints (json_schema.py)."""
+    return {"": WrittenLock, "--check": CheckedLock}

@@ -25,7 +25,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from fairlead import config
 from fairlead.cli.maintain_slurm import (
@@ -43,6 +43,7 @@ from fairlead.cli.slurm_options import add_bin_dir
 from fairlead.cli.time_options import local, span, window
 from fairlead.cli.upgrade_order import refuse_nodes_first
 from fairlead.errors import DataError, ExitCode, HostError, InputMissing, SlurmError, UsageError
+from fairlead.provision.maintain.maintenance_steps import MaintenancePlan
 
 if TYPE_CHECKING:
     from fairlead.provision.maintain.maintenance_journal import Journal, MaintenanceRun
@@ -63,6 +64,25 @@ CHANGES = {
     "verify_wait": "--verify-wait",
 }
 NEW_ONLY = {"reason": "--reason", "reboot": "--reboot", "take_over": "--take-over", "dry_run": "--dry-run"}
+
+
+class ForgottenDrains(TypedDict):
+    """Drains of ended runs that slurmctld had restored and that were lifted again, one line each."""
+
+    schema: int
+    run: str
+    forgotten: list[str]
+
+
+class ListedRun(TypedDict):
+    """A run of the journal. ended: 0 for an unfinished run."""
+
+    run: str
+    state: str
+    began: float
+    ended: float
+    who: str
+    plan: MaintenancePlan
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -233,7 +253,7 @@ def _lifted_again(args: argparse.Namespace, journal: Journal, name: str) -> bool
         return False
     said = lift(controller, found)
     if args.json:
-        print_json({"schema": 1, "run": name, "forgotten": said})
+        print_json(ForgottenDrains(schema=1, run=name, forgotten=said))
     elif said:
         print("\n".join(said))
     return bool(said)
@@ -323,9 +343,7 @@ def _list(args: argparse.Namespace) -> ExitCode:
     if listing is not None:
         name_unknown_drains(journal, listing, args.journal)
     if args.json:
-        print_json(
-            [{"run": r.id, "state": r.state, "began": r.began, "ended": r.ended, "who": r.who, "plan": r.plan} for r in runs]
-        )
+        print_json([ListedRun(run=r.id, state=r.state, began=r.began, ended=r.ended, who=r.who, plan=r.plan) for r in runs])
         return ExitCode.OK
     rows = [(r.id, r.state if r.ended else "unfinished", local(r.began), r.who, r.plan.reason) for r in runs]
     print(columns(rows, ("RUN", "STATE", "BEGAN", "WHO", "REASON")))
@@ -348,3 +366,24 @@ def _show(args: argparse.Namespace, name: str) -> ExitCode:
     print(columns([(local(s.unix_seconds), s.node, s.step.replace("_", " "), s.detail) for s in log]))
     print(text(said, found.works))
     return ExitCode.OK
+
+
+def json_types() -> dict[str, object]:
+    """Return the type of what --json prints (json_schema.py)."""
+    from fairlead.cli.json_schema import extended
+    from fairlead.cli.maintain_dry_run import MaintenanceOutlook
+    from fairlead.provision.maintain.maintenance_journal import JournalStep
+    from fairlead.provision.maintain.maintenance_report import MaintenanceReport
+
+    return {
+        "": MaintenanceReport,
+        "--dry-run": MaintenanceOutlook,
+        "--list": list[ListedRun],
+        "--show": extended(
+            "ShownRun",
+            MaintenanceReport,
+            {"plan": MaintenancePlan, "who": str, "site": str, "steps": list[JournalStep]},
+            doc="A run and its steps.",
+        ),
+        "--resume, where drains had come back": ForgottenDrains,
+    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from typing import TypedDict
 
 from fairlead.cli.output import print_json
 from fairlead.config import Site
@@ -12,9 +13,20 @@ from fairlead.provision.maintain.controller import Controller
 from fairlead.provision.maintain.maintenance_journal import Journal
 from fairlead.provision.maintain.maintenance_plan import Prepared
 from fairlead.provision.maintain.maintenance_plan import outlook as lines_of
-from fairlead.provision.provision_report import text
+from fairlead.provision.maintain.maintenance_steps import MaintenancePlan
+from fairlead.provision.provision_report import ProvisionReport, text
 from fairlead.provision.provision_run import ProvisionOptions
 from fairlead.provision.provision_run import run as provision
+
+
+class MaintenanceOutlook(TypedDict):
+    """What a run would do. limits: in words, what it would wait for. apply: what it would change on the nodes."""
+
+    schema: int
+    dry_run: bool
+    plan: MaintenancePlan
+    limits: list[str]
+    apply: ProvisionReport
 
 
 def outlook(args: argparse.Namespace, site: Site, prepared: Prepared, controller: Controller) -> ExitCode:
@@ -26,7 +38,7 @@ def outlook(args: argparse.Namespace, site: Site, prepared: Prepared, controller
     options = {"quiet": args.quiet, "wheel": args.wheel, "wheelhouse": args.wheelhouse}
     would = provision(site, ProvisionOptions(nodelist=args.nodelist, check=True, drained=True, **options))
     if args.json:
-        print_json({"schema": 1, "dry_run": True, "plan": prepared.plan, "limits": lines, "apply": would})
+        print_json(MaintenanceOutlook(schema=1, dry_run=True, plan=prepared.plan, limits=list(lines), apply=would))
     else:
         print("\n".join(lines))
         print(text(would))

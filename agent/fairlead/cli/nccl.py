@@ -145,3 +145,28 @@ def _why_not(each: NcclTestRun) -> str:
     if each.rows and cut and not wrong and not each.errors:
         return f"INCOMPLETE: {cut}; the {len(each.rows)} results that are here have no wrong value"
     return "FAILED: " + (", ".join(filter(None, (wrong, cut, none))) or "see the errors above")
+
+
+def json_types() -> dict[str, object]:
+    """Return the type of what --json prints (json_schema.py)."""
+    from fairlead.cli import nccl_compare, nccl_result, show_nccl_conf
+    from fairlead.cli.json_schema import extended
+    from fairlead.measure.nccl_plan import NcclPlan
+    from fairlead.nccl.measured_result import MeasuredResult
+    from fairlead.nccl.recorded_comparison import RecordedComparison
+    from fairlead.nccl.result_key import NodeParts
+
+    plan = {"folder": str, "launches": int, "launches_if_won": int}
+    compared = {"tested": bool, "slower": str}
+
+    return {
+        "parse, one object per run": extended("ParsedRun", NcclTestRun, without=("checked",)),
+        "compare": extended("PrintedComparison", RecordedComparison, compared),
+        "compare, of outputs that cannot be compared": nccl_compare.UnusableOutputs,
+        "measure": MeasuredResult,
+        "measure --dry-run": extended("PrintedPlan", NcclPlan, plan),
+        "show": extended("ShownResult", MeasuredResult, {"age_days": float}),
+        "use": nccl_result.UsedResult,
+        "conf": show_nccl_conf.ShownNcclConf,
+        "key": NodeParts,
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import TypedDict
 
 import msgspec
 
@@ -16,6 +17,12 @@ from fairlead.nccl.recorded_comparison import compare as compare_runs
 from fairlead.nccl.results import NcclTestRun
 
 
+class UnusableOutputs(TypedDict):
+    """Why A or B, or both, cannot be compared."""
+
+    unusable: dict[str, str]
+
+
 def compare(args: argparse.Namespace) -> ExitCode:
     if not 0 <= args.floor < 100:
         raise UsageError(f"--floor {args.floor:g}: not a percentage from 0 to 100")
@@ -25,7 +32,7 @@ def compare(args: argparse.Namespace) -> ExitCode:
     bad = {name: why for name, runs in zip("AB", sides, strict=True) if (why := _unusable(runs))}
     if bad:
         if args.json:
-            print_json({"unusable": bad})
+            print_json(UnusableOutputs(unusable=bad))
         for name, why in bad.items() if not args.json else ():
             print(f"{name} ({args.files['AB'.index(name)]}) cannot be compared: {why}")
         return ExitCode.DRAIN

@@ -9,6 +9,7 @@ import stat
 import sys
 import time
 from collections.abc import Mapping
+from typing import TypedDict
 
 import msgspec
 
@@ -115,6 +116,14 @@ class _NotAppliedError(FairleadError):
     exit_code = ExitCode.WARN
 
 
+class UsedResult(TypedDict):
+    """Whether a result holds here, why not, and its variables."""
+
+    applied: bool
+    why: str
+    variables: dict[str, str]
+
+
 def use(args: argparse.Namespace) -> ExitCode:
     """Print the variables of a result as shell commands, or nothing. One line on standard error says what was done and why."""
     file = args.files[0] if args.files else os.environ.get("FAIRLEAD_NCCL_RESULT", "")
@@ -125,11 +134,11 @@ def use(args: argparse.Namespace) -> ExitCode:
     except FairleadError as e:
         why = f"{e}{f'; {one_line(e.hint)}' if e.hint else ''}"
         if args.json:
-            print_json({"applied": False, "why": why, "variables": {}})
+            print_json(UsedResult(applied=False, why=why, variables={}))
         print(f"fairlead nccl: nothing is applied: {why}", file=sys.stderr)
         return ExitCode.WARN
     if args.json:
-        print_json({"applied": True, "why": "", "variables": candidate.variables})
+        print_json(UsedResult(applied=True, why="", variables=dict(candidate.variables)))
         return ExitCode.OK
     from fairlead.measure.node_parts import hash_of
 

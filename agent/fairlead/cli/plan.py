@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     if twice:
         raise DataError(f"two trees are of node {twice}", hint="name them: --root OTHER_NAME=TREE")
     if args.json:
-        print_json(planned_changes.data(plans) | {"undeclared": unknown})
+        print_json(planned_changes.data(plans, unknown))
     else:
         print(planned_changes.text(plans, diff=args.diff, undeclared=unknown))
     states = {p.state for p in plans}
@@ -129,3 +129,10 @@ def _document(args: argparse.Namespace, path: str, node: str) -> tuple[Document,
         raise UsageError(f"--root {path}: {node} is not declared in {file}", hint=hint)
     (target,) = targets(site, node)
     return target.document, target.origin
+
+
+def json_types() -> dict[str, object]:
+    """Return the type of what --json prints (json_schema.py)."""
+    from fairlead.provision import planned_changes
+
+    return {"": planned_changes.PlanData}

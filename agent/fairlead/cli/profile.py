@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from fairlead.cli.new_file import refuse_existing, write_new
 from fairlead.cli.output import print_json
@@ -25,6 +25,19 @@ if TYPE_CHECKING:
     from fairlead.cli.drafted_profile import DraftedProfile
 
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
+SLOW = "reading the machine"  # patience.py says it
+
+
+class DraftedFile(TypedDict):
+    """A drafted profile. file: where it was written, or null with --dry-run. like: the shipped profile that it resembles, or "".
+    declared, to_confirm: keys. text: the file's content."""
+
+    file: str | None
+    name: str
+    like: str
+    declared: list[str]
+    to_confirm: list[str]
+    text: str
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -60,11 +73,25 @@ def run(args: argparse.Namespace) -> ExitCode:
 
 def _report(args: argparse.Namespace, draft: DraftedProfile, file: str, text: str) -> None:
     if args.json:
-        keys = {"declared": [v.key for v in draft.declared], "to_confirm": [v.key for v in draft.to_confirm]}
-        print_json({"file": None if args.dry_run else file, "name": draft.name, "like": draft.like, **keys, "text": text})
+        declared, to_confirm = ([v.key for v in values] for values in (draft.declared, draft.to_confirm))
+        print_json(
+            DraftedFile(
+                file=None if args.dry_run else file,
+                name=draft.name,
+                like=draft.like,
+                declared=declared,
+                to_confirm=to_confirm,
+                text=text,
+            )
+        )
     elif args.dry_run:
         print(text, end="")
     else:
         like = f", as profile {draft.like} has them" if draft.like else ""
         print(f"{file}: {len(draft.declared)} values are declared{like}; {len(draft.to_confirm)} are to be confirmed")
         print(f'confirm them, then name the file in a class of site.toml: profile = "{os.path.abspath(file)}"')
+
+
+def json_types() -> dict[str, object]:
+    """Return the type of what --json prints (json_schema.py)."""
+    return {"": DraftedFile}

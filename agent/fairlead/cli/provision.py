@@ -153,3 +153,13 @@ def run(args: argparse.Namespace) -> ExitCode:
         except OSError as e:
             raise HostError(f"--report {path}: {e.strerror}", hint="the run itself is done, as said above") from None
     return code
+
+
+def json_types() -> dict[str, object]:
+    """Return the type of what --json prints (json_schema.py)."""
+    from fairlead.cli.json_schema import extended
+    from fairlead.provision.provision_report import EqualNodes, ProvisionReport
+
+    more: dict[str, object] = {"counts": dict[str, int], "groups": list[EqualNodes], "exit_code": int}
+
+    return {"": extended("PrintedProvision", ProvisionReport, more)}

@@ -9,11 +9,23 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TypedDict
 
 from fairlead import config
 from fairlead.cli import chosen_settings, provision
 from fairlead.cli.output import print_json
 from fairlead.errors import ExitCode
+
+SLOW = "collecting the wheels"  # patience.py says it
+
+
+class RenderedFolder(TypedDict):
+    """The folder for a playbook. nodes: in Slurm's notation. written: whether anything in it was changed."""
+
+    output: str
+    nodes: str
+    generation: int
+    written: bool
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +59,12 @@ def run(args: argparse.Namespace) -> ExitCode:
     written = not args.dry_run and render(site, chosen, own, houses, output, state="present", undo=False, force=False, only=only)
     nodes = fold([t.node for t in chosen])
     if args.json:
-        print_json({"output": str(output.absolute()), "nodes": nodes, "generation": site.generation, "written": written})
+        print_json(RenderedFolder(output=str(output.absolute()), nodes=nodes, generation=site.generation, written=written))
     else:
         print(f"{output}: {'written' if written else 'nothing written' if args.dry_run else 'unchanged'}: {nodes}")
     return ExitCode.OK
+
+
+def json_types() -> dict[str, object]:
+    """Return the type of what --json prints (json_schema.py)."""
+    return {"": RenderedFolder}

@@ -180,3 +180,19 @@ def _print_differences(differences: list[Difference], policy: str, against: str)
             print(f"  {d.name}: {event.at}: {one} drains for {one_line(event.text)}; {two}: {d.what}")
     if not differences:
         print("  none")
+
+
+def json_types() -> dict[str, object]:
+    """Return the type of what --json prints (json_schema.py)."""
+    from fairlead.cli.json_schema import extended, list_of
+
+    logs = list_of(extended("PrintedLog", Replayed, {"drains": int}))
+
+    return {
+        "": extended(
+            "PrintedReplay",
+            msgspec.Struct,
+            {"logs": logs, "against": logs | None, "differences": list[Difference] | None},
+            doc="The logs with the policy, and with --against with the other policy too.",
+        )
+    }

@@ -17,7 +17,7 @@ import argparse
 import sys
 import time
 from datetime import date
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from fairlead.cli.fleet_period import FORMS
 from fairlead.errors import ExitCode
@@ -27,6 +27,18 @@ if TYPE_CHECKING:
 
 STORE = "/var/lib/fairlead-collect"
 SHOWN = 12
+SLOW = "reading the records"  # patience.py says it
+
+
+class PrintedRate(TypedDict):
+    """A rate of incidents. per_1000_node_days, interval: null for too few incidents."""
+
+    name: str
+    count: int
+    node_days: float
+    ended: dict[str, int]
+    per_1000_node_days: float | None
+    interval: list[float] | None
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -128,7 +140,7 @@ def as_data(report: FleetReport) -> dict[str, Any]:
     return data
 
 
-def _rate(rate: Any) -> dict[str, Any]:
+def _rate(rate: Any) -> PrintedRate:
     interval = rate.interval
     return {
         "name": rate.name,
@@ -144,3 +156,32 @@ def _definitions(report: FleetReport) -> dict[str, str]:
     from fairlead.cli.fleet_sections import sections
 
     return {section.title: section.definition for section in sections(report)}
+
+
+def json_types() -> dict[str, object]:
+    """Return the type of what --json prints (json_schema.py)."""
+    from fairlead.cli.json_schema import extended, list_of
+    from fairlead.fleet.availability import Availability
+    from fairlead.fleet.fleet_report import ClassFigures, FleetReport
+    from fairlead.fleet.incident_rates import Month
+    from fairlead.fleet.incidents import Incident
+    from fairlead.fleet.score_card import ScoreCard
+
+    rates = {"rate": PrintedRate, "in_jobs": PrintedRate}
+    shares = dict.fromkeys(("of_owned", "without_maintenance", "without_people"), float | None)
+
+    return {
+        "": extended(
+            "PrintedReport",
+            FleetReport,
+            {
+                "definitions": dict[str, str],
+                "classes": list_of(extended("PrintedNodeClass", ClassFigures, {**rates, "causes": list[PrintedRate]})),
+                "months": list_of(extended("PrintedMonth", Month, {"rate": PrintedRate})),
+                "availability": extended("PrintedAvailability", Availability, shares),
+                "incidents": list_of(extended("PrintedIncident", Incident, {"jobs": list[int], "users": int})),
+                "card": extended("PrintedCard", ScoreCard, {"enough": bool, "better_than_counting": bool}),
+            },
+            without=("touched", "users"),
+        )
+    }

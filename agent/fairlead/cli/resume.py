@@ -11,6 +11,7 @@ import argparse
 import os
 from contextlib import suppress
 
+from fairlead.cli import drain
 from fairlead.cli.agent_client import wake_agent
 from fairlead.cli.audited import audited
 from fairlead.cli.drain import dry, options, protocol, tell
@@ -18,6 +19,8 @@ from fairlead.cli.status import read_verdict
 from fairlead.drains.outcome import Outcome, finish
 from fairlead.errors import ExitCode
 from fairlead.model.verdict import State, Verdict
+
+SLOW = "asking Slurm"  # patience.py says it
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -51,3 +54,8 @@ def _take_back(run_dir: str) -> None:
     if isinstance(verdict, Verdict) and verdict.state is State.DRAIN:
         with suppress(OSError):
             os.unlink(os.path.join(run_dir, "verdict"))
+
+
+def json_types() -> dict[str, object]:
+    """Return the type of what --json prints (json_schema.py)."""
+    return drain.json_types()

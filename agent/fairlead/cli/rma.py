@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fairlead.fleet.rma_sheet import RmaSheet
 
 TROUBLES_SHOWN = 5
+SLOW = "reading the records"  # patience.py says it
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -121,3 +122,13 @@ def _section(title: str, rows: Sequence[tuple[str, ...]], head: tuple[str, ...])
 
 def _time(unix: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(unix))
+
+
+def json_types() -> dict[str, object]:
+    """Return the type of what --json prints (json_schema.py)."""
+    from typing import Literal
+
+    from fairlead.cli.json_schema import extended
+    from fairlead.fleet.rma_sheet import RmaSheet
+
+    return {"": extended("PrintedSheet", RmaSheet, {"schema": Literal["rma/1"]})}

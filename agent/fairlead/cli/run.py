@@ -17,7 +17,7 @@ import argparse
 import os
 import signal
 import sys
-from typing import Any, NoReturn
+from typing import NoReturn, TypedDict
 
 from fairlead.errors import ExitCode, UsageError
 from fairlead.host import own_task
@@ -26,6 +26,19 @@ from fairlead.topology.binding import binding_plan, rank_binding
 from fairlead.topology.binding.binding_plan import Doubt
 
 TOPOLOGY = "/run/fairlead/topology"
+
+
+class BoundRank(TypedDict):
+    """What a rank is bound to. source: where its number comes from. null: not known, or unchanged. notes: what was not done, and
+    why."""
+
+    rank: int | None
+    ranks: int | None
+    source: str | None
+    gpus: list[str]
+    cpus: str | None
+    memory: str | None
+    notes: list[str]
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +56,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     telling = args.dry_run or args.json
     if not command and not telling:
         raise UsageError("no command", hint="fairlead run -- CMD ...")
-    result: dict[str, Any] = {"rank": None, "ranks": None, "source": None, "gpus": [], "cpus": None, "memory": None, "notes": []}
+    result: BoundRank = {"rank": None, "ranks": None, "source": None, "gpus": [], "cpus": None, "memory": None, "notes": []}
     try:
         _bind(result, dict(os.environ), args.gpus_per_rank, apply=not telling)
     except Doubt as e:
@@ -63,7 +76,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     return _become(command)
 
 
-def _bind(result: dict[str, Any], env: dict[str, str], per_rank: int | None, *, apply: bool) -> None:
+def _bind(result: BoundRank, env: dict[str, str], per_rank: int | None, *, apply: bool) -> None:
     """Plan the binding and, with ``apply``, make it. ``result`` receives what is bound.
 
     Raise Doubt where nothing more can be bound. What was bound before stays bound.
@@ -73,7 +86,7 @@ def _bind(result: dict[str, Any], env: dict[str, str], per_rank: int | None, *, 
         raise Doubt("FAIRLEAD_PROFILE or FAIRLEAD_SKIP turns it off")
     _switched_off(env)
     me = rank_binding.local_rank(env)
-    result |= {"rank": me.number, "ranks": me.ranks, "source": me.source}
+    result["rank"], result["ranks"], result["source"] = me.number, me.ranks, me.source
     own = own_task.affinity()
     text, published = _topology()
     machine = binding_plan.parse_topology(text)
@@ -129,8 +142,8 @@ def _topology() -> tuple[str, bool]:
     return text, False
 
 
-def _text(result: dict[str, Any]) -> str:
-    bound = [f"{key} {result[key]}" for key in ("cpus", "memory") if result[key]]
+def _text(result: BoundRank) -> str:
+    bound = [f"{key} {value}" for key, value in (("cpus", result["cpus"]), ("memory", result["memory"])) if value]
     who = f"rank {result['rank']} of {result['ranks']}: " if result["source"] else ""
     return who + "; ".join([", ".join(bound) or "unchanged", *result["notes"]])
 
@@ -154,3 +167,8 @@ def _become(command: list[str]) -> NoReturn:
     except OSError as e:
         print(f"fairlead run: {command[0]}: {e.strerror}", file=sys.stderr)
         os._exit(127 if isinstance(e, FileNotFoundError | NotADirectoryError) else 126)
+
+
+def json_types() -> dict[str, object]:
+    """Return the type of what --json prints (json_schema.py)."""
+    return {"": BoundRank}

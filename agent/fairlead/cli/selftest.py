@@ -14,13 +14,13 @@ import argparse
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fairlead.cli.output import print_json
 from fairlead.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from fairlead.selftest.claim_differences import ClaimDifference
+    from fairlead.selftest.claim_differences import ClaimDifference, ComparedReport
     from fairlead.selftest.selftest_report import SelftestReport
 
 
@@ -68,21 +68,21 @@ def _say(line: str) -> None:
 
 
 def _compare(args: argparse.Namespace) -> ExitCode:
-    from fairlead.selftest.claim_differences import differences
+    from fairlead.selftest.claim_differences import ComparedReports, differences
     from fairlead.selftest.report_file import read_reports
 
     reports = read_reports(args.compare)
     found = {path: differences(report) for path, report in reports.items()}
     if args.json:
-        print_json({"schema": 1, "reports": [_data(path, report, found[path]) for path, report in reports.items()]})
+        print_json(ComparedReports(schema=1, reports=[_data(path, report, found[path]) for path, report in reports.items()]))
     else:
         for path, report in reports.items():
             print("\n".join([f"{path}: {_summary(report)}", *_lines(found[path])]))
     return ExitCode.WARN if any(found.values()) else ExitCode.OK
 
 
-def _data(path: str, report: SelftestReport, found: tuple[ClaimDifference, ...]) -> dict[str, Any]:
-    return {"file": path, "machine": report.machine, "differences": found}
+def _data(path: str, report: SelftestReport, found: tuple[ClaimDifference, ...]) -> ComparedReport:
+    return {"file": path, "machine": report.machine, "differences": list(found)}
 
 
 def _file_name() -> str:
@@ -117,3 +117,11 @@ def _lines(found: tuple[ClaimDifference, ...]) -> list[str]:
         if one.next:
             lines.append(f"    next: {one.next}")
     return lines
+
+
+def json_types() -> dict[str, object]:
+    """Return the type of what --json prints (json_schema.py)."""
+    from fairlead.selftest.claim_differences import ComparedReports
+    from fairlead.selftest.selftest_report import SelftestReport
+
+    return {"": SelftestReport, "--compare": ComparedReports}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import TypedDict
 
 from fairlead import config
 from fairlead.cli.machine_tree import machine
@@ -15,10 +16,21 @@ from fairlead.cli.read_machine import document_for
 from fairlead.errors import ExitCode, HostError, UsageError
 from fairlead.host.gather import gather
 from fairlead.model.facts import Missing, unreadable
-from fairlead.nccl.nccl_conf import is_ours, render
+from fairlead.nccl.nccl_conf import ConfLine, Problem, is_ours, render
 from fairlead.settings import nccl
 
 REVIEW_DAYS = 365
+
+
+class ShownNcclConf(TypedDict):
+    """What /etc/nccl.conf should be. now: what the file is today, in one word. problems: why it must stay as it is."""
+
+    file: str
+    text: str
+    lines: list[ConfLine]
+    notes: list[str]
+    problems: list[Problem]
+    now: str
 
 
 def conf(args: argparse.Namespace) -> ExitCode:
@@ -33,14 +45,14 @@ def conf(args: argparse.Namespace) -> ExitCode:
     text = "" if made.problems else render(made.lines) or ""
     if args.json:
         print_json(
-            {
-                "file": nccl.FILE,
-                "text": text,
-                "lines": made.lines,
-                "notes": made.notes,
-                "problems": made.problems,
-                "now": _now(seen.file, text),
-            }
+            ShownNcclConf(
+                file=nccl.FILE,
+                text=text,
+                lines=list(made.lines),
+                notes=list(made.notes),
+                problems=list(made.problems),
+                now=_now(seen.file, text),
+            )
         )
     else:
         print(text or f"# fairlead: {nccl.FILE} needs no line on this node: NCCL finds everything by itself.\n", end="")
@@ -86,7 +98,7 @@ def _want(args: argparse.Namespace) -> nccl.NcclWant:
 def _unmanaged(args: argparse.Namespace) -> ExitCode:
     why = f"{nccl.FILE} is not fairlead's here (settings.nccl.managed = false)"
     if args.json:
-        print_json({"file": nccl.FILE, "text": "", "lines": (), "notes": (why,), "problems": (), "now": "unmanaged"})
+        print_json(ShownNcclConf(file=nccl.FILE, text="", lines=[], notes=[why], problems=[], now="unmanaged"))
     else:
         print(f"# fairlead: {why}.")
     return ExitCode.OK

@@ -25,6 +25,7 @@ from fairlead.model.plain_text import one_line
 DAYS = 90
 _WORDS = {signal.name: signal.words for signal in SIGNALS}
 _MISTAKES_SHOWN = 20
+SLOW = "reading the records"  # patience.py says it
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -98,3 +99,11 @@ def _lines(found: RecurrenceReport, days: int) -> Iterator[str]:
         yield columns(rows, ("NODE", "SIGNAL", "USERS", "JOBS", "CHANCE"))
     yield f"expected number of nodes that this list names by chance: at most {found.expected_false:g}"
     yield f"a node is named only for jobs of {USERS_MIN} users or more; the first and the last node of a job are not compared"
+
+
+def json_types() -> dict[str, object]:
+    """Return the type of what --json prints (json_schema.py)."""
+    from fairlead.cli.json_schema import extended
+    from fairlead.fleet.slow_recurrence import RecurrenceReport
+
+    return {"": extended("PrintedRecurrence", RecurrenceReport, {"days": int, "mistakes": list[str]})}

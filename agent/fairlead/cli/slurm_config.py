@@ -22,7 +22,7 @@ import re
 import stat
 import sys
 from functools import cache
-from typing import Any
+from typing import Any, NotRequired, Required, TypedDict
 
 import msgspec
 
@@ -35,8 +35,9 @@ from fairlead.model.nodelist import fold
 from fairlead.slurm_config import running_conf
 from fairlead.slurm_config.gres_conf import render_gres, render_nodes
 from fairlead.slurm_config.partition_conf import partition_line
-from fairlead.slurm_config.slurm_node import Socket
+from fairlead.slurm_config.slurm_node import SlurmNode, Socket
 from fairlead.slurm_config.topology_conf import named_nodes, render_conf, render_yaml
+from fairlead.topology.fabric.scalable_units import Block, Switch
 
 HEAD = "# Made by `fairlead slurm-config {}`.\n"
 
@@ -47,6 +48,7 @@ _SLURM_CONF = re.compile(r"^\s*(ClusterName|SlurmctldHost|ControlMachine)\s*=", 
 _TYPE = re.compile(r"[A-Za-z0-9_.]+")
 #: The names of the files that `all` makes in the folder.
 FILES = {"nodes": "nodes.conf", "gres": "gres.conf", "partitions": "partitions.conf"}
+SLOW = "reading the machines"  # patience.py says it
 
 
 class Made(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +86,62 @@ class MadeFile(msgspec.Struct, frozen=True, kw_only=True):
             print(f"{self.path}: {'written' if self.written else 'would be written' if self.changed else 'unchanged'}")
         elif self.path and not self.diff:
             print(f"{self.path}: no difference")
+
+
+class PrintedText(TypedDict):
+    """A text for Slurm. file, changed, written, diff: with --write or --diff."""
+
+    text: str
+    notes: list[str]
+    file: NotRequired[str]
+    changed: NotRequired[bool]
+    written: NotRequired[bool]
+    diff: NotRequired[str]
+
+
+class PrintedGres(PrintedText):
+    """gres.conf, the nodes in it in Slurm's notation, and the nodes that it was made from."""
+
+    nodes: str
+    gres: list[SlurmNode]
+
+
+class PrintedNodes(PrintedText):
+    """NodeName lines, and the nodes that they were made from."""
+
+    nodes: list[SlurmNode]
+
+
+class PrintedFabric(TypedDict, total=False):
+    """A topology: switches for topology/tree (SwitchTree), or blocks and sizes for topology/block (Blocks)."""
+
+    switches: list[Switch]
+    blocks: list[Block]
+    sizes: list[int]
+    notes: Required[list[str]]
+
+
+class PrintedTopology(PrintedText):
+    """topology.conf or topology.yaml, the nodes in it in Slurm's notation, and the topologies by name."""
+
+    nodes: str
+    topology: dict[str, PrintedFabric]
+
+
+class PrintedPartitions(PrintedText):
+    """PartitionName lines, the nodes in them in Slurm's notation, and by partition."""
+
+    nodes: str
+    partitions: dict[str, str]
+
+
+class PrintedFiles(TypedDict):
+    """All files of a site."""
+
+    gres: PrintedGres
+    nodes: PrintedNodes
+    partitions: PrintedPartitions
+    topology: NotRequired[PrintedTopology]
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -322,3 +380,14 @@ def _write(path: str, text: str) -> None:
         write_file(whole, text.encode(), mode)
     except OSError as e:
         raise HostError(f"{path}: {e.strerror}", hint="name a file that can be written") from None
+
+
+def json_types() -> dict[str, object]:
+    """Return the type of what --json prints (json_schema.py)."""
+    return {
+        "gres": PrintedGres,
+        "nodes": PrintedNodes,
+        "topology": PrintedTopology,
+        "partitions": PrintedPartitions,
+        "all": PrintedFiles,
+    }

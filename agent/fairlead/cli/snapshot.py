@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
+from typing import TypedDict
 
 from fairlead import judge, settings
 from fairlead.cli import read_machine
@@ -16,6 +17,16 @@ from fairlead.cli.machine_tree import machine, recorded_nvml
 from fairlead.cli.output import print_json
 from fairlead.errors import ExitCode, UsageError
 from fairlead.model.sysctl_files import proc_path
+
+SLOW = "reading the machine"  # patience.py says it
+
+
+class WrittenTree(TypedDict):
+    """The machine tree that was written. files: how many it has."""
+
+    tree: str
+    files: int
+    redacted: bool
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +51,12 @@ def run(args: argparse.Namespace) -> ExitCode:
     snapshot(root, raw, target, redact=args.redact, reads=(*reads, *judge.reads(document)))
     count = sum(len(files) for _, _, files in os.walk(target))
     if args.json:
-        print_json({"tree": str(target), "files": count, "redacted": args.redact})
+        print_json(WrittenTree(tree=str(target), files=count, redacted=args.redact))
     else:
         print(f"{target}: {count} files; `fairlead check --root {target}` judges it")
     return ExitCode.OK
+
+
+def json_types() -> dict[str, object]:
+    """Return the type of what --json prints (json_schema.py)."""
+    return {"": WrittenTree}

@@ -9,7 +9,7 @@ import argparse
 import os
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import msgspec
 
@@ -17,9 +17,23 @@ from fairlead.cli.output import age_text, print_json, state_word
 from fairlead.cli.same_findings import folded
 from fairlead.errors import DataError, ExitCode
 from fairlead.model.json_text import NOT_JSON
+from fairlead.model.status_data import StatusData
 from fairlead.model.verdict import State, Verdict, parse_line
 
 RUN_DIR = "/run/fairlead"
+
+
+class StatusSummary(TypedDict):
+    """The verdict and the status of the agent. state: what a reader may rely on now. status: the agent's status.json; {} if
+    there is none, and other keys than these from an agent of another release."""
+
+    state: str
+    text: str
+    expired: bool
+    sequence: NotRequired[int]
+    expires_in_seconds: NotRequired[float]
+    age_seconds: NotRequired[float | None]
+    status: StatusData
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -137,3 +151,8 @@ def run(args: argparse.Namespace) -> ExitCode:
             f"agent {status.get('agent_version', '?')}"
         )
     return code
+
+
+def json_types() -> dict[str, object]:
+    """Return the type of what --json prints (json_schema.py)."""
+    return {"": StatusSummary}

@@ -11,10 +11,19 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import TypedDict
 
 from fairlead.assets import sbatch_template, sbatch_template_names
 from fairlead.cli.output import columns, print_json
 from fairlead.errors import ExitCode, UsageError
+
+
+class ListedTemplate(TypedDict):
+    """A template of a job script. kind: sbatch."""
+
+    kind: str
+    name: str
+    summary: str
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +37,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     if args.list:
         found = {name: sbatch_template(name).split("\n")[1].removeprefix("# ") for name in sbatch_template_names()}
         if args.json:
-            print_json([{"kind": "sbatch", "name": name, "summary": summary} for name, summary in found.items()])
+            print_json([ListedTemplate(kind="sbatch", name=name, summary=summary) for name, summary in found.items()])
         else:
             print(columns([("sbatch", name, summary) for name, summary in found.items()]))
         return ExitCode.OK
@@ -36,3 +45,8 @@ def run(args: argparse.Namespace) -> ExitCode:
         raise UsageError("name a template: fairlead template sbatch NAME", hint="fairlead template --list shows the names")
     sys.stdout.write(sbatch_template(args.name))
     return ExitCode.OK
+
+
+def json_types() -> dict[str, object]:
+    """Return the type of what --json prints (json_schema.py)."""
+    return {"--list": list[ListedTemplate]}

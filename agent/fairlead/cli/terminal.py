@@ -13,13 +13,17 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO, cast
 
 from fairlead.model.plain_text import shown
 
 _COLOUR = re.compile("(\x1b\\[(?:1;3[0-7]|0)m)")  # the colour codes that cli/output.py writes
+
+
+#: Called before each output of the command, or None (patience.py).
+before_output: Callable[[], None] | None = None
 
 
 class _Printable:
@@ -35,6 +39,8 @@ class _Printable:
         self.trouble: OSError | None = None
 
     def write(self, text: str) -> int:
+        if before_output is not None:
+            before_output()
         if "\x1b" in text:
             text = "".join(part if _COLOUR.fullmatch(part) else _plain(part) for part in _COLOUR.split(text))
         else:

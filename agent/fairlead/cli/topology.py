@@ -16,6 +16,8 @@ from fairlead.host.gather import gather
 from fairlead.host.recorded_tree import refuse_broken
 from fairlead.topology.picture.machine_report import matrix, report
 
+SLOW = "reading the machine"  # patience.py says it
+
 
 def register(parser: argparse.ArgumentParser) -> None:
     read_machine.register(parser)
@@ -42,3 +44,10 @@ def run(args: argparse.Namespace) -> ExitCode:
     else:
         print(matrix(node))
     return ExitCode.OK
+
+
+def json_types() -> dict[str, object]:
+    """Return the type of what --json prints (json_schema.py)."""
+    from fairlead.topology.picture.machine_report import MachineReport
+
+    return {"": MachineReport}

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from fairlead.jobs.busy_definition import Period
 
 KEYS = ("user", "account", "partition")
+SLOW = "reading the records"  # patience.py says it
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -138,3 +139,10 @@ def _site(file: str) -> Site | None:
     from fairlead import config
 
     return config.load_site(file or SITE) if file or os.path.exists(SITE) else None
+
+
+def json_types() -> dict[str, object]:
+    """Return the type of what --json prints (json_schema.py)."""
+    from fairlead.cli import usage_report
+
+    return {"": usage_report.UsageData, "--compare": usage_report.ComparisonData, "--compare, refused": usage_report.RefusedData}

@@ -27,6 +27,7 @@ SERVICE_MAX_BYTES = 4 << 20
 SERVICE = {f"exec head -v -c {SERVICE_MAX_BYTES} {' '.join(paths)} /dev/null": paths for paths in (RECORD, OLDER)}
 _NAME = re.compile(r"([0-9]{1,10})-[0-9]{1,12}\.json")
 _ASKED = re.compile(r"[0-9]{1,10}(?:,[0-9]{1,10})*")
+SLOW = "reading the records"  # patience.py says it
 
 
 def register(parser: argparse.ArgumentParser) -> None:

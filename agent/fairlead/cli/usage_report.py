@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import msgspec
 from msgspec import Struct
@@ -93,7 +93,85 @@ def comparison(of: UsageInput, before: Period, after: Period, now: float) -> Com
 # -- JSON ---------------------------------------------------------------------------------------------
 
 
-def data(report: UsageReport) -> dict[str, Any]:
+class LadderData(TypedDict):
+    """The sums of a period in GPU-seconds, and ratios from 0 to 1. Absent: not known. A band: between two bounds."""
+
+    jobs: int
+    capacity_seconds: NotRequired[float]
+    available_seconds: NotRequired[float]
+    allocated_seconds: float
+    measured_seconds: float
+    unmeasured_seconds: float
+    shared_seconds: float
+    divided_seconds: float
+    sm_measured_seconds: float
+    energy_measured_seconds: float
+    nodes_without_record: int
+    busy_seconds: NotRequired[float]
+    zero_seconds: NotRequired[float]
+    sm_active_seconds: NotRequired[float]
+    energy_joules: NotRequired[float]
+    coverage: NotRequired[float | Band]
+    allocated_of_capacity: NotRequired[float | Band]
+    allocated_of_available: NotRequired[float | Band]
+    busy_of_allocated: NotRequired[float | Band]
+    busy_of_capacity: NotRequired[float | Band]
+    sm_of_allocated: NotRequired[float | Band]
+    sm_of_busy: NotRequired[float | Band]
+
+
+class NamedLadder(LadderData):
+    """The sums of one user, account or other key."""
+
+    name: str
+
+
+class PeriodData(TypedDict):
+    """A period of time."""
+
+    name: str
+    begin_unix: float
+    end_unix: float
+
+
+class UsageData(TypedDict):
+    """The usage of a period. costs: CostLine, without what is not known. mistakes: rows that could not be read."""
+
+    definition: str
+    period: PeriodData
+    sum: LadderData
+    rows: list[NamedLadder]
+    mix_seconds: dict[str, float]
+    costs: list[dict[str, Any]]
+    mistakes: list[str]
+
+
+class ComparedSide(LadderData):
+    """One side of a comparison."""
+
+    period: PeriodData
+    mix_seconds: dict[str, float]
+    nodes: int
+    gpus: int
+
+
+class ComparisonData(TypedDict):
+    """Two periods."""
+
+    definition: str
+    refused: list[str]
+    before: ComparedSide
+    after: ComparedSide
+
+
+class RefusedData(TypedDict):
+    """Why two periods cannot be compared."""
+
+    definition: str
+    refused: list[str]
+
+
+def data(report: UsageReport) -> UsageData:
     """Return the report as values for JSON. Seconds are GPU-seconds. What is not known is absent."""
     return {
         "definition": DEFINITION,
@@ -106,11 +184,11 @@ def data(report: UsageReport) -> dict[str, Any]:
     }
 
 
-def comparison_data(found: Comparison) -> dict[str, Any]:
+def comparison_data(found: Comparison) -> ComparisonData | RefusedData:
     """Return a comparison as values for JSON. A refused comparison has no figures."""
     if found.refused:
         return {"definition": found.definition, "refused": list(found.refused)}
-    sides = {
+    sides: dict[str, ComparedSide] = {
         name: {
             "period": _period(side.period),
             **figures(side.sums),
@@ -120,10 +198,10 @@ def comparison_data(found: Comparison) -> dict[str, Any]:
         }
         for name, side in (("before", found.before), ("after", found.after))
     }
-    return {"definition": found.definition, "refused": [], **sides}
+    return {"definition": found.definition, "refused": [], "before": sides["before"], "after": sides["after"]}
 
 
-def figures(sums: Ladder) -> dict[str, Any]:
+def figures(sums: Ladder) -> LadderData:
     """Return the sums of a ladder in GPU-seconds and its ratios, without what is not known."""
     ratios: dict[str, float | Band | None] = {
         "coverage": sums.coverage,
@@ -140,7 +218,7 @@ def figures(sums: Ladder) -> dict[str, Any]:
         "sm_active_seconds": sums.sm if sums.sm_seen else None,
         "energy_joules": sums.energy_joules if sums.energy_seen else None,
     }
-    return _known(
+    known: Any = _known(
         {
             "jobs": sums.jobs,
             "capacity_seconds": sums.capacity,
@@ -157,11 +235,13 @@ def figures(sums: Ladder) -> dict[str, Any]:
             **{name: msgspec.to_builtins(value) for name, value in ratios.items()},
         }
     )
+    found: LadderData = known
+    return found
 
 
 def _known(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None and value != ""}
 
 
-def _period(period: Period) -> dict[str, Any]:
+def _period(period: Period) -> PeriodData:
     return {"name": period.name, "begin_unix": period.begin_unix, "end_unix": period.end_unix}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TextIO
 
 from fairlead.cli.output import columns
@@ -143,7 +143,7 @@ def _cell(name: str) -> str:
     return f"'{name}" if name[:1] in "=+-@" else name
 
 
-def _flat(values: dict[str, object]) -> dict[str, object]:
+def _flat(values: Mapping[str, object]) -> dict[str, object]:
     found: dict[str, object] = {}
     for name, value in values.items():
         if isinstance(value, dict):

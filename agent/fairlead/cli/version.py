@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from fairlead import __version__
 from fairlead.cli.output import print_json
@@ -17,9 +17,18 @@ from fairlead.cli.slurm_options import add_bin_dir
 from fairlead.errors import ExitCode, InputMissing, UsageError
 
 if TYPE_CHECKING:
+    from fairlead.controller.controller_release import ControllerRelease
     from fairlead.provision.node_versions import NodeVersions
 
 SITE = "/etc/fairlead/site.toml"
+
+
+class OwnVersion(TypedDict):
+    """This program: its version, the schema of the documents that it writes, and its Python."""
+
+    version: str
+    document_schema: int
+    python: str
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +56,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     if args.json:
         from fairlead.config import SCHEMA
 
-        print_json({"version": __version__, "document_schema": SCHEMA, "python": sys.version.split()[0]})
+        print_json(OwnVersion(version=__version__, document_schema=SCHEMA, python=sys.version.split()[0]))
     else:
         print(f"fairlead {__version__}")
     return ExitCode.OK
@@ -104,10 +113,8 @@ def _asked(args: argparse.Namespace) -> dict[str, NodeVersions]:
     return found
 
 
-def _controller(store: str) -> tuple[str, dict[str, Any] | None]:
+def _controller(store: str) -> tuple[str, ControllerRelease | None]:
     """Return which release the controller's programs here are, in words and for --json."""
-    import msgspec
-
     from fairlead.cli.controller_paths import STORE
     from fairlead.controller.controller_release import read_note
     from fairlead.errors import HostError
@@ -116,4 +123,11 @@ def _controller(store: str) -> tuple[str, dict[str, Any] | None]:
         found = read_note(store or STORE)
     except HostError as e:
         return f"not known ({e})", None
-    return ("none here", None) if found is None else (found.words, msgspec.to_builtins(found))
+    return ("none here", None) if found is None else (found.words, found)
+
+
+def json_types() -> dict[str, object]:
+    """Return the type of what --json prints (json_schema.py)."""
+    from fairlead.cli import version_table
+
+    return {"": OwnVersion, "--fleet": version_table.FleetVersions}

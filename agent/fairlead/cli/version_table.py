@@ -3,18 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from fairlead.cli.output import columns
+from fairlead.controller.controller_release import ControllerRelease
 from fairlead.model.nodelist import fold
 from fairlead.provision.node_versions import NONE, NodeVersions
 
 HEAD = ("NODES", "INSTALLED", "AGENT", "HOOKS", "")
 
 
-def data(found: Mapping[str, NodeVersions], *, ours: str, hooks: str, controller: Mapping[str, Any] | None) -> dict[str, Any]:
+class ListedVersions(TypedDict):
+    """What runs on a node, or the trouble in asking it. hooks: a digest. hooks_missing: those that are not complete."""
+
+    node: str
+    trouble: NotRequired[str]
+    installed: NotRequired[str]
+    agent: NotRequired[str]
+    hooks: NotRequired[str]
+    hooks_missing: NotRequired[list[str]]
+    restart_due: NotRequired[bool]
+
+
+class HereVersion(TypedDict):
+    """This program's release, and the digest of its hooks."""
+
+    release: str
+    hooks: str
+
+
+class FleetVersions(TypedDict):
+    """Who runs which release. controller: the note of the controller's programs, or null for none."""
+
+    here: HereVersion
+    controller: ControllerRelease | None
+    nodes: list[ListedVersions]
+
+
+def data(found: Mapping[str, NodeVersions], *, ours: str, hooks: str, controller: ControllerRelease | None) -> FleetVersions:
     """Return the data for --json. ours: this program's release. hooks: the digest of its hooks."""
-    nodes = [
+    nodes: list[ListedVersions] = [
         {"node": node, "trouble": each.trouble}
         if each.trouble
         else {
@@ -22,7 +50,7 @@ def data(found: Mapping[str, NodeVersions], *, ours: str, hooks: str, controller
             "installed": each.installed,
             "agent": each.agent,
             "hooks": each.hooks,
-            "hooks_missing": each.incomplete,
+            "hooks_missing": list(each.incomplete),
             "restart_due": each.restart_due,
         }
         for node, each in found.items()

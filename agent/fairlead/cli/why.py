@@ -9,11 +9,11 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from fairlead.cli import status as status_command
 from fairlead.cli.agent_client import agent_pid
-from fairlead.cli.audit import as_data
+from fairlead.cli.audit import AuditEntryData, as_data
 from fairlead.cli.output import print_json
 from fairlead.cli.slurm_options import add_bin_dir
 from fairlead.cli.state_folder import add_state_dir, state_folder
@@ -21,10 +21,51 @@ from fairlead.cli.why_text import SHOWN, owner, steps, why_text
 from fairlead.daemon.requests.audit_trail import Trail
 from fairlead.errors import DataError, ExitCode, FairleadError, InputMissing, SlurmUnavailable
 from fairlead.model.plain_text import one_line, printable
+from fairlead.model.status_data import StatusData
 
 SITE = "/etc/fairlead/site.toml"
 SSH_SECONDS = 15
 AUDIT_SHOWN = 50  # audit entries in the JSON output without --history
+SLOW = "asking Slurm and the node"  # patience.py says it
+
+
+class SlurmAccount(TypedDict):
+    """The node in slurmctld, or why it is not known. away: slurmctld does not answer."""
+
+    states: NotRequired[list[str]]
+    reason: NotRequired[str]
+    reason_user: NotRequired[str]
+    reason_unix: NotRequired[int]
+    error: NotRequired[str]
+    away: NotRequired[bool]
+    hint: NotRequired[str]
+
+
+class AgentPart(TypedDict, total=False):
+    """The summary of `fairlead status --json`. running: whether the agent of this node runs. error: why nothing is
+    known of another node; then it is the only key."""
+
+    state: str
+    text: str
+    expired: bool
+    sequence: int
+    expires_in_seconds: float
+    age_seconds: float | None
+    status: StatusData
+    running: bool
+    error: str
+
+
+class NodeAccount(TypedDict):
+    """Why a node is in its state. owner: who caused it, "" if that is not known. next: what to do, the most urgent first. slurm:
+    null with --no-slurm. audit: the newest entries of the audit trail, or all with --history."""
+
+    node: str
+    owner: str
+    next: list[str]
+    slurm: SlurmAccount | None
+    agent: AgentPart
+    audit: list[AuditEntryData]
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -107,9 +148,16 @@ def run(args: argparse.Namespace) -> ExitCode:
     if args.json:
         whose = owner(slurm, agent.get("status"))
         todo = steps(name, agent, slurm, whose)
-        print_json({"node": name, "owner": whose, "next": todo, "slurm": slurm, "agent": agent, "audit": audit})
+        account: Any = {"node": name, "owner": whose, "next": todo, "slurm": slurm, "agent": agent, "audit": audit}
+        printed: NodeAccount = account
+        print_json(printed)
     else:
         print(name)
         lines = why_text(name, agent, slurm, audit, shown=100000 if args.history else SHOWN)
         print("\n".join(f"  {printable(line)}" for line in lines))  # another node may have written the line
     return ExitCode.OK
+
+
+def json_types() -> dict[str, object]:
+    """Return the type of what --json prints (json_schema.py)."""
+    return {"": NodeAccount}

@@ -175,3 +175,10 @@ def _read_part(source: BinaryIO, name: str) -> bytes:
 def _print_line(text: str, *, flush: bool = False) -> None:
     encoding = sys.stdout.encoding or "utf-8"
     print(text.encode(encoding, "backslashreplace").decode(encoding), flush=flush)
+
+
+def json_types() -> dict[str, object]:
+    """Return the type of what --json prints (json_schema.py)."""
+    from fairlead.xid.decode import Decoded
+
+    return {"one object for each line": Decoded}

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
+from fairlead.jobenv.environment_text import ExplainedVariable
 from fairlead.model.cpulist import format_cpulist, parse_cpumask
 from fairlead.model.plain_text import printable
 
@@ -54,7 +55,7 @@ def _assigned(environment: Mapping[str, str]) -> tuple[int, ...]:
         return ()
 
 
-def summary(variables: Iterable[Mapping[str, str]], environment: Mapping[str, str], binding: CpuBinding) -> str:
+def summary(variables: Iterable[ExplainedVariable], environment: Mapping[str, str], binding: CpuBinding) -> str:
     """Return the line: "9 variables set, 2 of yours kept; off: FAIRLEAD_SKIP=TMPDIR; CPUs 0-7, bound by fairlead"."""
     rows = list(variables)
     ours = sum(row["origin"] in ("fairlead", "measured result", "nccl.conf") for row in rows)

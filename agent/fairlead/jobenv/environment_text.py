@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterable, Mapping
+from typing import TypedDict
 
 from fairlead.errors import DataError
 from fairlead.jobenv.never import NEVER
@@ -96,15 +97,28 @@ def published(text: str, known: Iterable[VariableRow]) -> tuple[VariableRow, ...
     return tuple(rows)
 
 
+class ExplainedVariable(TypedDict):
+    """A variable of a job's environment. now: its value, "" for none. See explain for origin and overrides."""
+
+    name: str
+    now: str
+    origin: str
+    overrides: str
+    when: str
+    rule: str
+    what: str
+    why: str
+    source: str
+
+
 def explain(
     environment: Mapping[str, str],
     profile: str = "full",
     *,
     rows: Iterable[VariableRow] = ROWS,
     conf: Mapping[str, str] | None = None,
-) -> list[dict[str, str]]:
-    """Return a dictionary for each row, with the variable's value in a job's environment: ``{"name", "now", "origin",
-    "overrides", "when", "rule", "what", "why", "source"}``.
+) -> list[ExplainedVariable]:
+    """Return each row with the variable's value in a job's environment.
 
     ``origin`` says where the value comes from: "fairlead" (fairlead set it), "user" (the user set, changed or unset it),
     "measured result" (`fairlead nccl use` set it), "nccl.conf" (NCCL reads it from that file), "-" (the variable is not set in
@@ -113,7 +127,7 @@ def explain(
     """
     ours = dict(part.split(":", 1) for part in environment.get("FAIRLEAD_SET", "").split("|") if ":" in part)
     skipped = set(environment.get("FAIRLEAD_SKIP", "").split(","))
-    lines = []
+    lines: list[ExplainedVariable] = []
     for row in rows:
         if profile == "off" or row.name in skipped or (profile == "minimal" and row.level is not ValueLevel.MINIMAL):
             continue
@@ -153,10 +167,10 @@ def explain(
     return lines
 
 
-def _of_result(environment: Mapping[str, str]) -> list[dict[str, str]]:
+def _of_result(environment: Mapping[str, str]) -> list[ExplainedVariable]:
     """Return a dictionary for each variable that `fairlead nccl use` has set. Such a variable has FAIRLEAD_NCCL_APPLIED."""
     head, *pairs = environment.get("FAIRLEAD_NCCL_APPLIED", "").split("|")
-    lines = []
+    lines: list[ExplainedVariable] = []
     for name, sign, value in (pair.partition("=") for pair in pairs):
         now = environment.get(name)
         if name in TUNED and sign:

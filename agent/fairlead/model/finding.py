@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from enum import IntEnum, StrEnum
-from typing import Any
+from typing import Any, TypedDict
 
 from msgspec import Struct
 from msgspec.structs import force_setattr, replace
@@ -123,7 +123,19 @@ def with_action(
     )
 
 
-def as_data(finding: Finding) -> dict[str, object]:
+class FindingData(TypedDict):
+    """A finding as `check --json` and status.json show it. level: ok, warn, drain or unknown."""
+
+    check: str
+    level: str
+    device: str
+    summary: str
+    evidence: list[str]
+    action: str
+    needs_history: bool
+
+
+def as_data(finding: Finding) -> FindingData:
     """Return a finding as `check --json` and status.json show it."""
     return {
         "check": finding.check,

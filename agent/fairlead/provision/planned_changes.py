@@ -4,7 +4,7 @@ group."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 from msgspec import Struct
@@ -208,12 +208,32 @@ def _steps(steps: Sequence[PlannedChange]) -> list[str]:
     return lines
 
 
-def data(plans: Sequence[NodePlan]) -> dict[str, Any]:
+class PlanGroup(TypedDict):
+    """Nodes with equal plans, in Slurm's notation, and how many they are."""
+
+    nodes: str
+    count: int
+    state: str
+    needs: str
+
+
+class PlanData(TypedDict):
+    """The plans of nodes. needs: the nodes by what they need. undeclared: nodes that Slurm has and the site does not declare."""
+
+    schema: int
+    nodes: list[NodePlan]
+    groups: list[PlanGroup]
+    needs: dict[str, str]
+    undeclared: list[str]
+
+
+def data(plans: Sequence[NodePlan], undeclared: Sequence[str] = ()) -> PlanData:
     """Return the plan for --json."""
-    grouped = [{"nodes": fold(nodes), "count": len(nodes), "state": p.state, "needs": p.needs} for p, nodes in groups(plans)]
+    grouped = [PlanGroup(nodes=fold(nodes), count=len(nodes), state=p.state, needs=p.needs) for p, nodes in groups(plans)]
     return {
         "schema": 1,
-        "nodes": [msgspec.to_builtins(p) for p in plans],
+        "nodes": list(plans),
         "groups": grouped,
         "needs": {need: fold(nodes) for need, nodes in needing(plans).items()},
+        "undeclared": list(undeclared),
     }

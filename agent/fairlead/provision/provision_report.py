@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 from msgspec import Struct, field
@@ -318,11 +318,20 @@ def ticket(report: ProvisionReport, code: ExitCode, by: str, *, diff: bool = Fal
     return "\n".join([*head, "", text(report, diff=diff), ""])
 
 
+class EqualNodes(TypedDict):
+    """Nodes with equal results, in Slurm's notation. waiting: how many changes wait on each."""
+
+    nodes: str
+    count: int
+    state: str
+    waiting: int
+
+
 def data(report: ProvisionReport, code: ExitCode) -> dict[str, Any]:
     """Return the report for --json: every node, the groups of equal nodes, the counts, and the exit code."""
     found: dict[str, Any] = msgspec.to_builtins(report)
     grouped = [
-        {"nodes": fold(nodes), "count": len(nodes), "state": example.state, "waiting": len(example.waiting)}
+        EqualNodes(nodes=fold(nodes), count=len(nodes), state=example.state, waiting=len(example.waiting))
         for example, nodes in groups(report.nodes)
     ]
     counts = {state: report.count(state) for state in STATES if report.count(state)}

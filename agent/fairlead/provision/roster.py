@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 from ClusterShell.NodeSet import NodeSet
-from msgspec import Struct, to_builtins
+from msgspec import Struct
 
 from fairlead.model.verdict import one_line
 from fairlead.policy.ownership import MAINTAIN, MANUAL, PROLOG_ERROR, SUFFIXES, parse, strip_suffixes
@@ -210,7 +210,35 @@ def _likeness(row: RosterRow) -> tuple[object, ...]:
     return (row.word, row.slurm, row.slurmd, who, texts)
 
 
-def as_data(made: Iterable[RosterRow]) -> dict[str, Any]:
+class SlurmPart(TypedDict):
+    """What Slurm says of a node: its states, its partitions, and slurmd's release."""
+
+    states: list[str]
+    partitions: list[str]
+    slurmd: str
+
+
+class FleetNode(TypedDict):
+    """A node. word: of the agent's verdict, unreachable, or not asked. drained: who took it out of service, or null. agent: what
+    its agent reports, or null if the agents were not asked."""
+
+    node: str
+    word: str
+    why: str
+    slurm: SlurmPart
+    jobs: list[int]
+    drained: OutOfService | None
+    agent: AgentAccount | None
+
+
+class FleetData(TypedDict):
+    """All nodes, and for each word the nodes that have it, in Slurm's notation."""
+
+    nodes: list[FleetNode]
+    words: dict[str, str]
+
+
+def as_data(made: Iterable[RosterRow]) -> FleetData:
     """Return the rows for --json: one object for each node, and for each ``word`` the nodelist of its nodes."""
     listed = tuple(made)
     by_word = {w: str(NodeSet.fromlist([r.node for r in listed if r.word == w])) for w in WORDS}
@@ -222,8 +250,8 @@ def as_data(made: Iterable[RosterRow]) -> dict[str, Any]:
                 "why": r.why,
                 "slurm": {"states": list(r.states), "partitions": list(r.partitions), "slurmd": r.slurmd},
                 "jobs": list(r.jobs),
-                "drained": to_builtins(r.out_of_service),
-                "agent": to_builtins(r.account),
+                "drained": r.out_of_service,
+                "agent": r.account,
             }
             for r in listed
         ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import TypedDict
 
 from msgspec import Struct
 
@@ -24,6 +25,21 @@ class ClaimDifference(Struct, frozen=True, kw_only=True):
     claimed: str
     found: str
     next: str = ""
+
+
+class ComparedReport(TypedDict):
+    """A report, and in what it differs from what the documentation claims."""
+
+    file: str
+    machine: MachineSoftware
+    differences: list[ClaimDifference]
+
+
+class ComparedReports(TypedDict):
+    """The reports that --compare names."""
+
+    schema: int
+    reports: list[ComparedReport]
 
 
 def differences(report: SelftestReport) -> tuple[ClaimDifference, ...]:

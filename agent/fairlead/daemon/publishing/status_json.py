@@ -13,6 +13,7 @@ from fairlead.daemon.publishing.agent_state import AgentState
 from fairlead.host.boot_clock import boottime
 from fairlead.model.facts import Gpu, Missing
 from fairlead.model.finding import OVERRUN, Finding, Level, as_data
+from fairlead.model.status_data import Raised, Remembered, StatusData, StatusFinding, StatusGpu
 from fairlead.policy import PolicyState, identity, ladder
 from fairlead.policy.policy_state import EscalationStep, remembered_findings
 
@@ -34,7 +35,7 @@ def status_json(
     ``trouble``: what the agent cannot write, one line for each problem.
     """
     document, decision, slurm, node = state.document, state.decision, state.slurm, state.sweep.node
-    data: dict[str, object] = {
+    data: StatusData = {
         "schema": 1,
         "agent_version": __version__,
         "agent_release": running_release(),
@@ -47,7 +48,7 @@ def status_json(
         "pid": os.getpid(),
         "boot_id": node.boot_id if node is not None and isinstance(node.boot_id, str) else "",
         "findings": [
-            {**_finding(f, decision.escalations), "mode": state.modes.get(f.check, "observe")}
+            _finding(f, decision.escalations, state.modes.get(f.check, "observe"))
             for f in state.findings
             if f.level is not Level.OK
         ],
@@ -58,8 +59,8 @@ def status_json(
             for f, why in zip(decision.suppressed, decision.why_suppressed, strict=True)
         ],
         "drain": {"reason": slurm.reason, "since_unix": slurm.since} if slurm.drained else None,
-        "hold": hold,
-        "return": proof if document.policy.return_command else None,
+        "hold": None if hold is None else dict(hold),
+        "return": dict(proof) if document.policy.return_command else None,
         "slurm": {
             "error": slurm.error,
             "held": slurm.blocked_because,
@@ -68,13 +69,13 @@ def status_json(
             "topology": topology,
         },
         "worker": {"stuck": msgspec.to_builtins(node.stuck) if node is not None and node.stuck is not None else None},
-        "history": list(history),
+        "history": [dict(event) for event in history],
         "trouble": list(trouble),
     }
     return msgspec.json.encode(data) + b"\n"
 
 
-def remembered(state: PolicyState) -> dict[str, object]:
+def remembered(state: PolicyState) -> Remembered:
     """Return the part of the policy's state that people may acknowledge or clear: active findings, acknowledgements, strikes,
     escalations."""
     bad = [f for f in remembered_findings(state) if f.level is Level.DRAIN or (f.fault == OVERRUN and f.level is Level.WARN)]
@@ -97,18 +98,22 @@ def remembered(state: PolicyState) -> dict[str, object]:
     }
 
 
-def _finding(finding: Finding, escalations: Mapping[str, EscalationStep]) -> dict[str, object]:
+def _finding(finding: Finding, escalations: Mapping[str, EscalationStep], mode: str) -> StatusFinding:
     """Return a finding with its escalation step. ``id`` is the name that acknowledgements use: that of the finding as its check
     reported it, before the escalation."""
     escalated = ladder.as_escalated(finding, escalations)
-    raised = (
+    raised: Raised | None = (
         {"from": finding.action.value, "why": escalations[ladder.escalation_key(finding)].why}
         if escalated is not finding
         else None
     )
-    return {**as_data(escalated), "id": identity(finding), "raised": raised}
+    return {**as_data(escalated), "id": identity(finding), "raised": raised, "mode": mode}
 
 
-def _gpu(gpu: Gpu) -> dict[str, str]:
-    names = {"pci": gpu.pci, "serial": gpu.serial, "uuid": gpu.uuid}
-    return {key: value for key, value in names.items() if isinstance(value, str)}
+def _gpu(gpu: Gpu) -> StatusGpu:
+    found: StatusGpu = {"pci": gpu.pci}
+    if isinstance(gpu.serial, str):
+        found["serial"] = gpu.serial
+    if isinstance(gpu.uuid, str):
+        found["uuid"] = gpu.uuid
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 from msgspec import Struct
@@ -107,7 +107,57 @@ def compared(before: FabricVerdict, after: FabricVerdict, old: Iterable[PairValu
 CHANGED = 0.05  # a smaller change of a node's best figure is not printed
 
 
-def as_data(verdict: FabricVerdict, leaves: Leaves, values: Sequence[PairValue]) -> dict[str, Any]:
+class GuiltyPartData(TypedDict):
+    """A part of the fabric or a node that failed. ends: of each guilty rail, the ends of its link. why: in words."""
+
+    kind: str
+    name: str
+    others: Sequence[str]
+    rails: Sequence[str]
+    ends: dict[str, list[dict[str, Any]]]
+    outcome: str
+    why: str
+
+
+class NodeInPairs(TypedDict):
+    """What the pairs of one node show. leaf: null if it is not known."""
+
+    node: str
+    leaf: str | None
+    outcome: str
+    why: str
+    best_gbps: float | None
+    partners: int
+
+
+class MeasuredPair(TypedDict):
+    """One measurement. rail: null for all rails. gbps: null where the step failed."""
+
+    round: int
+    stage: Stage | None
+    node_a: str
+    node_b: str
+    rail: str | None
+    gbps: float | None
+    failed: bool
+    why: str
+
+
+class JudgedFabric(TypedDict):
+    """A judged table of pairs."""
+
+    outcome: str
+    expected_gbps: float | None
+    topology: str
+    guilty: list[GuiltyPartData]
+    nodes: list[NodeInPairs]
+    pairs: list[MeasuredPair]
+    notes: Sequence[str]
+    rounds: int
+    node_runs: int
+
+
+def as_data(verdict: FabricVerdict, leaves: Leaves, values: Sequence[PairValue]) -> JudgedFabric:
     """Return a judged run as data for JSON."""
     size = size_of(values)
     return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 
@@ -26,7 +26,71 @@ NV#   through this number of NVLinks (XGMI# of AMD)
 """
 
 
-def report(node: Node) -> dict[str, Any]:
+class MachineNuma(TypedDict):
+    """A NUMA node. memory_bytes: null if it could not be read."""
+
+    id: int
+    cpus: str
+    memory_bytes: int | None
+
+
+class MachineGpu(TypedDict):
+    """A GPU. numa: -1 if it is not known. nics: the nearest ones."""
+
+    index: int
+    pci: str
+    numa: int
+    cpus: str
+    nics: list[str]
+
+
+class MachineNic(TypedDict):
+    """A network adapter. link_layer: "" if it has no RDMA device. null: it could not be read."""
+
+    name: str
+    pci: str
+    numa: int
+    link_layer: str
+    rate_gbps: float | None
+    state: str | None
+
+
+class ReportedPath(TypedDict):
+    """The path between two devices, in the classes of NCCL and of nvidia-smi."""
+
+    a: str
+    b: str
+    nccl: str
+    smi: str
+
+
+class AuditFinding(TypedDict):
+    """A finding of the audit, with all fields of a Finding. level: ok, warn, drain or unknown."""
+
+    check: str
+    level: str
+    summary: str
+    device: str
+    evidence: list[str]
+    action: str
+    service: str
+    evidence_id: str
+    fault: str
+    needs_history: bool
+    jobs: list[int] | None
+
+
+class MachineReport(TypedDict):
+    """A machine's topology. audit: findings about it."""
+
+    numa: list[MachineNuma]
+    gpus: list[MachineGpu]
+    nics: list[MachineNic]
+    paths: list[ReportedPath]
+    audit: list[AuditFinding]
+
+
+def report(node: Node) -> MachineReport:
     """Return the machine's topology. A GPU of unknown locality has numa -1, an even part of the CPUs, and a finding.
 
     Sizes are in bytes and rates in Gbit/s. Values that could not be read are None. A NUMA node without CPUs has "" as its cpus.
@@ -53,8 +117,13 @@ def report(node: Node) -> dict[str, Any]:
         "paths": [
             {"a": a, "b": b, "nccl": classes.nccl(a, b), "smi": classes.smi(a, b)} for a, b in combinations(_addresses(node), 2)
         ],
-        "audit": [msgspec.to_builtins(finding, enc_hook=str) | {"level": finding.level.word} for finding in audit(node)],
+        "audit": [_finding(finding) for finding in audit(node)],
     }
+
+
+def _finding(finding: Finding) -> AuditFinding:
+    data: AuditFinding = msgspec.to_builtins(finding, enc_hook=str) | {"level": finding.level.word}
+    return data
 
 
 def matrix(node: Node) -> str:
@@ -101,7 +170,7 @@ def _value(value: Any) -> Any:
     return None if isinstance(value, Missing) else value
 
 
-def _gpu(node: Node, gpu: Accelerator, position: int, count: int) -> dict[str, Any]:
+def _gpu(node: Node, gpu: Accelerator, position: int, count: int) -> MachineGpu:
     where = locality.of_pci(node, gpu.pci)
     cpus = where.cpus or locality.even_split(node, position, count)
     return {
