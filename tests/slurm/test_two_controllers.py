@@ -118,5 +118,8 @@ def test_drains_survive_a_takeover(site: TwoControllers, agent: Agent, tmp_path:
     site.start_slurmctld()
     assert tried(lambda: client.node("n1").reason) == reason
     assert tried(lambda: finish(saved.reconcile()).outcome) is Outcome.DRAINED
-    assert tried(lambda: finish(saved.resume()).outcome) is Outcome.RESUMED
+    deadline = time.monotonic() + 60
+    while (outcome := tried(lambda: finish(saved.resume()).outcome)) is Outcome.BLOCKED:  # slurmd has not registered yet
+        assert time.monotonic() < deadline
+    assert outcome is Outcome.RESUMED
     assert not tried(lambda: client.node("n1").drained)
