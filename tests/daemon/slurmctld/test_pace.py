@@ -63,7 +63,7 @@ def test_a_standing_drain_is_looked_at_every_two_minutes_where_slurmd_is_watched
     ("nodes", "limited", "failed"), [(128, 256.0, 60.0), (1000, 256.0, 60.0), (2400, 256.0, 120.0), (10_000, 1000.0, 500.0)]
 )
 def test_the_longest_wait_grows_with_the_cluster(nodes: int, limited: float, failed: float) -> None:
-    """Each attempt lists all nodes. A quarter of 10,000 nodes that wait for a limit do so four times a second, and not fifteen."""
+    """Each attempt lists all nodes. A quarter of 10,000 nodes that wait for a limit do so 4 times a second, and not 15 times."""
     pace = Pace(None, lambda: nodes // 10)
     assert pace.wait_max(BUDGET_BACKOFF_MAX_SECONDS, LIMITED_PER_SECOND) == limited
     assert pace.wait_max(BACKOFF_MAX_SECONDS, FAILED_PER_SECOND) == failed
