@@ -22,7 +22,7 @@ SLURMS_OWN = (
     *("Not responding", "Node unexpectedly rebooted", "Kill task failed", "Prolog error", "Epilog error", "Low ", "gres/"),
     *("batch job complete failure", "Duplicate jobid", "ResumeTimeout reached", "reboot timed out", "Node ", "slurmd"),
 )
-#: The reasons of slurmctld's events of a node that it switches off (power_save.c). Such a node is in service: a job switches it on.
+#: The reasons of slurmctld's events of a node that it switches off (power_save.c). It is in service: a job switches it on.
 SWITCHED_OFF = re.compile(r"Powered down(?: after [A-Za-z]+)?")
 _REASON = re.compile(r"fairlead:([a-z0-9_.]{1,64}):([0-9a-z]{6,32}) (.*)", re.DOTALL)
 _NUMBER = re.compile(r"[0-9]{1,11}")
