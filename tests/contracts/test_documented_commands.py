@@ -30,6 +30,7 @@ ALONE = (
     "lint job.sh",
     "version",
     "snapshot my-node",
+    "snapshot this-node",
 )
 
 

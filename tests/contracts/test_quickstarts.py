@@ -42,9 +42,9 @@ def test_one_node(wheel: Path, tmp_path: Path) -> None:
     parts = re.split(r"^== (\d+)\n", done.stdout, flags=re.MULTILINE)
     of, codes = dict(zip(lines, parts[::2], strict=False)), [int(code) for code in parts[1::2]]
     assert len(codes) == len(lines) and codes[0] == codes[1] == 0
-    assert "nothing says what this machine should be" in of["fairlead check --root my-node"]
+    assert "nothing says what this machine should be" in of["fairlead check --root this-node"]
     assert "Xid 79" in of["fairlead xid decode log"] and "size-suffix" in of["fairlead lint job.sh"]
     assert codes[lines.index("fairlead lint job.sh")] == 2
     if not list(Path("/dev").glob("nvidia[0-9]*")):
-        assert codes[lines.index("fairlead check --root my-node --profile hgx-h100")] == 2, "as the page says"
+        assert codes[lines.index("fairlead check --root this-node --profile hgx-h100")] == 2, "as the page says"
     assert (here / "selftest.json").stat().st_size > 1000
