@@ -228,7 +228,7 @@ def test_half_of_the_nodes_are_cut_off(many: ManyNodes, agents: Agents, figures:
 
 
 def test_a_switch_that_takes_a_quarter_of_the_nodes_with_it(many: ManyNodes, agents: Agents, figures: Figures) -> None:
-    """The first nodes drain, and all others wait and name the common cause, in status, metrics and `fairlead why`."""
+    """The first nodes drain, and all others wait and name the common cause, in status and metrics."""
     names = set(many.leaf(0))
     log, before, cpu = log_size(many), many.network_bytes(), agents.cpu_seconds()
     many.run(["/usr/bin/sdiag", "--reset"])
