@@ -109,7 +109,9 @@ def test_a_node_that_dies_in_mid_run_is_named(lab: FabricLab, repeat: int) -> No
     outcomes = {node["node"]: node["outcome"] for node in data["nodes"]}
     assert outcomes == dict.fromkeys(NODES, "pass") | {"n7": "unknown"}
     assert process.returncode == 3
-    assert all("n7" not in (p["node_a"], p["node_b"]) for p in data["pairs"] if p["round"] > 2), "a dead node gets no more pair"
+    with_it = [pair for pair in data["pairs"] if "n7" in (pair["node_a"], pair["node_b"])]
+    died = min(pair["round"] for pair in with_it if pair["failed"])  # round 2, or 3 on a busy machine
+    assert max(pair["round"] for pair in with_it) == died <= 3, "a dead node gets no more pair"
 
 
 @pytest.mark.slow

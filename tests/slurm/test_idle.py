@@ -39,6 +39,13 @@ def end(cluster: Cluster, *jobs: RunningJob) -> None:
     cluster.run(["/usr/bin/scancel", *(str(each.job) for each in jobs)], check=False)
 
 
+def printed(cluster: Cluster, job: RunningJob, text: str) -> None:
+    deadline = time.monotonic() + 60
+    while text not in cluster.output(job.job):
+        assert time.monotonic() < deadline, cluster.output(job.job)
+        time.sleep(0.1)
+
+
 def test_running_jobs_are_read_whatever_a_comment_says(cluster: Cluster, client: Scontrol) -> None:
     plain, marked = started(cluster, "-wn1"), started(cluster, "-wn2", f"--comment={HOSTILE}")
     other = cluster.submit("#!/bin/sh\nsleep 900\n", "-wn3", "-n1")
@@ -64,13 +71,11 @@ def test_the_owner_answers_by_the_comment(cluster: Cluster, client: Scontrol) ->
 
 
 def test_scontrol_notify_reaches_the_job_and_says_no_more_than_sent(cluster: Cluster, client: Scontrol) -> None:
-    job = started(cluster, "-wn1")
+    job = started(cluster, "-wn1", script="#!/bin/sh\necho begun\nsleep 900\n")
     channel = ScontrolNotify(client)
+    printed(cluster, job, "begun")  # before that, Slurm drops the message
     assert channel.deliver("fairlead-1-1-0-notify_1", job, "2 idle GPUs") == "sent"
-    deadline = time.monotonic() + 30
-    while "2 idle GPUs [fairlead-1-1-0-notify_1]" not in cluster.output(job.job):
-        assert time.monotonic() < deadline, cluster.output(job.job)
-        time.sleep(0.1)
+    printed(cluster, job, "2 idle GPUs [fairlead-1-1-0-notify_1]")
     assert channel.query("fairlead-1-1-0-notify_1") == "unconfirmed"
     end(cluster, job)
     cluster.wait_job(job.job, "CANCELLED")
