@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -52,7 +53,8 @@ def strike(admin: Admin, host: Host, how: str, delay: float) -> None:
     time.sleep(delay)
     boot = host.boot_id()
     if how == "runner":
-        os.killpg(run.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it was at its end already
+            os.killpg(run.pid, signal.SIGKILL)
     elif how == "power":
         host.power("cycle")
     else:
