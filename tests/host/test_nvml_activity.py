@@ -180,6 +180,7 @@ def test_lost_samples_are_a_gap_and_then_each_sweep_reads_them(agent: Agent, fau
     lost = agent.activities()[0]
     assert lost.gap_seconds > 3 and lost.measured_seconds < 1.5 and agent.is_sum(lost.gap_seconds + lost.measured_seconds, 1)
     faults.set(0, "samples.entries", 24)  # four seconds: the last sweep alone does not find all
+    lost = agent.activities()[0]  # on a busy machine, more was lost before the buffer grew
     begun = time.monotonic()
     while time.monotonic() < begun + 4.6:
         time.sleep(0.4)
