@@ -109,7 +109,7 @@ def test_a_cut_report_has_no_more_than_what_was_there(end: int) -> None:
     ],
 )
 def test_how_a_tool_ended(run: ToolRun, outcome: MeasuredOutcome, says: str) -> None:
-    said = job_output.said(load()["dcgm"], step("dcgm", "x"), run, 8, "the job ended")
+    said = job_output.said(load()["dcgm"], step("dcgm", "x", 5), run, 8, "the job ended")
     assert said.outcome is outcome and says in said.why, said
 
 
