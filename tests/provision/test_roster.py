@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -189,7 +190,7 @@ def test_a_watch_tells_changes_folded() -> None:
 
 
 def test_the_data_of_each_node() -> None:
-    data = as_data(fleet())
+    data = msgspec.to_builtins(as_data(fleet()))
     assert data["words"]["unreachable"] == "n50" and data["words"]["drain"] == "n[7-8]" and "not asked" not in data["words"]
     seventh = data["nodes"][6]
     assert seventh["drained"] == {
