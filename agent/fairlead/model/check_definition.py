@@ -118,8 +118,8 @@ class Check(Struct, frozen=True, kw_only=True):
     has to be asked for because of the parameters. reads_records: returns the prefixes of kernel records that the parameters
     declare in addition to ``wakes_on``.
 
-    another_gpu: the values of the parameters that say what this kind of node has, to be used while every GPU of the node is of
-    another kind than declared. Nothing is judged by them. The declared values are those of another kind of node then.
+    another_gpu: parameters and the values that replace the declared ones while every GPU of the node is of another kind than
+    declared. With these values the check does not compare the node with hardware that is declared for another kind of node.
     """
 
     summary: str
