@@ -75,8 +75,8 @@ def whose(state: str, reason: str) -> Whose:
 
 
 def out_of_service(lines: Iterable[str], mistakes: list[str]) -> list[NodeOut]:
-    """Return the events in the lines. Events of the whole cluster are left out, and those of nodes that slurmctld has switched off
-    to save power. The reason of each line that cannot be read is added to ``mistakes``."""
+    """Return the events in the lines. Left out are events of the whole cluster, and those of nodes that slurmctld has switched
+    off to save power. The reason of each line that cannot be read is added to ``mistakes``."""
     found: list[NodeOut] = []
     header: list[str] | None = None
     number = 0
