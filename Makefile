@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # tests/conftest.py says which tests stay together; one process: make test PARALLEL=
 PARALLEL ?= -n auto --max-worker-restart=1
+# Container images often set it. Then every process of a test compiles all its modules again, which doubles its CPU time.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup apt demo test test-all vm lint unit bench scorecard gpu gpu-wheels lab-down docs dashboards lock release packages clean
 
