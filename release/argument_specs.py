@@ -99,14 +99,16 @@ def _described(words: str, kind: Mapping[str, Any]) -> str:
     limits = f"From {low:g} to {high:g}." if low is not None and high is not None else ""
     limits = f"At least {low:g}." if low is not None and high is None else limits
     limits = f"Matches {kind['pattern']}" if "pattern" in kind else limits
-    return " ".join(part for part in (words.split("\n\n")[0].replace("\n", " "), limits) if part) or "See the reference."
+    return (
+        " ".join(part for part in (words.split("\n\n", maxsplit=1)[0].replace("\n", " "), limits) if part) or "See the reference."
+    )
 
 
 class _Dumper(yaml.SafeDumper):
     """Writes a list below its key with two more columns, as yamllint wants it, and every value in full."""
 
-    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         super().increase_indent(flow, indentless=False)
 
-    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002
+    def ignore_aliases(self, data: object) -> bool:
         return True

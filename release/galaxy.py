@@ -69,7 +69,9 @@ def lay_out(tree: Path, folder: Path) -> str:
             raise SystemExit(f"release: {path.name}: has not the line {RELEASE}, which gets the version")
         path.write_text(text.replace(RELEASE, f'RELEASE = "{release}"'))
     for path in (*folder.glob("roles/*/tasks/*.yml"), *folder.glob("plugins/modules/*.py")):
-        path.write_text(re.sub(r"^( +(?:- )?)fairlead_node:$", rf"\1{NAMESPACE}.{NAME}.fairlead_node:", path.read_text(), flags=re.M))
+        path.write_text(
+            re.sub(r"^( +(?:- )?)fairlead_node:$", rf"\1{NAMESPACE}.{NAME}.fairlead_node:", path.read_text(), flags=re.M)
+        )
     shutil.copyfile(tree / "LICENSE", folder / "LICENSE")
     (folder / "galaxy.yml").write_text(galaxy_yml(version))
     for path in sorted(folder.rglob("*")):

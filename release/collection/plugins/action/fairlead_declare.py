@@ -143,7 +143,9 @@ def _command(named: Any) -> str:
     beside = os.path.join(os.path.dirname(sys.executable), "fairlead")
     found = beside if os.access(beside, os.X_OK) else shutil.which("fairlead")
     if not found:
-        words = f"fairlead is not installed here. Install fairlead {RELEASE} with `pip install`, or name its path in declare_command"
+        words = (
+            f"fairlead is not installed here. Install fairlead {RELEASE} with `pip install`, or name its path in declare_command"
+        )
         raise AnsibleActionFail(words)
     return found
 
