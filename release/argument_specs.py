@@ -1,10 +1,10 @@
 """Generates the argument specs of the collection's role `declare` from the schema of a node's document.
 
-The checks, settings and sections of the document declare their own keys, types, words and defaults (config/document.py). So the role
-has no list of its own: `make docs` writes release/collection/roles/declare/meta/argument_specs.yml, and a test compares it.
+The checks, settings and sections of the document declare their own keys, types, words and defaults (config/document.py). So the
+role has no list of its own: `make docs` writes release/collection/roles/declare/meta/argument_specs.yml, and a test compares it.
 
-An argument spec has types, words, and no ranges or patterns. These are added to the description. `fairlead render` refuses a value
-outside of them, before any node is reached.
+An argument spec has types, words, and no ranges or patterns. These are added to the description. `fairlead render` refuses a
+value outside of them, before any node is reached.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ OWN = ROOT / "release/collection/roles/declare/meta/own_options.yml"
 TYPES = {"boolean": "bool", "integer": "int", "number": "float", "string": "str", "array": "list", "object": "dict"}
 SECTIONS = {
     "checks": "Parameters of checks, by the name of the check. A profile may declare other values than the defaults.",
-    "settings": "Settings that fairlead makes on the node and keeps, by name. An empty dictionary declares a setting. A profile may"
-    " declare other values than the defaults.",
+    "settings": "Settings that fairlead makes on the node and keeps, by name. An empty dictionary declares a setting. A profile"
+    " may declare other values than the defaults.",
     "policy": "When a finding drains a node, and when fairlead resumes it.",
     "agent": "Options of the agent on the node.",
     "slurm": "How the agent reaches slurmctld.",
     "hooks": "Options of the hooks that Slurm calls.",
     "jobenv": "The environment that jobs get.",
 }
+PATTERN_MAX = 80  # a longer pattern says nothing to a reader, and does not fit into a line
 HEAD = "---\n# `make docs` writes this file from the schema of a node's document and from own_options.yml. Do not edit it.\n"
 
 
@@ -42,7 +43,7 @@ def text() -> str:
     role = yaml.safe_load(OWN.read_text())
     role["options"] |= dict(sections())
     spec = {"argument_specs": {"main": role}}
-    return HEAD + yaml.dump(spec, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
+    return HEAD + yaml.dump(spec, Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True)
 
 
 def sections() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -96,12 +97,15 @@ def _default(schema: Mapping[str, Any]) -> dict[str, Any]:
 def _described(words: str, kind: Mapping[str, Any]) -> str:
     """Return the description, with the limits that an argument spec cannot express."""
     low, high = kind.get("minimum"), kind.get("maximum")
-    limits = f"From {low:g} to {high:g}." if low is not None and high is not None else ""
-    limits = f"At least {low:g}." if low is not None and high is None else limits
-    limits = f"Matches {kind['pattern']}" if "pattern" in kind else limits
-    return (
-        " ".join(part for part in (words.split("\n\n", maxsplit=1)[0].replace("\n", " "), limits) if part) or "See the reference."
-    )
+    limits = f"From {_number(low)} to {_number(high)}." if low is not None and high is not None else ""
+    limits = f"At least {_number(low)}." if low is not None and high is None else limits
+    limits = f"Matches {kind['pattern']}" if len(kind.get("pattern", "")) in range(1, PATTERN_MAX) else limits
+    first = words.split("\n\n", maxsplit=1)[0].replace("\n", " ")
+    return " ".join(part for part in (first, limits) if part) or "See the reference."
+
+
+def _number(value: float) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 class _Dumper(yaml.SafeDumper):

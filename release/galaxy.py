@@ -1,10 +1,10 @@
 """Builds the Ansible collection fairlead.nodes: the file that `ansible-galaxy collection install` takes, and its folder.
 
-The roles, the module and its action plug-in are those of playbooks/, which `fairlead provision` uses. Only what a collection has in
-addition lies in release/collection. The archive is written here and not by `ansible-galaxy collection build`, because the same
+The roles, the module and its action plug-in are those of playbooks/, which `fairlead provision` uses. Only what a collection has
+in addition lies in release/collection. The archive is written here and not by `ansible-galaxy collection build`, because the same
 commit has to give the same bytes. `make release` runs this, and so does `python release/galaxy.py --output DIR`, from a checkout.
 
-Source: the format of galaxy.yml, MANIFEST.json and FILES.json (docs.ansible.com, collection_structure and ansible/galaxy/collection).
+Source: the format of galaxy.yml, MANIFEST.json and FILES.json (docs.ansible.com, and ansible.galaxy.collection of ansible-core).
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ MOVED = {
     "playbooks/roles/node/action_plugins": "plugins/action",
 }
 RELEASE = 'RELEASE = ""'  # the line of each action plug-in that gets the version
+SHORT_NAME = re.compile(r"^( +(?:- )?)fairlead_node:$", re.MULTILINE)  # a task of a plain playbook; a collection's name is longer
 FOLDER_MODE, FILE_MODE = 0o755, 0o644
 
 
@@ -69,9 +70,7 @@ def lay_out(tree: Path, folder: Path) -> str:
             raise SystemExit(f"release: {path.name}: has not the line {RELEASE}, which gets the version")
         path.write_text(text.replace(RELEASE, f'RELEASE = "{release}"'))
     for path in (*folder.glob("roles/*/tasks/*.yml"), *folder.glob("plugins/modules/*.py")):
-        path.write_text(
-            re.sub(r"^( +(?:- )?)fairlead_node:$", rf"\1{NAMESPACE}.{NAME}.fairlead_node:", path.read_text(), flags=re.M)
-        )
+        path.write_text(SHORT_NAME.sub(rf"\1{NAMESPACE}.{NAME}.fairlead_node:", path.read_text()))
     shutil.copyfile(tree / "LICENSE", folder / "LICENSE")
     (folder / "galaxy.yml").write_text(galaxy_yml(version))
     for path in sorted(folder.rglob("*")):

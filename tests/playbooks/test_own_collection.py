@@ -74,7 +74,7 @@ class Site:
         return said, int(changed[1])
 
 
-SETTINGS: dict[str, Any] = {"numa_balancing": {}, "nofile": {"limit": 65536}}
+SETTINGS: dict[str, Any] = {"numa_balancing": {}, "nofile": {"limit": 16384}}
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def test_2_it_sets_what_the_inventory_declares_and_a_second_run_changes_nothing(
     said, changed = site.play(SETTINGS)
     assert changed == 2, "the site's folder, and the node"
     assert gpu1.path(NUMA).read_text() == "0\n"
-    assert "LimitNOFILE=65536" in gpu1.run(f"cat {LIMIT}/*").stdout
+    assert "LimitNOFILE=16384" in gpu1.run(f"cat {LIMIT}/*").stdout
     assert gpu1.run("systemctl is-active fairlead-agent").stdout == "active\n"
     assert "TaskProlog=/etc/slurm/fairlead/task-prolog" in said, "the lines that slurm.conf lacks are said"
     assert site.play(SETTINGS)[1] == 0

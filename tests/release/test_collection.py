@@ -1,4 +1,4 @@
-"""The Ansible collection: built twice, installed without a network, documented; what it refuses; what its role `declare` writes."""
+"""The Ansible collection: built twice, installed without a network, documented; what it refuses, and what it declares."""
 
 from __future__ import annotations
 
@@ -164,8 +164,6 @@ def test_a_declaration_becomes_a_site_and_a_bundle_and_a_second_run_changes_noth
     bundle = tmp_path / "out/rendered/bundle"
     assert sorted(path.name for path in (bundle / "documents").iterdir()) == ["gpu1", "gpu2", "gpu3"]
     assert "changed=1" not in site.play(inventory)
-    inventory["vars"]["declare_generation"] = 5
-    assert "changed=1" in site.play(inventory) and site.declared()["generation"] == 5
 
 
 def test_what_no_argument_spec_says_is_refused_in_one_line(site: Site) -> None:
@@ -178,15 +176,13 @@ def test_what_no_argument_spec_says_is_refused_in_one_line(site: Site) -> None:
 def test_the_action_says_what_it_cannot_write(monkeypatch: pytest.MonkeyPatch) -> None:
     plugin = action()
     own = {"folder": "x", "generation": 1, "wheelhouse": "", "command": ""}
-    with pytest.raises(AnsibleActionFail, match="settings.numa_balancing has no value; write {} to declare"):
+    with pytest.raises(AnsibleActionFail, match=r"settings.numa_balancing has no value; write \{\} to declare"):
         plugin.site_text({"gpu1": own | {"settings": {"numa_balancing": None}}}, 1)
     with pytest.raises(AnsibleActionFail, match=r"settings.a is a date; write a text"):
         plugin.site_text({"gpu1": own | {"settings": {"a": date(2026, 1, 1)}}}, 1)
     with pytest.raises(AnsibleActionFail, match="declare_folder of gpu2 is not that of gpu1; set it once"):
         plugin._common({"gpu1": own, "gpu2": own | {"folder": "y"}})
-    with pytest.raises(
-        AnsibleActionFail, match="/no/such: No such file or directory; name the path of fairlead in declare_command"
-    ):
+    with pytest.raises(AnsibleActionFail, match=r"/no/such: No such file.*; name the path of fairlead in declare_command"):
         plugin._same_release("/no/such")
     monkeypatch.setattr(plugin, "RELEASE", "9.9.9")
     with pytest.raises(AnsibleActionFail, match=f"is fairlead {fairlead.__version__}, and this collection is 9.9.9"):
@@ -195,8 +191,8 @@ def test_the_action_says_what_it_cannot_write(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_fact_of_a_node_declares_nothing(site: Site) -> None:
     """A module's result may hold facts, which Ansible makes variables of. A hostile node could declare what all nodes are."""
-    fact = "- hosts: all\n  gather_facts: false\n  pre_tasks:\n    - ansible.builtin.set_fact: {declare_settings: {}, cacheable: true}\n"
-    said = site.play(nodes({"gpu1": {}}), code=2, playbook=f"{fact}  roles: [fairlead.nodes.declare]\n")
+    fact = "  pre_tasks:\n    - ansible.builtin.set_fact: {declare_settings: {}, cacheable: true}\n  roles"
+    said = site.play(nodes({"gpu1": {}}), code=2, playbook=DECLARE.replace("  roles", fact))
     assert "a variable of the role declare is a fact of this node" in said
 
 

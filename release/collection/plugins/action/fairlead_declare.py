@@ -91,7 +91,7 @@ def site_text(own: Mapping[str, Mapping[str, Any]], generation: int) -> str:
     classes: dict[str, tuple[Mapping[str, Any], list[str]]] = {}
     for host, declared in own.items():
         layer = {key: value for key, value in declared.items() if key not in COMMON and value not in ("", {})}
-        classes.setdefault(json.dumps(layer, sort_keys=True), (layer, []))[1].append(host)
+        classes.setdefault(json.dumps(layer, default=repr), (layer, []))[1].append(host)
     text = f"{HEAD}schema = 1\ngeneration = {generation}\n"
     names: dict[str, int] = {}
     for layer, hosts in classes.values():
@@ -143,9 +143,7 @@ def _command(named: Any) -> str:
     beside = os.path.join(os.path.dirname(sys.executable), "fairlead")
     found = beside if os.access(beside, os.X_OK) else shutil.which("fairlead")
     if not found:
-        words = (
-            f"fairlead is not installed here. Install fairlead {RELEASE} with `pip install`, or name its path in declare_command"
-        )
+        words = f"fairlead is not installed here; install fairlead {RELEASE}, or name its path in declare_command"
         raise AnsibleActionFail(words)
     return found
 

@@ -4,8 +4,8 @@ DOCUMENTATION = r"""
 module: fairlead_declare
 short_description: Write a site and its files for the nodes from an inventory
 description:
-  - Reads the variable C(declare_own) of every host of the play, which the role C(fairlead.nodes.declare) sets. Writes C(site.toml)
-    and the files for the nodes into the folder that it names, with C(fairlead render).
+  - Reads the variable C(declare_own) of every host of the play, which the role C(fairlead.nodes.declare) sets.
+  - Writes C(site.toml) and the files for the nodes into the folder that it names, with C(fairlead render).
   - It runs on the control node, and reaches no node.
 options: {}
 attributes:
