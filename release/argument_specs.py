@@ -34,7 +34,7 @@ SECTIONS = {
     "hooks": "Options of the hooks that Slurm calls.",
     "jobenv": "The environment that jobs get.",
 }
-PATTERN_MAX = 80  # a longer pattern says nothing to a reader, and does not fit into a line
+PATTERN_MAX = 48  # a longer pattern says nothing to a reader, and does not fit into a line
 HEAD = "---\n# `make docs` writes this file from the schema of a node's document and from own_options.yml. Do not edit it.\n"
 
 
@@ -43,7 +43,7 @@ def text() -> str:
     role = yaml.safe_load(OWN.read_text())
     role["options"] |= dict(sections())
     spec = {"argument_specs": {"main": role}}
-    return HEAD + yaml.dump(spec, Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True)
+    return HEAD + yaml.dump(spec, Dumper=_Dumper, sort_keys=False, width=80, allow_unicode=True)
 
 
 def sections() -> Iterator[tuple[str, dict[str, Any]]]:
