@@ -18,7 +18,7 @@ from tests.lab import roots
 from tests.lab.host import Host
 from tests.playbooks.admin import NUMA, PROJECT, Admin, node
 
-pytestmark = [pytest.mark.rack, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.rack, pytest.mark.slow, pytest.mark.timeout(300)]
 PLAYBOOK = """\
 - name: Make the GPU nodes what the inventory declares
   hosts: gpu
