@@ -117,15 +117,18 @@ def test_the_argument_spec_has_each_setting_and_the_defaults_are_those_of_the_ro
     assert all(defaults[name] == option.get("default", {}) for name, option in options.items() if name in defaults)
 
 
-def test_an_argument_spec_refuses_wrong_values(site: Site) -> None:
+def test_an_argument_spec_refuses_wrong_values_and_the_site_lacks_these_nodes(site: Site, tmp_path: Path) -> None:
+    site = Site(tmp_path, Path(site.env["ANSIBLE_COLLECTIONS_PATH"]))
     wrong: dict[str, tuple[dict[str, Any], str]] = {
         "gpu1": ({"transparent_hugepage": {"enabled": "often"}}, "must be one of: always, madvise, never, got: often"),
         "gpu2": ({"sysctl": {"vals": {}}}, "declare_settings.sysctl.vals. Supported parameters include: managed, mode, values"),
         "gpu3": ({"numa_balancing": {"value": "high"}}, "cannot be converted to an int"),
     }
-    said = site.play(nodes({name: {"declare_settings": settings} for name, (settings, _) in wrong.items()}), code=2)
-    assert [words for _, words in wrong.values() if words not in said] == [] and "failed=0" not in said
-    assert not (site.folder / "out").exists()
+    inventory = nodes({**{name: {"declare_settings": settings} for name, (settings, _) in wrong.items()}, "gpu4": {}})
+    said = site.play(inventory, code=2)
+    assert [words for _, words in wrong.values() if words not in said] == [] and said.count("failed=1") == 3
+    assert "not in the site that was written, because they failed before: gpu1,gpu2,gpu3" in said
+    assert site.declared()["classes"] == {"nodes": {"nodes": "gpu4"}}
 
 
 def test_a_declaration_becomes_a_site_and_a_bundle_and_a_second_run_changes_nothing(site: Site, tmp_path: Path) -> None:

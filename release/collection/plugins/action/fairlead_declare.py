@@ -58,6 +58,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         written = json.loads(_run(words))["written"]
         changed = before != text or (written and not self._task.check_mode)
         result |= {"changed": changed, "bundle": os.path.join(rendered, "bundle"), "site": site}
+        if lost := [host for host in variables["ansible_play_hosts_all"] if host not in own]:
+            words = f"not in the site that was written, because they failed before: {','.join(lost[:20])}"
+            result["warnings"] = [f"{words} and {len(lost) - 20} more" if len(lost) > 20 else words]
         if self._task.diff and before != text:
             result["diff"] = [{"before": before, "after": text, "before_header": "site.toml", "after_header": "site.toml"}]
         return result
