@@ -5,6 +5,7 @@ fairlead-VERSION.tar.gz             the sdist
 fairlead-VERSION.cdx.json           the bill of materials (CycloneDX)
 fairlead-VERSION.admin.txt          what the admin host needs, with hashes, for `pip install --require-hashes`
 fairlead-VERSION.node.txt           what the nodes need, with hashes, for the same command
+fairlead-nodes-VERSION.tar.gz       the Ansible collection
 SHA256SUMS                          the sha256 of each of these files
 SHA256SUMS.sig                      the signature of SHA256SUMS (ssh-keygen -Y sign) with the releaser's key
 
@@ -23,6 +24,7 @@ import tempfile
 import tomllib
 from pathlib import Path
 
+from galaxy import build_collection
 from sbom import sbom
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -78,6 +80,7 @@ def main() -> None:
         (made / f"{stem}.cdx.json").write_text(sbom(tree, tuple(made.iterdir()), epoch))
         for name in ("admin.txt", "node.txt"):
             shutil.copyfile(tree / "agent/fairlead/provision" / name, made / f"{stem}.{name}")
+        build_collection(tree, work / "collection", made, epoch)
         lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(made.iterdir())]
         (made / "SHA256SUMS").write_text("".join(lines))
         run("ssh-keygen", "-q", "-Y", "sign", "-f", Path(args.key).resolve(), "-n", NAMESPACE, made / "SHA256SUMS")

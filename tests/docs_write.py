@@ -38,6 +38,7 @@ from fairlead.measure.collective import size_text
 from fairlead.model.check_definition import CheckParams
 from fairlead.policy.decision_rules import Rules
 from fairlead.topology.picture.machine_svg import draw
+from release import argument_specs
 from tests import completion_scripts, man_pages, rooms, selftest_pages
 from tests.kept_files import kept_files_page
 from tests.lab.trees import MACHINES, ensure
@@ -536,6 +537,7 @@ GENERATED: dict[Path, Callable[[], str]] = {
     ROOT / "docs/reference/kept-files.md": kept_files_page,
     ROOT / "docs/reference/fabric-acceptance.md": fabric_page,
     ROOT / "docs/reference/selftest-report.md": selftest_pages.format_page,
+    argument_specs.SPEC: argument_specs.text,
     PROVED: lambda: with_block(PROVED.read_text(), "claims", selftest_pages.claims_block()),
     SCALE: scale_page,
     ROOT / "docs/images/width-x8.svg": picture,

@@ -24,6 +24,7 @@ from fairlead.fleet.fleet_events import FleetEvent
 from fairlead.fleet.node_events import NodeOut, Whose
 from fairlead.fleet.service_record import ServiceEntry
 from fairlead.jobs.idle_stages import IdleEvent
+from fairlead.jobs.usage_record import encoded
 from tests.fleet.made_records import BEGIN, DAY, record
 from tests.jobs import job_reports
 from tests.jobs.job_reports import record_of, run_of
@@ -281,3 +282,63 @@ def test_root_leaves_no_file_of_its_own(stores: Folders, tmp_path: Path) -> None
     restore(stores, copy)
     erase_user(stores, 1001, LATER)
     assert {path.stat().st_uid for folder in folders for path in Path(folder).iterdir()} == {65534}
+
+
+# -- a store of an earlier fairlead ------------------------------------------------------------------
+
+#: jobs.sqlite as the first fairlead that collected made it (commit 76138960, schema 1).
+SCHEMA_1 = """
+CREATE TABLE run (job INTEGER, begin_unix INTEGER, label TEXT, uid INTEGER, user TEXT, account TEXT, partition TEXT,
+  state TEXT, nodes TEXT, end_unix INTEGER, gpus INTEGER, cpus INTEGER, limit_seconds INTEGER,
+  tries INTEGER NOT NULL DEFAULT 0, due_unix INTEGER, comment TEXT NOT NULL DEFAULT '', comment_due INTEGER NOT NULL DEFAULT 0,
+  PRIMARY KEY (job, begin_unix)) WITHOUT ROWID;
+CREATE INDEX run_label ON run (label);
+CREATE INDEX run_user ON run (uid, end_unix);
+CREATE INDEX run_due ON run (due_unix) WHERE due_unix IS NOT NULL;
+CREATE INDEX run_comment ON run (end_unix) WHERE comment_due = 1;
+CREATE TABLE record (job INTEGER, begin_unix INTEGER, node TEXT, data BLOB, PRIMARY KEY (job, begin_unix, node)) WITHOUT ROWID;
+CREATE TABLE aside (job INTEGER, begin_unix INTEGER, node TEXT, why TEXT, PRIMARY KEY (job, begin_unix, node, why)) WITHOUT ROWID;
+CREATE TABLE kept (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+PRAGMA user_version = 1;
+"""
+
+
+def schema_1(folder: Path, *, erased: bool = False) -> None:
+    """Write a store of schema 1 with a run and a record of user 1001, or with the note that this user was erased."""
+    folder.mkdir(exist_ok=True)
+    run, kept = run_of(user=NAME), record_of()
+    with closing(sqlite3.connect(folder / "jobs.sqlite")) as db:
+        db.executescript(SCHEMA_1)
+        if erased:
+            db.execute("INSERT INTO kept VALUES ('erased 1001', ?)", (str(int(LATER)),))
+        else:
+            names = (run.job, run.begin_unix, run.label, run.uid, run.user, run.account, run.partition, run.state)
+            rest = (",".join(run.nodes), run.end_unix, run.gpus, run.cpus, run.limit_seconds, 0, None, "", 0)
+            db.execute(f"INSERT INTO run VALUES ({', '.join('?' * 17)})", (*names, *rest))
+            db.execute("INSERT INTO record VALUES (?, ?, ?, ?)", (run.job, run.begin_unix, kept.node, encoded(kept)))
+        db.commit()
+
+
+def test_a_copy_of_an_earlier_fairlead_is_restored_and_read(
+    stores: Folders, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    schema_1(tmp_path / "copy")
+    with pytest.raises(DataError, match="older fairlead") as refused, JobStore(str(tmp_path / "copy"), write=False):
+        pass
+    assert "the next round of `fairlead collect` brings it up to date" in refused.value.hint
+    assert main([*options(stores), "--restore", str(tmp_path / "copy")]) == 0
+    with JobStore(stores.store, write=False) as jobs:
+        (found,) = jobs.runs_of("17")
+        assert found.run == run_of(user=NAME) and jobs.records(found.run) == (record_of(),)
+        assert not jobs.runs_of("99"), "the copy takes the place of what was here"
+
+
+def test_a_store_of_an_earlier_fairlead_is_replaced_and_its_erased_user_stays_erased(stores: Folders, tmp_path: Path) -> None:
+    """fairlead was upgraded, and a copy is restored before the first round has brought the store up to date."""
+    for path in Path(stores.store).glob("jobs.sqlite*"):
+        path.unlink()
+    schema_1(Path(stores.store), erased=True)
+    schema_1(tmp_path / "copy")
+    restore(stores, str(tmp_path / "copy"))
+    with JobStore(stores.store, write=False) as jobs:
+        assert jobs.erased() and not jobs.runs_of("17"), "the erased user is back"

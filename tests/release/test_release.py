@@ -28,7 +28,10 @@ KEYED, VERIFY, INSTALL = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)[:3]
 VERSION = fairlead.__version__
 NAME = f"fairlead-{VERSION}"
 VERIFIED = f"fairlead {VERSION} is what was signed"
-FILES = (f"{NAME}-py3-none-any.whl", f"{NAME}.tar.gz", f"{NAME}.cdx.json", f"{NAME}.admin.txt", f"{NAME}.node.txt")
+FILES = (
+    *(f"{NAME}-py3-none-any.whl", f"{NAME}.tar.gz", f"{NAME}.cdx.json", f"{NAME}.admin.txt", f"{NAME}.node.txt"),
+    f"fairlead-nodes-{VERSION}.tar.gz",
+)
 pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]
 
 #: $1: the root, $2: an empty folder, $3: what is copied to /srv there, $4: what is run there.
@@ -183,6 +186,7 @@ TAMPERED: dict[str, Callable[[Path], None]] = {
     "bill of materials": lambda folder: change(folder / FILES[2]),
     "list for the admin host": lambda folder: change(folder / FILES[3]),
     "list for nodes": lambda folder: change(folder / FILES[4]),
+    "collection": lambda folder: change(folder / FILES[5]),
     "sums": lambda folder: change(folder / "SHA256SUMS"),
     "signature": lambda folder: change(folder / "SHA256SUMS.sig"),
     "sums made to fit": change_sums_and_file,

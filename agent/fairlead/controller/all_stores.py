@@ -9,7 +9,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from msgspec import Struct
 
@@ -20,7 +20,7 @@ from fairlead.controller.idle_journal import IdleJournal
 from fairlead.controller.job_store import JobStore
 from fairlead.controller.sqlite_store import SqliteStore
 from fairlead.controller.store_file import failed, locked, made, refuse_damaged, refuse_foreign
-from fairlead.errors import DataError, FairleadError, HostError, InputMissing, UsageError, next_step
+from fairlead.errors import DataError, FairleadError, HostError, InputMissing, NodeBusy, UsageError, next_step
 from fairlead.host.atomic_file import write_file
 
 IDLE = "idle"  # the folder of the journal in a copy
@@ -126,11 +126,30 @@ def restore(folders: Folders, folder: str) -> Done:
 def _is_whole(folder: str, file: str) -> bool:
     """Return whether a store is here that this fairlead can read and that SQLite finds whole."""
     try:
+        _bring_up_to_date(folder, file)
         with STORES[file](folder, write=False) as here:
             here.refuse_damaged()
+    except NodeBusy:
+        raise
     except FairleadError:
         return False
     return True
+
+
+def _bring_up_to_date(folder: str, file: str) -> None:
+    """Bring a store of an earlier fairlead up to date, because only then it can be read: what it knows of erased users and of
+    sent events has to outlast a restore. Raises DataError, HostError, NodeBusy."""
+    path, shape = os.path.join(folder, file), STORES[file].shape
+    if not os.path.exists(path):
+        return
+    try:
+        with closing(sqlite3.connect(path)) as db:
+            version = db.execute("PRAGMA user_version").fetchone()[0]
+    except sqlite3.Error as e:
+        raise failed(path, e) from None
+    if 0 < version < shape.schema:
+        with STORES[file](folder, write=True):
+            pass
 
 
 def _check_copy(folder: str, file: str) -> None:
@@ -166,8 +185,11 @@ def _read_only(path: str) -> Iterator[sqlite3.Connection]:
 def _erased_here(store: str) -> dict[int, int]:
     """Return the users who are erased in the store that is replaced. A store that cannot be read erases nobody."""
     try:
+        _bring_up_to_date(store, job_store.FILE)
         with JobStore(store, write=False) as here:
             return here.erased()
+    except NodeBusy:
+        raise
     except FairleadError:
         return {}
 

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleError
 from ansible.plugins.action import ActionBase
 
+RELEASE = ""  # the version of the collection, written by its build; a role beside its bundle has none
 ANSWER_SECONDS = 900  # `fairlead apply` takes 10 minutes at most without packages (APPLYING_SECONDS), and waits 90 s for another
 MEMORY_MIB = 192  # this process may grow by so much while a node answers, so an endless answer fails
 #: The role's variables (meta/argument_specs.yml). Only the admin host may set them.
@@ -232,6 +233,11 @@ class Modules(NamedTuple):
 def _modules(bundle: str) -> Modules:
     if (lib := os.path.join(bundle, "lib")) not in sys.path:
         sys.path.insert(0, lib)
+    import fairlead
+
+    if RELEASE and fairlead.__version__ != RELEASE:
+        words = f"{bundle} is of fairlead {fairlead.__version__}, and this collection is {RELEASE}; use the same release of both"
+        raise AnsibleActionFail(words)
     from fairlead.model import plain_text
     from fairlead.provision import node_answer, node_python, wheel_tags
 

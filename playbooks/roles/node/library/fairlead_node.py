@@ -21,11 +21,13 @@ options:
     default: 900
 attributes:
   check_mode:
+    description: In check mode the node plans the changes, and makes none.
     support: full
   diff_mode:
+    description: Shows the difference of each file and value.
     support: full
 author:
-  - The fairlead maintainers
+  - The fairlead maintainers (!UNKNOWN)
 """
 
 EXAMPLES = r"""

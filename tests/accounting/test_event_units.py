@@ -1,0 +1,149 @@
+"""fairlead's timers on a controller with real systemd, Slurm and slurmdbd: a drain of a real agent is one event, sent once.
+
+The site's command and the webhook both refuse it at first, and the controller restarts before they take it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.accounting.controller_host import HOME, KEY, PROGRAM, SITE, install, until
+from tests.lab.ledger import own_name
+from tests.lab.rack import Rack
+from tests.rack.provisioned import ProvisionedRack
+
+pytestmark = [pytest.mark.root, pytest.mark.slurm, pytest.mark.slow, pytest.mark.rack, pytest.mark.timeout(900)]
+XID = "NVRM: Xid (PCI:0000:1b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+SECRET = "c2VjcmV0IG9mIHRoZSBsYWIsIDQ0IGJ5dGVzIGxvbmc="
+EVENTS = """
+[events]
+command = ["/srv/hook"]
+url = "http://127.0.0.1:8099/fairlead"
+cluster = "lab"
+"""
+#: Refuses each event until /srv/open is there, then writes it into the only folder where the unit may write.
+HOOK = """#!/bin/sh
+[ -e /srv/open ] || exit 1
+{ cat; echo; } >>/var/lib/fairlead-events/taken
+"""
+#: Answers 503 until /srv/open is there, then keeps each body with its signature.
+RECEIVER = """\
+import http.server, json, os
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        taken = os.path.exists("/srv/open")
+        if taken:
+            sign, identity = self.headers["X-Fairlead-Signature-256"], self.headers["X-Fairlead-Event"]
+            kept = {"body": body.decode(), "sign": sign, "id": identity}
+            with open("/srv/posted", "a") as file:
+                file.write(json.dumps(kept) + "\\n")
+        self.send_response(200 if taken else 503)
+        self.end_headers()
+http.server.HTTPServer(("127.0.0.1", 8099), Handler).serve_forever()
+"""
+UNIT = "[Service]\nExecStart=/usr/bin/python3 /srv/receiver.py\n[Install]\nWantedBy=multi-user.target\n"
+#: The timers as they are, and earlier: a round each ten seconds, also soon after the restart.
+SOON = "[Timer]\nOnBootSec=1s\nOnUnitInactiveSec=10s\nAccuracySec=1s\n"
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[ProvisionedRack]:
+    with Rack(2, suite="trixie", name=own_name("events"), accounting=True) as rack:
+        made = ProvisionedRack(rack)
+        made.provision("gpu[1-2]")
+        made.hooks_on()
+        set_up(rack)
+        yield made
+
+
+def set_up(rack: Rack) -> None:
+    """Do what docs/how-to/job-reports.md and events.md say."""
+    install(rack.controller, rack.suite)
+    for host in rack.hosts:
+        host.run(f"useradd --system --uid 990 --home-dir {HOME} --create-home --shell /usr/sbin/nologin fairlead")
+    rack.ctl("sacctmgr -iQ add user fairlead account=research adminlevel=Operator")
+    key = rack.ctl(KEY.format(home=HOME, nodes=" ".join(host.name for host in rack.nodes))).strip()
+    for host in rack.nodes:
+        line = f'restrict,command="{PROGRAM} usage-records --asked" {key}\n'
+        host.run("install -d -m 0700 /root/.ssh; cat >> /root/.ssh/authorized_keys", stdin=line)
+    rack.ctl("install -d /etc/fairlead")
+    for name, text in (
+        ("/etc/fairlead/site.toml", SITE + EVENTS),
+        ("/etc/fairlead/events.key", SECRET),
+        ("/srv/hook", HOOK),
+        ("/srv/receiver.py", RECEIVER),
+        ("/etc/systemd/system/receiver.service", UNIT),
+    ):
+        rack.controller.path(name).write_text(text)
+    rack.ctl("chmod 0600 /etc/fairlead/events.key; chmod 0755 /srv/hook")
+    rack.ctl(f"{PROGRAM} collect --units /etc/systemd/system")
+    for timer in ("fairlead-collect", "fairlead-events"):
+        folder = rack.controller.path(f"/etc/systemd/system/{timer}.timer.d")
+        folder.mkdir()
+        (folder / "lab.conf").write_text(SOON)
+    rack.ctl("systemctl daemon-reload && systemctl enable -q --now receiver fairlead-collect.timer")
+
+
+def events(rack: Rack) -> list[dict[str, Any]]:
+    said = rack.controller.run([PROGRAM, "events", "--json"], check=False)
+    found: list[dict[str, Any]] = json.loads(said.stdout)["events"] if said.returncode == 0 else []
+    return found
+
+
+def lines(rack: Rack, path: str) -> list[str]:
+    file = rack.controller.path(path)
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def rounds(rack: Rack) -> int:
+    """How often systemd has ended the unit well since the controller's start. The lab's journal ends with a restart."""
+    return rack.ctl("journalctl --unit=fairlead-events.service --output=cat").count("Finished ")
+
+
+def later_rounds(rack: Rack, more: int) -> None:
+    before = rounds(rack)
+    until(lambda: rounds(rack) >= before + more, f"{more} further rounds of the timer", 180)
+
+
+def test_a_drain_is_one_event_that_each_channel_takes_once_over_a_restart(site: ProvisionedRack) -> None:
+    rack = site.rack
+    until(lambda: rack.controller.path(f"{HOME}/fleet.sqlite").exists(), "history of the fleet", 120)
+    rack.ctl("systemctl enable -q --now fairlead-events.timer")
+    later_rounds(rack, 1)
+    assert events(rack) == [], "the first run only remembers"
+
+    site.node(1).inject_kmsg(XID)
+    until(lambda: rack.node_state("gpu1").reason.startswith("fairlead:xid:"), "drain of gpu1", 90)
+    until(lambda: [each["delivery"]["tries"] for each in events(rack)] == [1, 1], "try of both channels", 180)
+    found = events(rack)
+    assert {each["event"]["kind"] for each in found} == {"drained"} and len({each["event"]["id"] for each in found}) == 1
+    assert {each["delivery"]["state"] for each in found} == {"waiting"}
+    assert lines(rack, "/srv/posted") == lines(rack, "/var/lib/fairlead-events/taken") == []
+
+    rack.controller.reboot()
+    rack.controller.wait_ssh()
+    rack.ctl("touch /srv/open")
+    until(lambda: {each["delivery"]["state"] for each in events(rack)} == {"delivered"}, "delivery after the restart", 240)
+    later_rounds(rack, 3)
+    (taken,), (posted,) = lines(rack, "/var/lib/fairlead-events/taken"), map(json.loads, lines(rack, "/srv/posted"))
+    event = json.loads(taken)
+    assert json.loads(posted["body"]) == event and posted["id"] == event["id"]
+    assert (event["kind"], event["node"], event["by"], event["cause"]) == ("drained", "gpu1", "fairlead", "xid")
+    assert event["cluster"] == "lab" and event["token"] in rack.node_state("gpu1").reason
+    digest = hmac.new(SECRET.encode(), posted["body"].encode(), hashlib.sha256).hexdigest()
+    assert posted["sign"] == f"sha256={digest}"
+    assert "fairlead-events" not in "".join(rack.controller.units_failed())
+
+    rack.scontrol("update", "nodename=gpu2", "state=drain", "reason=fan is noisy")
+    until(lambda: len(lines(rack, "/srv/posted")) == 2, "event of a person's drain, which slurmdbd has", 240)
+    later_rounds(rack, 2)
+    second = [json.loads(json.loads(line)["body"]) for line in lines(rack, "/srv/posted")[1:]]
+    assert [(e["kind"], e["node"], e["by"], e["summary"]) for e in second] == [("drained", "gpu2", "person", "fan is noisy")]
+    assert len(lines(rack, "/var/lib/fairlead-events/taken")) == 2
