@@ -46,6 +46,7 @@ from fairlead.fleet.event_options import EventsOptions
 from fairlead.jobs.advice import AdviceOptions
 from fairlead.jobs.cost_and_energy import UsageOptions
 from fairlead.jobs.idle_rule import IdleOptions
+from fairlead.model.another_gpu import KnownProfile
 from fairlead.model.nodelist import expand
 from fairlead.model.profile_files import Profile
 
@@ -130,6 +131,12 @@ class Site(Struct, frozen=True, kw_only=True):
 def profile_names() -> tuple[str, ...]:
     """Return the names of the hardware profiles that this installation contains."""
     return tuple(sorted(p.stem for p in assets.profile_directory().glob("*.toml")))
+
+
+def known_profiles() -> tuple[KnownProfile, ...]:
+    """Return the GPUs of the hardware profiles that this installation contains."""
+    profiles = [load_profile(name) for name in profile_names()]
+    return tuple(KnownProfile(p.name, p.match.gpus, p.match.gpu_count) for p in profiles if p.match)
 
 
 def load_profile(name: str) -> Profile:
