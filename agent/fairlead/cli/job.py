@@ -246,7 +246,12 @@ def _serve(args: argparse.Namespace) -> ExitCode:
 
 def _data(report: JobReport, notes: JobNotes) -> dict[str, object]:
     percent = report.coverage_percent
-    data = {**msgspec.to_builtins(report), **msgspec.to_builtins(notes), "complete": report.complete}
+    data = {
+        **msgspec.to_builtins(report),
+        **msgspec.to_builtins(notes),
+        "complete": report.complete,
+        "unnamed_gpus": report.unnamed_gpus,
+    }
     return {**data, **({"coverage_percent": percent} if percent is not None else {})}
 
 
@@ -281,7 +286,7 @@ def json_types() -> dict[str, object]:
 
     notes = {field.name: field.type for field in msgspec.structs.fields(JobNotes)}
     absent = {"coverage_percent": float | msgspec.UnsetType}
-    job = extended("PrintedJob", JobReport, {**notes, "complete": bool, **absent})
+    job = extended("PrintedJob", JobReport, {**notes, "complete": bool, "unnamed_gpus": int, **absent})
 
     return {
         "": extended("PrintedJobs", msgspec.Struct, {"jobs": list_of(job)}, doc="The jobs that were asked for."),
