@@ -136,9 +136,10 @@ def _nothing(question: JobQuestion) -> str:
 def _ask(args: argparse.Namespace, question: JobQuestion) -> JobAnswer:
     """Return the answer of the store or of the service. Raises FairleadError."""
     from fairlead.controller.job_service import asked, reports_for, with_notes
-    from fairlead.controller.job_store import JobStore
 
     if args.store:
+        from fairlead.controller.job_store import JobStore  # imports SQLite
+
         with JobStore(args.store, write=False) as store:  # who may read the file may see everything in it
             reports = reports_for(question, os.getuid(), store, lambda: True, time.time())
         return with_notes(reports, _site_options(args.site), _client(args))
