@@ -10,6 +10,8 @@ import os
 import re
 from collections.abc import Sequence
 
+from .managed_files import read
+
 NVIDIA = 0x10DE
 COMPUTE_CLASS = 0x0302  # 3D controller, include/linux/pci_ids.h; a card for a display does not count
 
@@ -29,8 +31,7 @@ def other_gpus(pci_ids: Sequence[str], root: str = "") -> dict[str, int]:
 def _number(path: str) -> int:
     """Return the number of a sysfs file such as ``0x10de``, or 0 if it cannot be read or has another text."""
     try:
-        with open(path, encoding="ascii", errors="replace") as f:
-            text = f.read().strip()
+        text = (read(path) or b"").decode("ascii", "replace").strip()
     except OSError:
         return 0
     return int(text, 16) if re.fullmatch(r"0x[0-9a-f]{1,6}", text) else 0
