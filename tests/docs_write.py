@@ -259,6 +259,7 @@ What `config check` finds:
   comes with: pip installs the sample, and `@gpu` is `example[156-159]` there.
 - Nodes with a table of their own that are in no class, and addresses of nodes that nobody declares.
 - Profiles and fabrics that do not exist, and two classes of one node that name different ones.
+- Two classes of one node that declare different values of one key, unless the node declares it itself.
 - A driver that is declared and is not in `fairlead.lock`.
 - MIG geometries that the GPUs do not support, with those that they support. The hardware profile says which GPUs these are. If
   the profile is the site's own, `config check` compares the geometry with all GPUs that fairlead knows.

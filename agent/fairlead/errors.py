@@ -11,6 +11,7 @@ FairleadError            the message is one line; ``hint`` says what to do next
 |  +- SlurmUnavailable   slurmctld did not answer: try again (75)
 +- ProvisionError        an Ansible play failed (69)
 +- NeedsRoot             the command must run as root (77)
++- WrongProfile          the hardware profile is for another GPU than the node has (78)
 +- ConfigError           a configuration value is wrong: file, key, reason (78)
 """
 
@@ -117,6 +118,12 @@ class ProvisionError(FairleadError):
 
 class NeedsRoot(FairleadError):
     exit_code = ExitCode.NEEDS_ROOT
+
+
+class WrongProfile(FairleadError):
+    """Is raised if the hardware profile of a document is for another GPU than the node has."""
+
+    exit_code = ExitCode.CONFIG
 
 
 class ConfigError(FairleadError):

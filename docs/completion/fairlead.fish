@@ -543,6 +543,7 @@ complete -c fairlead -n '__fairlead_first help' -a config -d 'check and show doc
 complete -c fairlead -n '__fairlead_is config' -s h -l help -d 'show this help message and exit'
 complete -c fairlead -n '__fairlead_is config' -l site -r -F -d 'resolve --node from this site'
 complete -c fairlead -n '__fairlead_is config' -l node -x -d 'the node to resolve'
+complete -c fairlead -n '__fairlead_is config' -l root -r -F -d 'check: also compare the GPUs of a node'\''s machine tree with its hardware profile'
 complete -c fairlead -n '__fairlead_is config' -l origin -d 'also print where each value comes from'
 complete -c fairlead -n '__fairlead_is config' -l changed -d 'show: only what differs from the defaults, and its origin'
 complete -c fairlead -n '__fairlead_is config' -l json -d 'print JSON'

@@ -95,7 +95,7 @@ def collected(slurm: Cluster, folder: Path, tasks: int) -> Collected:
     ssh = folder / "ssh"
     ssh.write_text(SSH.format(folder=folder, agent=ROOT / "agent", python=sys.executable))
     ssh.chmod(0o755)
-    words = [sys.executable, "-m", "fairlead", "collect", "--json", "--store", str(folder / "store")]
+    words = ["nice", "-n10", sys.executable, "-m", "fairlead", "collect", "--json", "--store", str(folder / "store")]
     words += ["--bin-dir", str(slurm.bin), "--ssh", str(ssh)]
     halves = (Half(), Half())
     writes: list[tuple[float, int]] = []

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fairlead.cli.job import PROGRAM
-from fairlead.controller.running_report import in_lines
+from fairlead.controller.running_report import in_lines, step_options
 from fairlead.jobs.usage_record import encoded
 from tests.bench.rows import Row, median
 from tests.jobs.job_reports import record_of
@@ -52,7 +52,10 @@ def rows(say: Callable[[str], None] = lambda text: print(f"bench:   {text}", fil
                     record = record_of(name, 60.0, 8, job=job, uid=None, ended_by="", **times)
                     (lines / name).write_text("\n".join(in_lines(name, encoded(record))) + "\n")
                 say(f"asking for a job on {count} nodes")
-                asked = [_ask(slurm, bin_dir, job, count) for _ in range(ASKED)]
+                asked, plain = [], []
+                for _ in range(ASKED):  # in turn, so that other load falls on both
+                    asked.append(_ask(slurm, bin_dir, job, count))
+                    plain.append(_plain_step(bin_dir, job, count))
                 slurm.run(["/usr/bin/scancel", str(job)])
                 slurm.wait_idle()
                 took, cpu = (median([each[at] for each in asked]) for at in (0, 1))
@@ -60,7 +63,7 @@ def rows(say: Callable[[str], None] = lambda text: print(f"bench:   {text}", fil
                     f"{cpu:.2f} s of CPU in fairlead, squeue and srun; the rest is {count} slurmstepds on {os.cpu_count()} CPUs"
                 )
                 budget = 2.0 if count == 128 else None
-                load = f"load {os.getloadavg()[0]:.0f}"
+                load = f"a plain step of srun takes {median(plain):.2f} s in turn; load {os.getloadavg()[0]:.0f}"
                 made.append(Row(f"fairlead job of a job that runs on {count} nodes", took, budget, "s", beside, load))
     return made
 
@@ -77,6 +80,14 @@ def _clients(slurm: Cluster, folder: Path) -> Path:
     srun.write_text(f'#!/bin/sh\nexec {shlex.join([*enter_command(slurm.pid), *become])} "$@"\n')
     srun.chmod(0o755)
     return bin_dir
+
+
+def _plain_step(bin_dir: Path, job: int, count: int) -> float:
+    """Return the seconds of a step that does nothing, on the same nodes with the same options."""
+    words = [f"{bin_dir}/srun", *step_options(job, count), "/bin/true"]
+    began = time.monotonic()
+    subprocess.run(words, env={"PATH": "/usr/bin:/bin", "SLURM_CONF": "/etc/slurm/slurm.conf"}, timeout=180, check=True)
+    return time.monotonic() - began
 
 
 def _ask(slurm: Cluster, bin_dir: Path, job: int, count: int) -> tuple[float, float]:

@@ -18,10 +18,12 @@ import pytest
 from msgspec.structs import replace
 
 from fairlead import checks, config
+from fairlead.apply.refused_profile import refuse_another_gpu
 from fairlead.checks import gpu_count
 from fairlead.cli import main
 from fairlead.cli.machine_tree import recorded_nvml
 from fairlead.config import Document, encode_document
+from fairlead.errors import WrongProfile
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
 from fairlead.judge import judge, reads, wanted
@@ -29,6 +31,7 @@ from fairlead.model.check_definition import Past
 from fairlead.model.cpulist import parse_cpu_set
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Finding, Level
+from fairlead.on_node.other_gpus import other_gpus
 from fairlead.settings import pcie_acs
 from fairlead.topology.binding.node_binding import plan_binding
 from tests.lab.described import document_of, read_description
@@ -60,6 +63,11 @@ def node_of(name: str) -> Node:
     tree = MACHINES / name
     return gather(Root(str(tree)), recorded_nvml(str(tree)), reads=reads(document), unsupported=document.unsupported,
                   wanted=wanted(document))  # fmt: skip
+
+
+@cache
+def layer_document(profile: str) -> Document:
+    return config.profile_document("n1", profile)
 
 
 def checked(tree: Path, document: Document, capsys: pytest.CaptureFixture[str], folder: Path) -> list[dict[str, Any]]:
@@ -127,6 +135,27 @@ def test_no_other_profile_finds_the_machine_healthy(name: str) -> None:
             (line,) = [f.summary for f in found if "the profile is for" in f.summary]
             assert own.gpus[0] in line or any(gpu in line for gpu in own.gpus)
             assert not [f for f in found if f.level is Level.DRAIN], "the values of another GPU drain nothing"
+
+
+@pytest.mark.parametrize("name", [*NAMES, "hgx-a100", "hgx-h100", "l40s-pcie"])
+def test_every_profile_for_another_gpu_is_refused(name: str) -> None:
+    """The rule of apply and that of the program on a node agree about every machine and every profile, and name the right one."""
+    own = config.load_profile(profile_of(name)).match
+    assert own is not None
+    foreign, refused = [], []
+    for other in config.profile_names():
+        match = config.load_profile(other).match
+        assert match is not None
+        document = layer_document(other)
+        foreign += [] if set(match.gpus) & set(own.gpus) else [other]
+        try:
+            refuse_another_gpu(document, node_of(name))
+        except WrongProfile as e:
+            refused.append(other)
+            assert str(e).endswith(f" and the profile {other} is for {', '.join(match.gpus)}; nothing was changed")
+            assert "\n" not in str(e) and profile_of(name) in e.hint.partition(":")[0].split()
+        assert bool(other_gpus(document.gpu_pci_ids, str(MACHINES / name))) is (other in foreign)
+    assert refused == foreign != []
 
 
 @pytest.mark.parametrize("name", NAMES)

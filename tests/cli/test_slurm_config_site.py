@@ -118,6 +118,12 @@ def test_a_divided_gpu_of_a_tree_is_counted_only_where_the_site_says_how(
             78,
             "settings.mig: l1: the GPUs of profile l40s-pcie have no MIG",
         ),
+        (
+            "",
+            ("h100={1}", "l40s={1}"),
+            78,
+            "g1 (class h100): every GPU is 10de:26b9 (8 of them), and the profile hgx-h100 is for",
+        ),
         (f'{MIG}by_gpu = {{ "0000:ff:00.0" = [] }}\n', ("h100={0}", "l40s={1}"), 78, "g1 has no GPU there"),
     ],
 )

@@ -383,3 +383,19 @@ def test_every_mistake_of_a_document_is_found_in_one_run(here: Path, capsys: pyt
 def test_what_check_calls_right_is_what_a_run_takes(here: Path) -> None:
     Path("site.toml").write_text(GOOD)
     assert check_site("site.toml").exit_code == 0 and len(targets(config.load_site("site.toml"))) == 412
+
+
+def test_two_classes_of_a_node_that_declare_different_values_are_refused(here: Path) -> None:
+    """Otherwise the order of the classes in the file would decide."""
+    one = '[classes.a]\nnodes = "n[1-4]"\n[classes.a.agent]\ninterval_seconds = {}\n[classes.a.checks.ecc]\nmode = "observe"\n'
+    two = '[classes.b]\nnodes = "n[3-6]"\n[classes.b.agent]\ninterval_seconds = {}\n[classes.b.checks.ecc]\nrequired = true\n'
+    found = mistakes("schema = 1\n" + one.format(5) + two.format(7))
+    words = "node n3 is in a and b, which declare 5 and 7"
+    hint = "declare one value in both, keep the node in one of them, or declare it in nodes.n3"
+    assert found == {"classes.b.agent.interval_seconds": (words, hint)}
+    assert mistakes("schema = 1\n" + one.format(5) + two.format(5)) == {}
+    assert list(mistakes("schema = 1\n" + one.format(5) + two.format(7) + "[nodes.n3.agent]\ninterval_seconds = 9\n")) == [
+        "classes.b.agent.interval_seconds"
+    ], "n4 has no value of its own"
+    both = "".join(f"[nodes.n{n}.agent]\ninterval_seconds = 9\n" for n in (3, 4))
+    assert mistakes("schema = 1\n" + one.format(5) + two.format(7) + both) == {}

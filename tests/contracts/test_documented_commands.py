@@ -61,7 +61,7 @@ def test_a_command_in_a_sentence_has_the_options_that_it_names(one: Shown) -> No
 
 def alone(one: Shown) -> bool:
     # of a machine that is set up by the lines before it, or of one with Slurm
-    if any(word in one.line for word in ("/opt/", "ssh ", "version --fleet")):
+    if any(word in one.line for word in ("/opt/", "/tmp/snapshot", "ssh ", "version --fleet")):
         return False
     return bool(one.commands) and all(" ".join(words).startswith(ALONE) for words in one.commands)
 

@@ -46,6 +46,10 @@ def test_light_commands_load_nothing_heavy(command: tuple[str, ...]) -> None:
     assert not imported(*command) & HEAVY
 
 
+def test_who_asks_for_a_job_needs_no_database() -> None:
+    assert "sqlite3" not in imported("job", "1", "--controller", "127.0.0.1:1", "--bin-dir", "/nowhere")
+
+
 def test_a_rank_starts_with_next_to_nothing() -> None:
     """`fairlead run` starts once for every rank."""
     modules = imported("run", "--dry-run")

@@ -36,6 +36,12 @@ def test_it_cannot_set_the_clock_all_the_same() -> None:
 ON_CONTROLLER = sorted((UNIT.parents[4] / "slurm").glob("[cie]*/fairlead-*"))
 
 
+def test_slurmctld_comes_before_every_program_of_fairlead_beside_it() -> None:
+    """Their commands (ssh, sacctmgr, squeue) inherit the value."""
+    services = [unit.read_text() for unit in ON_CONTROLLER if unit.suffix == ".service"]
+    assert services and all("\nNice=" in text for text in services)
+
+
 def test_the_idle_program_has_no_way_to_the_nodes() -> None:
     """The account with the ssh key pulls, and the account that may tell and act reads what was pulled, by its group."""
     units = {path.name: path.read_text() for path in ON_CONTROLLER}

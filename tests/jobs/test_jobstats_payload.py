@@ -164,3 +164,12 @@ def test_a_payload_that_inflates_without_end_is_not_read() -> None:
 def test_no_text_breaks_the_reader(text: str) -> None:
     assert decoded(text) is None or isinstance(decoded(text), dict)
     assert decoded("JS1:" + text) is None or isinstance(decoded("JS1:" + text), dict)
+
+
+def test_a_gpu_that_no_record_names_blames_nobody() -> None:
+    """A job with GPUs of several types: the mean of those of one type would be taken for that of the job."""
+    report = merged(run_of(2, gpus=20), [record_of("gpu001"), record_of("gpu002")], BEGIN + 3700.0)[0]
+    data = decoded(payload(report))
+    assert data is not None and data["gpus"] == 20
+    assert [node["gpu_utilization"] for node in data["nodes"].values()] == [{}, {}]
+    assert not any("gpu_used_memory" in node for node in data["nodes"].values())

@@ -67,3 +67,17 @@ def test_units() -> None:
     assert (span_text(86290), span_text(172800)) == ("23:58:10", "2-00:00:00")
     assert (bytes_text(0), bytes_text(3 << 29), bytes_text(61 << 30)) == ("0 B", "1.5 GiB", "61 GiB")
     assert (energy_text(6.2e8), energy_text(1000.0)) == ("172 kWh", "1 kJ")
+
+
+def test_gpus_that_no_record_names_are_counted_and_named() -> None:
+    """slurmd shows the prolog of a job with several types of GPUs only those of the last type."""
+    report = merged(run_of(2, gpus=20), [record_of("gpu001"), record_of("gpu002")], BEGIN + 3700.0)[0]
+    assert report.unnamed_gpus == 4
+    words = (
+        "  the records name 16 of the 20 GPUs: of a job with several types of GPUs they have only one type, and the rest is not"
+    )
+    assert any(line.startswith(words) for line in report_text(report).splitlines())
+    whole = merged(run_of(2), [record_of("gpu001"), record_of("gpu002")], BEGIN + 3700.0)[0]
+    some = merged(run_of(2, gpus=20), [record_of("gpu001")], BEGIN + 3700.0)[0]
+    assert whole.unnamed_gpus == some.unnamed_gpus == 0, "GPUs of a node without a record are not counted twice"
+    assert "the records name" not in report_text(whole) + report_text(some)

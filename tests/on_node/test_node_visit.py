@@ -4,6 +4,7 @@ arguments."""
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
 import io
 import json
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 
 from fairlead import config
-from fairlead.on_node import program
+from fairlead.on_node import other_gpus, program
 from fairlead.on_node.stop import Stop
 from fairlead.provision import run_bundle
 
@@ -362,3 +363,23 @@ def test_an_uninstall_leaves_the_package_and_its_folders(machine: Machine) -> No
     assert (machine.folder / "usr/lib/fairlead/release").exists() and (machine.opt / "current").is_symlink()
     assert machine.state.is_dir() and not list(machine.state.iterdir())
     assert not (machine.folder / "etc/fairlead/node.json").exists()
+
+
+def test_a_profile_for_another_gpu_is_refused_before_anything(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program, "other_gpus", functools.partial(other_gpus.other_gpus, root=str(tmp_path)))
+    for number, (kind, physfn) in enumerate(((0x030200, False), (0x030200, False), (0x030000, False), (0x030200, True))):
+        device = tmp_path / f"sys/bus/pci/devices/0000:0{number}:00.0"
+        device.mkdir(parents=True)
+        for name, value in (("vendor", 0x10DE), ("device", 0x27B8 + number // 2), ("class", kind)):
+            (device / name).write_text(f"{value:#06x}\n")
+        if physfn:
+            (device / "physfn").symlink_to("../0000:00:00.0")
+    before = sorted(tmp_path.rglob("*"))
+    for more in ({}, {"check": True}, {"only": ["sysctl"]}):
+        assert machine.visit(machine.request(gpu_pci_ids=["10de:2330"], **more)) == {"other_gpus": {"10de:27b8": 2}}
+    assert sorted(p for p in tmp_path.rglob("*") if p.name not in ("opt", ".lock")) == before
+    for ids in ([], ["10de:27b8"], ["10de:2330", "10de:27b8"]):
+        assert "other_gpus" not in machine.visit(machine.request(gpu_pci_ids=ids))
+    assert "other_gpus" not in machine.visit(machine.request(state="absent", gpu_pci_ids=["10de:2330"]))

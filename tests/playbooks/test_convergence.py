@@ -120,6 +120,27 @@ def test_3_a_node_whose_network_is_unlike_is_named(admin: Admin) -> None:
     assert f"GLOO_SOCKET_IFNAME\tnodes\t{socket[1]}\tfull\t" in env and "NCCL_NET\tnodes!NCCL_NET_PLUGIN\tIB\tfull\t" in env
 
 
+def test_3_a_profile_for_another_gpu_is_refused_before_anything_is_changed(admin: Admin, tmp_path: Path) -> None:
+    """Of the release, the hooks and the document nothing changes either, and a plan says the same line."""
+    site = tmp_path / "site.toml"
+    site.write_text(admin.site.read_text().replace('profile = "hgx-h100"', 'profile = "l4"'))
+    files = "find /etc /opt/fairlead /run/fairlead/verdict /usr/local -xdev -type f -newer /run/before"
+    for host in admin.rack.nodes:
+        host.run("touch -d @$(date +%s.%N) /run/before; echo 1 > /proc/sys/kernel/numa_balancing")
+    words = "gpu[1-3] (3 nodes): failed"
+    line = "NODE (class h100): every GPU is 10de:2330 (8 of them), and the profile l4 is for 10de:27b8; nothing was changed"
+    for command in (["provision"], ["provision", "--check"], ["plan"]):
+        said = " ".join(admin.run(*command, "--site", str(site), code=69).stdout.replace(" | ", " ").split())  # a plan is wrapped
+        assert words in said and line in said, said
+        assert (
+            "next: the profile hgx-h100 fits these GPUs: give it to the node's class, or put the node into another class" in said
+        )
+    for host in admin.rack.nodes:
+        assert [p for p in host.run(files).stdout.split() if "verdict" not in p] == []
+        assert host.path(NUMA).read_text() == "1\n"
+        host.run("echo 0 > /proc/sys/kernel/numa_balancing; rm /run/before")
+
+
 PLANNED = (("gpu1", "would_change"), ("gpu2", "would_change"), ("gpu3", "same"))
 
 

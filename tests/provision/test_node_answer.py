@@ -230,3 +230,13 @@ def test_no_package_file_is_asked_for_twice() -> None:
     """Each is copied to the node: 100,000 times the same one would take the admin host's time."""
     with pytest.raises(NotAnAnswerError, match="names a file twice"):
         read({**NEED, "packages": [FILE, FILE]})
+
+
+@pytest.mark.parametrize(
+    "said", [{}, {"10de:27b8": -1}, {"10de:27b8\n": 1}, {"L4": 1}, ["10de:27b8"], {f"10de:{n:04x}": 1 for n in range(17)}]
+)
+def test_what_gpus_a_node_has_is_a_short_table(said: object) -> None:
+    right = {"10de:27b8": 4}
+    assert node_answer.read(json.dumps({"other_gpus": right, "more": 1}), ()) == {"other_gpus": right}
+    with pytest.raises(NotAnAnswerError):
+        node_answer.read(json.dumps({"other_gpus": said}), ())

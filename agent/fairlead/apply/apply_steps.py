@@ -13,6 +13,7 @@ from fairlead.apply import items, metrics_folder, undeclared
 from fairlead.apply.apply_report import ApplyReport, Item, Phase
 from fairlead.apply.image import left_by_image, note_left
 from fairlead.apply.node_lock import APPLYING_SECONDS, applying
+from fairlead.apply.refused_profile import refuse_another_gpu
 from fairlead.apply.work import ApplyWork, plan
 from fairlead.config import Document
 from fairlead.host import change as changing
@@ -64,10 +65,12 @@ def apply(
     busy: a job runs here, so only changes that no job can notice are made. drained: no job runs and none can start, so changes
     that need a drained node are made too (Disruption.DRAIN). only: the names of the settings to apply, or () for all declared
     settings. jobs: the jobs that still run while no other job can start; busy and drained are then both True, and changes that
-    disturb none of these jobs are made too (Disruption.DRAINING).
+    disturb none of these jobs are made too (Disruption.DRAINING). Raise WrongProfile if the document's hardware profile is for
+    another GPU.
     """
     run = ApplyRun(document, root, phase=phase, only=only, nvml=nvml, undo=undo, jobs=jobs)
     before = run.observe()
+    refuse_another_gpu(document, before)
     run.plan(before, busy=busy, drained=drained)
     after = before if dry_run else run.execute(before)
     done = run.verify(after, dry_run=dry_run)

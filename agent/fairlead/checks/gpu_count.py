@@ -15,6 +15,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from fairlead.model.another_gpu import is_another_gpu
 from fairlead.model.check_definition import Check, CheckParams, Past
 from fairlead.model.facts import Missing, Node, PciDevice
 from fairlead.model.finding import Action, Finding, Level, Mode, with_action
@@ -84,11 +85,15 @@ def _ids(gpus: Sequence[PciDevice]) -> list[tuple[str, str]]:
     return [(d.address, f"{d.vendor:04x}:{d.device:04x}") for d in gpus if d.device]
 
 
+def compute_gpus(node: Node) -> list[str]:
+    """Return the PCI ID of each GPU of the node whose PCI ID can be read. Cards for a display do not count, because such a card
+    can be the only one left after all GPUs are lost."""
+    return [pci_id for _, pci_id in _ids([d for d in gpus_on_bus(node) if d.class_code >> 8 == COMPUTE_CLASS])]
+
+
 def is_another_kind(node: Node, params: Params) -> bool:
-    """Return whether every GPU of the node has another PCI ID than the hardware profile says. Cards for a display do not count,
-    because such a card can be the only one left after all GPUs are lost."""
-    known = _ids([d for d in gpus_on_bus(node) if d.class_code >> 8 == COMPUTE_CLASS]) if params.pci_ids else []
-    return bool(known) and all(pci_id not in params.pci_ids for _, pci_id in known)
+    """Return whether every GPU of the node has another PCI ID than the hardware profile says."""
+    return bool(params.pci_ids) and is_another_gpu(compute_gpus(node), params.pci_ids)
 
 
 def _of_another_kind(node: Node, gpus: Sequence[PciDevice], params: Params) -> Iterator[Finding]:

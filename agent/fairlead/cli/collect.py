@@ -241,7 +241,7 @@ def as_data(report: Any) -> dict[str, Any]:
     from fairlead.jobs.jobstats_payload import payload
 
     percent = report.coverage_percent
-    data = {**msgspec.to_builtins(report), "complete": report.complete}
+    data = {**msgspec.to_builtins(report), "complete": report.complete, "unnamed_gpus": report.unnamed_gpus}
     return {
         **data,
         **({"coverage_percent": percent} if percent is not None else {}),
@@ -343,7 +343,7 @@ def json_types() -> dict[str, object]:
     from fairlead.jobs.usage_merge import JobReport
 
     absent = {"coverage_percent": float | msgspec.UnsetType, "admin_comment": str | msgspec.UnsetType}
-    job = extended("CollectedJob", JobReport, {"complete": bool, **absent})
+    job = extended("CollectedJob", JobReport, {"complete": bool, "unnamed_gpus": int, **absent})
 
     return {
         "": extended("CollectedRound", Round, {"fleet": FleetRound}),

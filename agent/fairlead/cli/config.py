@@ -1,6 +1,7 @@
 """Check and show documents and sites.
 
-check FILE          list every mistake of a document or a site, and each class's nodes
+check FILE          list every mistake of a document or a site, and each class's nodes; --root TREE: also whether the hardware
+                    profile is for the GPUs of that machine
 show [FILE]         show every value; --changed: only values that differ from the defaults; --site FILE --node NAME: of this node
 schema              print the JSON Schema of a node's document
 profiles            list the hardware profiles that are part of fairlead
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NotRequired, TypedDict
 
 import msgspec
@@ -85,6 +86,13 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", nargs="?", default="", help="a node's document, or a site (.toml)")
     parser.add_argument("--site", metavar="FILE", default="", help="resolve --node from this site")
     parser.add_argument("--node", metavar="NAME", default="", help="the node to resolve")
+    parser.add_argument(
+        "--root",
+        action="append",
+        default=[],
+        metavar="[NODE=]TREE",
+        help="check: also compare the GPUs of a node's machine tree with its hardware profile",
+    )
     parser.add_argument("--origin", action="store_true", help="also print where each value comes from")
     parser.add_argument("--changed", action="store_true", help="show: only what differs from the defaults, and its origin")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -113,7 +121,8 @@ def _check(args: argparse.Namespace) -> ExitCode:
     path = args.file or args.site
     if not path:
         raise UsageError("config check needs a FILE", hint="a node's document, or a site (.toml)")
-    return _check_site(path, as_json=args.json) if _is_site(path) else _check_document(path, as_json=args.json)
+    check = _check_site if _is_site(path) else _check_document
+    return check(path, trees=args.root, as_json=args.json)
 
 
 def _is_site(path: str) -> bool:
@@ -129,10 +138,13 @@ def _is_site(path: str) -> bool:
         raise InputMissing(f"{path}: {words}", hint=hint) from None
 
 
-def _check_site(path: str, *, as_json: bool) -> ExitCode:
+def _check_site(path: str, *, trees: Sequence[str], as_json: bool) -> ExitCode:
+    from fairlead.cli.checked_trees import wrong_profiles
     from fairlead.provision.site_check import check_site
 
     found = check_site(path)
+    if trees and not found.mistakes:
+        found = msgspec.structs.replace(found, mistakes=wrong_profiles(path, trees))
     classes = {name: (fold(nodes), len(nodes)) for name, nodes in found.classes.items()}
     if as_json:
         print_json(
@@ -158,10 +170,13 @@ def _check_site(path: str, *, as_json: bool) -> ExitCode:
     return found.exit_code
 
 
-def _check_document(path: str, *, as_json: bool) -> ExitCode:
+def _check_document(path: str, *, trees: Sequence[str], as_json: bool) -> ExitCode:
+    from fairlead.cli.checked_trees import wrong_profile
     from fairlead.config.mistakes import file_mistakes
 
     mistakes = file_mistakes(path)
+    if not mistakes:
+        mistakes = [e for source in trees if (e := wrong_profile(path, source))]
     if as_json:
         found = [DocumentMistake(file=m.file, key=m.key, reason=m.reason, hint=m.hint) for m in mistakes]
         checked = CheckedDocument(file=path, ok=not mistakes, mistakes=found)

@@ -136,9 +136,10 @@ def _nothing(question: JobQuestion) -> str:
 def _ask(args: argparse.Namespace, question: JobQuestion) -> JobAnswer:
     """Return the answer of the store or of the service. Raises FairleadError."""
     from fairlead.controller.job_service import asked, reports_for, with_notes
-    from fairlead.controller.job_store import JobStore
 
     if args.store:
+        from fairlead.controller.job_store import JobStore  # imports SQLite
+
         with JobStore(args.store, write=False) as store:  # who may read the file may see everything in it
             reports = reports_for(question, os.getuid(), store, lambda: True, time.time())
         return with_notes(reports, _site_options(args.site), _client(args))
@@ -246,7 +247,12 @@ def _serve(args: argparse.Namespace) -> ExitCode:
 
 def _data(report: JobReport, notes: JobNotes) -> dict[str, object]:
     percent = report.coverage_percent
-    data = {**msgspec.to_builtins(report), **msgspec.to_builtins(notes), "complete": report.complete}
+    data = {
+        **msgspec.to_builtins(report),
+        **msgspec.to_builtins(notes),
+        "complete": report.complete,
+        "unnamed_gpus": report.unnamed_gpus,
+    }
     return {**data, **({"coverage_percent": percent} if percent is not None else {})}
 
 
@@ -281,7 +287,7 @@ def json_types() -> dict[str, object]:
 
     notes = {field.name: field.type for field in msgspec.structs.fields(JobNotes)}
     absent = {"coverage_percent": float | msgspec.UnsetType}
-    job = extended("PrintedJob", JobReport, {**notes, "complete": bool, **absent})
+    job = extended("PrintedJob", JobReport, {**notes, "complete": bool, "unnamed_gpus": int, **absent})
 
     return {
         "": extended("PrintedJobs", msgspec.Struct, {"jobs": list_of(job)}, doc="The jobs that were asked for."),

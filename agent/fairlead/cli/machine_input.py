@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from collections import Counter
 
 from msgspec.structs import replace
 
+from fairlead.checks.gpu_count import compute_gpus
 from fairlead.cli import read_machine
 from fairlead.cli.machine_tree import machine, recorded_nvml
 from fairlead.errors import DataError, InputMissing, UsageError
@@ -60,6 +62,7 @@ def read_source(source: str, args: argparse.Namespace) -> SlurmNode:
         raw = read_machine.live_nvml(10.0)[0] if root.is_live else recorded_nvml(path)
         facts = gather(root, raw, reads=("/proc/meminfo",))
         node = of_node(facts, memory_mib=_memory(facts), socket=socket, kernel=_kernel(root, facts), kind=args.type)
+        node = replace(node, gpu_kinds=dict(Counter(compute_gpus(facts))))
     return replace(node, name=name) if name else node
 
 

@@ -22,7 +22,7 @@ from fairlead.cli.chosen_settings import chosen
 from fairlead.cli.machine_tree import machine
 from fairlead.cli.output import print_json
 from fairlead.config import Document
-from fairlead.errors import DataError, ExitCode, InputMissing, UsageError
+from fairlead.errors import DataError, ExitCode, InputMissing, UsageError, WrongProfile
 from fairlead.host import kernel
 
 if TYPE_CHECKING:
@@ -103,7 +103,10 @@ def _of_tree(args: argparse.Namespace, source: str, only: tuple[str, ...]) -> No
     if root.is_live:
         raise UsageError("--root / is this machine, not a tree", hint="`fairlead apply --dry-run` plans for this machine")
     document, origin = _document(args, path, node or kernel.node_name(root))
-    report = apply(document, root, dry_run=True, nvml=TreeNvml(root), only=only)
+    try:
+        report = apply(document, root, dry_run=True, nvml=TreeNvml(root), only=only)
+    except WrongProfile as e:  # a profile for another GPU fails the plan of this node only
+        return planned_changes.NodePlan(node=node or document.node, state="failed", failures=(str(e),), hint=e.hint)
     return planned_changes.of_items(node or document.node, msgspec.to_builtins(report.items), origin=origin)
 
 

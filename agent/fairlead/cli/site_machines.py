@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from fairlead.cli import machine_input
-from fairlead.config import Document, Site, resolve_layers
-from fairlead.errors import ConfigError, DataError, UsageError
+from fairlead.config import Document, Site, known_profiles, resolve_layers
+from fairlead.errors import ConfigError, DataError, UsageError, WrongProfile
+from fairlead.model.another_gpu import Declared, is_another_gpu, refusal
 from fairlead.model.nodelist import expand, fold, in_order
 from fairlead.settings.mig import MigWant
 from fairlead.slurm_config.gres_conf import node_line
@@ -78,11 +79,17 @@ def _one_of(name: str, machines: list[SlurmNode]) -> SlurmNode | None:
 
 
 def _as_declared(site: Site, machine: SlurmNode, node: str, by_class: Mapping[str, tuple[str, ...]]) -> SlurmNode:
-    """Return the machine with the GPU instances that the site declares. Raise ConfigError, DataError if the tree disagrees."""
+    """Return the machine with the GPU instances that the site declares. Raise ConfigError, DataError and
+    WrongProfile if the tree disagrees."""
     from fairlead.config.site import layers_of
 
-    layers, profile = layers_of(site, node, [name for name, nodes in by_class.items() if node in nodes])
+    own = [name for name, nodes in by_class.items() if node in nodes]
+    layers, profile = layers_of(site, node, own)
     document = resolve_layers(node, layers, profile=profile, generation=site.generation)[0]
+    if is_another_gpu(machine.gpu_kinds, document.gpu_pci_ids):
+        declared = Declared(node, profile, document.gpu_pci_ids, own)
+        words, hint = refusal(declared, machine.gpu_kinds, known_profiles())
+        raise WrongProfile(words, hint=hint)
     _refuse_fewer(site, document, machine)
     want = document.settings.get("mig")
     if not isinstance(want, MigWant) or not want.managed:

@@ -10,13 +10,14 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, TypedDict, cast
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, defstruct, field
 
 from fairlead import checks as check_list
 from fairlead import settings as setting_list
+from fairlead.checks import gpu_count
 from fairlead.config import document_json
 from fairlead.errors import ConfigError, DataError, InputMissing
 from fairlead.jobenv.variable_table import FabricRow
@@ -166,8 +167,8 @@ class JobEnvOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class Document(Struct, frozen=True, kw_only=True):
-    """Holds a node's resolved document. ``checks``: the parameters of every check, or {} if the caller did not ask for checks.
-    ``settings``: only the declared settings."""
+    """Holds a node's resolved document. ``checks``: the parameters of every check, or of gpu_count alone if the caller did not
+    ask for checks. ``settings``: only the declared settings."""
 
     schema: int
     generation: int
@@ -187,6 +188,12 @@ class Document(Struct, frozen=True, kw_only=True):
     def slurm_node(self) -> str:
         return self.slurm.node_name or self.node
 
+    @property
+    def gpu_pci_ids(self) -> tuple[str, ...]:
+        """Return the PCI IDs of the GPU that the hardware profile is for, or () if it does not say."""
+        params = self.checks.get("gpu_count")
+        return params.pci_ids if isinstance(params, gpu_count.Params) else ()
+
 
 def _composite(name: str, fields: list[tuple[str, Any, Any]]) -> type[Struct]:
     return defstruct(name, fields, frozen=True, forbid_unknown_fields=True, kw_only=True)
@@ -202,11 +209,15 @@ _SECTIONS: list[tuple[str, Any, Any]] = [
 SECTION_NAMES = ("checks", "settings", *(name for name, _, _ in _SECTIONS))
 
 
+class _OnlyGpuCount(TypedDict, total=False):
+    gpu_count: gpu_count.Params
+
+
 @cache
 def node_schema(*, checks: bool = True) -> type[Struct]:
-    """Return the type of the document as it is written to the file. Without ``checks`` the checks are neither imported nor
-    validated, which saves half of the time that reading takes."""
-    judged: Any = dict[str, Any]
+    """Return the type of the document as it is written to the file. Without ``checks`` only gpu_count is imported and validated,
+    which says what GPU the profile is for. That saves half of the time that reading takes."""
+    judged: Any = _OnlyGpuCount
     if checks:
         judged = _composite("Checks", [(n, c.params, field(default_factory=c.params)) for n, c in check_list.load().items()])
     declared = _composite("Settings", [(n, s.want | UnsetType, UNSET) for n, s in setting_list.load().items()])
@@ -219,7 +230,7 @@ def node_schema(*, checks: bool = True) -> type[Struct]:
             ("hash", str, ""),
             ("profile", str, ""),
             ("unsupported", tuple[str, ...], ()),
-            ("checks", judged, field(default_factory=judged if checks else dict)),
+            ("checks", judged, field(default_factory=judged)),
             ("settings", declared, field(default_factory=declared)),
             *_SECTIONS,
         ],
@@ -298,7 +309,7 @@ def _document(data: object, where: str, *, checks: bool = True) -> Document:
         node=wire.node,
         profile=wire.profile,
         unsupported=wire.unsupported,
-        checks=_judged({n: getattr(wire.checks, n) for n in wire.checks.__struct_fields__}, settings) if checks else {},
+        checks=_judged({n: getattr(wire.checks, n) for n in wire.checks.__struct_fields__}, settings) if checks else wire.checks,
         settings=settings,
         policy=wire.policy,
         agent=wire.agent,
@@ -328,8 +339,8 @@ def decode_document(data: bytes, where: str, *, checks: bool = True) -> Document
     """Return a node's document. Raises ConfigError (file, key, reason; one short line) for anything that is not a valid
     document.
 
-    checks=False leaves the checks out, for a caller that does not judge. In a document without a hash, the checks are validated
-    even then, because nothing has validated them yet.
+    checks=False leaves all checks but gpu_count out, for a caller that does not judge. In a document without a hash, all checks
+    are validated even then, because nothing has validated them yet.
     """
     raw = document_json.decode(data, where)
     try:

@@ -25,6 +25,7 @@ command = ["/etc/fairlead/event-mail", "admins@example.org"]
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -46,7 +47,9 @@ from fairlead.fleet.event_options import EventsOptions
 from fairlead.jobs.advice import AdviceOptions
 from fairlead.jobs.cost_and_energy import UsageOptions
 from fairlead.jobs.idle_rule import IdleOptions
+from fairlead.model.another_gpu import KnownProfile
 from fairlead.model.nodelist import expand
+from fairlead.model.plain_text import one_line
 from fairlead.model.profile_files import Profile
 
 Options = TypeVar("Options", bound=Struct)
@@ -130,6 +133,12 @@ class Site(Struct, frozen=True, kw_only=True):
 def profile_names() -> tuple[str, ...]:
     """Return the names of the hardware profiles that this installation contains."""
     return tuple(sorted(p.stem for p in assets.profile_directory().glob("*.toml")))
+
+
+def known_profiles() -> tuple[KnownProfile, ...]:
+    """Return the GPUs of the hardware profiles that this installation contains."""
+    profiles = [load_profile(name) for name in profile_names()]
+    return tuple(KnownProfile(p.name, p.match.gpus, p.match.gpu_count) for p in profiles if p.match)
 
 
 def load_profile(name: str) -> Profile:
@@ -333,12 +342,38 @@ def _one_of(site: Site, node: str, chosen: Sequence[NodeClass], kind: str) -> st
     return named.pop() if named else ""
 
 
+def _refuse_other_values(site: Site, node: str, chosen: Sequence[NodeClass]) -> None:
+    """Raise ConfigError if the node's classes declare different values of one key and the node declares none. Otherwise the order
+    of the classes would decide."""
+    if len(chosen) < 2:
+        return
+    own = dict(_leaves(site.nodes.get(node, {})))
+    declared: dict[str, tuple[str, Any]] = {}
+    for each in chosen:
+        for key, value in _leaves(each.layer):
+            name, other = declared.setdefault(key, (each.name, value))
+            if other != value and key not in own:
+                shown = " and ".join(one_line(json.dumps(v, default=str), 60) for v in (other, value))
+                words = f"node {node} is in {name} and {each.name}, which declare {shown}"
+                hint = f"declare one value in both, keep the node in one of them, or declare it in nodes.{node}"
+                raise ConfigError(site.file, f"classes.{each.name}.{key}", words, hint=hint)
+
+
+def _leaves(layer: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted key and the value of each value of a layer."""
+    for key, value in layer.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
 def resolve(site: Site, node: str, classes: Sequence[str]) -> tuple[Document, dict[str, str]]:
     """Return a node's document, and the origin of each declared value.
 
     ``classes``: the names of the classes that contain the node. The caller has compared their nodelists with the node. Raises
-    ConfigError if two classes name different profiles, if a MIG geometry does not fit the hardware profile, or if fairlead.lock
-    does not agree with the declared driver.
+    ConfigError if two classes name different profiles or declare different values, if a MIG geometry does not fit the hardware
+    profile, or if fairlead.lock does not agree with the declared driver.
     """
     layers, name = layers_of(site, node, classes)
     for origin, layer in layers:
@@ -352,6 +387,7 @@ def layers_of(site: Site, node: str, classes: Sequence[str]) -> tuple[list[tuple
     """Return the layers of a node's document (origin, tree) without that of fairlead.lock, and the hardware profile's name."""
     chosen = [c for c in site.classes if c.name in classes]
     name = _one_of(site, node, chosen, "profile")
+    _refuse_other_values(site, node, chosen)
     layers: list[tuple[str, Mapping[str, Any]]] = []
     for kind, named, layer_of in (("profile", name, _hardware), ("fabric", _one_of(site, node, chosen, "fabric"), _fabric)):
         if named:

@@ -16,14 +16,13 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from fairlead.controller import munge
-from fairlead.controller.job_store import JobStore, StoredRun
 from fairlead.errors import FairleadError, HostError, SlurmError
 from fairlead.jobs.job_notes import JobNotes, ReportOptions, notes_of
 from fairlead.jobs.node_rows import SINFO, node_gpus_of
@@ -31,6 +30,9 @@ from fairlead.jobs.usage_merge import JobReport, merged
 from fairlead.jobs.usage_record import without_histograms
 from fairlead.model.nodelist import fold
 from fairlead.slurm.scontrol import Scontrol
+
+if TYPE_CHECKING:
+    from fairlead.controller.job_store import JobStore, StoredRun
 
 PORT = 6830
 SECONDS = 10.0
@@ -86,6 +88,8 @@ def serve(
     source: BinaryIO, sink: BinaryIO, store: str, *, is_operator: Callable[[int, str], bool], options: Options, client: Scontrol
 ) -> None:
     """Answer one request. Raises HostError for bytes that are no request. The process ends if the request is late."""
+    from fairlead.controller.job_store import JobStore  # imports SQLite, which the asking command does not need
+
     signal.alarm(REQUEST_SECONDS)
     credential = source.readline(QUESTION_MAX_BYTES)
     signal.alarm(0)

@@ -63,22 +63,18 @@ class RunningRecords(Struct, frozen=True, kw_only=True):
     denied: tuple[str, ...] = ()
 
 
+def step_options(job: int, nodes: int) -> list[str]:
+    """Return srun's options for a step with one task on each node of a running job. The step takes no GPU and no memory from the
+    job."""
+    count = str(nodes)
+    words = ["--overlap", f"--jobid={job}", "--nodes", count, "--ntasks", count, "--ntasks-per-node=1", "--cpus-per-task=1"]
+    words += ["--mem=0", "--gres=none", "--cpu-bind=none", "--mpi=none", "--quiet", "--input=none", "--kill-on-bad-exit=0"]
+    return words
+
+
 def records_of(run: JobRun, *, srun: str, program: str, conf: str, seconds: float) -> RunningRecords:
     """Return the records of a running job from its nodes. Raises SlurmUnavailable, SlurmError with srun's own words."""
-    count = str(len(run.nodes))
-    words = [
-        srun,
-        "--overlap",
-        f"--jobid={run.job}",
-        "--nodes",
-        count,
-        "--ntasks",
-        count,
-        "--ntasks-per-node=1",
-        "--cpus-per-task=1",
-    ]
-    words += ["--mem=0", "--gres=none", "--cpu-bind=none", "--mpi=none", "--quiet", "--input=none", "--kill-on-bad-exit=0"]
-    words += [program, "usage-records", "--lines", str(run.job)]
+    words = [srun, *step_options(run.job, len(run.nodes)), program, "usage-records", "--lines", str(run.job)]
     env = {"PATH": "/usr/bin:/bin", "LC_ALL": "C", **({"SLURM_CONF": conf} if conf else {})}
     try:
         done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False, env=env)

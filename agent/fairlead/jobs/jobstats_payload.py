@@ -42,7 +42,10 @@ def payload(report: JobReport) -> str:
         return NONE
     data = {"total_time": int(seconds), "gpus": run.gpus, KEY: own_key(report)}
     with_gpus = run.gpus > 0
-    each = {r.node: {**(_cpu_keys(r) or {}), **(_gpu_maps(r, len(run.nodes)) if with_gpus else {})} for r in records}
+    # A mean over some of a job's GPUs would be taken for that of the whole job.
+    none: dict[str, Any] = {"gpu_utilization": {}}
+    maps = {r.node: none if report.unnamed_gpus else _gpu_maps(r, len(run.nodes)) for r in records}
+    each = {r.node: {**(_cpu_keys(r) or {}), **(maps[r.node] if with_gpus else {})} for r in records}
     text = encoded({"nodes": each, **data})
     if len(text) > PAYLOAD_MAX:
         sums: dict[str, Any] = {}

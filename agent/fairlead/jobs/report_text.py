@@ -149,6 +149,11 @@ def _busy(gpu: GpuUsage) -> float | None:
 def _gaps(report: JobReport) -> Iterator[str]:
     if report.missing:
         yield f"  no record yet from {len(report.missing)} of {len(report.run.nodes)} nodes: {fold(report.missing)}"
+    if report.unnamed_gpus and report.totals.gpus:
+        yield (
+            f"  the records name {report.totals.gpus} of the {report.run.gpus} GPUs: of a job with several types of GPUs they"
+            " have only one type, and the rest is not measured"
+        )
     lost = [record.node for record in report.records if record.ended_by == "lost"]
     if lost:
         yield f"  the record was not ended by an epilog on {fold(lost)}: the node was booted again, or the record was lost"

@@ -88,6 +88,12 @@ class JobReport(Struct, frozen=True, kw_only=True):
         return min(100.0, 100 * seen / whole) if whole > 0 else None
 
     @property
+    def unnamed_gpus(self) -> int:
+        """Return how many of the job's GPUs no record names although every node has given one. This happens to a job with GPUs of
+        several types, because slurmd shows the prolog only those of the last type (docs/reference/usage-records.md)."""
+        return 0 if self.missing else max(0, self.run.gpus - self.totals.gpus)
+
+    @property
     def complete(self) -> bool:
         return not self.missing and all(record.end_unix is not None for record in self.records)
 

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 
 from .managed_files import read
 from .node_visit import NodeVisit
+from .other_gpus import other_gpus
 from .package_cache import lacking
 from .request_stream import receive
 from .stop import Stop, next_step
@@ -74,13 +75,15 @@ def locked(request: dict[str, Any]) -> Iterator[None]:
 
 def answer_to(request: dict[str, Any], payload: dict[str, Any] | None) -> dict[str, Any]:
     """Do what the request asks for, and return what was changed. If the node lacks something that was not sent, change
-    nothing and return what the node needs."""
+    nothing and return what the node needs. If its hardware profile is for another GPU, change nothing and return the GPUs."""
     hostname = os.uname().nodename
     node = NodeVisit(request, payload)
     need = ["name"] if named_otherwise(request, hostname) else []
     if request["state"] == "absent" and not need:
         undone = node.absent()
         return {"changed": bool(node.changes), "changes": node.changes, "undone": undone}
+    if request["state"] == "present" and not need and (here := other_gpus(request.get("gpu_pci_ids", ()))):
+        return {"other_gpus": here}
     need += node.needs() if request["state"] == "present" else []
     if need and payload is None:
         import platform

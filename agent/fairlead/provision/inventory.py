@@ -31,12 +31,13 @@ _SAMPLE_NODE = re.compile(r"example[0-9]{1,3}")
 
 class Target(Struct, frozen=True, kw_only=True):
     """Describes one node of a run. ``address``: the address that ssh uses. ``origin``: the file that declares each value of the
-    document."""
+    document. ``classes``: the node's classes."""
 
     node: str
     address: str
     document: Document
     origin: Mapping[str, str] = {}
+    classes: tuple[str, ...] = ()
 
 
 def is_address(text: str) -> bool:
@@ -181,6 +182,7 @@ def targets(site: Site, nodelist: str = "", slurm: Mapping[str, str] | None = No
         raise ConfigError(site.file, "classes", "no nodes are declared", hint='[classes.NAME] nodes = "gpu[1-4]"')
     found = []
     for node in wanted:
-        document, origin = config.resolve(site, node, classes.get(node, []))
-        found.append(Target(node=node, address=addresses[node], document=document, origin=origin))
+        own = classes.get(node, [])
+        document, origin = config.resolve(site, node, own)
+        found.append(Target(node=node, address=addresses[node], document=document, origin=origin, classes=tuple(own)))
     return tuple(found)

@@ -22,6 +22,7 @@ LINE_MAX = 8 << 20  # characters of one answer
 TEXT_MAX = 2000  # characters of a message
 PAGE_MAX = 1 << 20  # characters of one file's content, or of a diff
 CHANGES_MAX, STEPS_MAX = 1000, 5000  # limits for one node, over all its settings; a first run has some hundreds
+GPU_KINDS_MAX = 16
 SAID = "answered with something that is not an answer"
 HINT = "look at that node: is its root, or the fairlead there, somebody else's? nothing of its answer was used"
 
@@ -186,6 +187,13 @@ _NO_PYTHON = table(
 _DONE = table({"changed": flag, "changes": each(_CHANGE)}, {"apply": lambda v, w: None if v is None else _APPLY(v, w)})
 
 
+def _other_gpus(value: Any, where: str) -> dict[str, int]:
+    """Return how many GPUs have each PCI ID. Raises NotAnAnswerError."""
+    if not isinstance(value, dict) or not 0 < len(value) <= GPU_KINDS_MAX:
+        raise _wrong(where, f"is not a table of at most {GPU_KINDS_MAX} kinds of GPUs")
+    return {like("[0-9a-f]{4}:[0-9a-f]{4}")(pci_id, where): number(count, where) for pci_id, count in value.items()}
+
+
 def read(
     text: str, documents: Iterable[dict[str, Any]], *, package_files: Iterable[str] = (), may_need: bool = True
 ) -> dict[str, Any]:
@@ -201,6 +209,8 @@ def read(
         return {**_FAILED(said, ""), "of_node": True}  # its hint is the node's text, and not fairlead's advice
     if isinstance(said, dict) and "no_python" in said:
         return {"no_python": _NO_PYTHON(said["no_python"], "no_python")}
+    if isinstance(said, dict) and "other_gpus" in said:
+        return {"other_gpus": _other_gpus(said["other_gpus"], "other_gpus")}
     document = _document(documents)
     if isinstance(said, dict) and "need" in said:
         if not may_need:

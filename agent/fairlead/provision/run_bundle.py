@@ -4,7 +4,8 @@ request.json      what every node must have: release, files with their hashes, l
 files             the contents of these files, sent only to a node that lacks a file
 wheels.json       the names, sizes and hashes of the wheels
 wheels/           the wheels, sent only to a node that lacks a wheel
-documents/NODE    what only this node's request has: its documents, the units of its local disk, its driver's package files
+documents/NODE    what only this node's request has: its documents, the units of its local disk, its driver's package files,
+                  and its hardware profile with the PCI IDs of the GPU
 nodes             the names of all nodes that the site declares
 packages          the path of the folder on this host with the package files of the lock
 program.zip       the program that does the work on the node (fairlead/on_node)
@@ -51,6 +52,7 @@ HOOKS = {
 PLUGIN_MODULES = (
     "__init__.py",
     "model/__init__.py",
+    "model/another_gpu.py",
     "model/plain_text.py",
     "provision/__init__.py",
     "provision/node_answer.py",
@@ -162,14 +164,18 @@ def write_bundle(
     (folder / "wheels").mkdir()
     (folder / "documents").mkdir()
     (folder / "request.json").write_bytes(
-        msgspec.json.encode(how | {"package": own_package} | _request(files, release_name(own), index))
+        msgspec.json.encode(
+            how
+            | {"package": own_package, "known_profiles": config.known_profiles()}  # the profiles stay on this host
+            | _request(files, release_name(own), index)
+        )
     )
     (folder / "files").write_bytes(b"".join(c for _, c, _ in files))
     (folder / "wheels.json").write_bytes(msgspec.json.encode(index))
     for wheel in (own, *wheels):
         (folder / "wheels" / wheel.name).write_bytes(wheel.content)
     for target in targets:
-        (folder / "documents" / target.node).write_bytes(msgspec.json.encode(_request_of(target.document)))
+        (folder / "documents" / target.node).write_bytes(msgspec.json.encode(_request_of(target)))
     (folder / "nodes").write_bytes(msgspec.json.encode(declared))
     (folder / "packages").write_text(os.path.abspath(packages) if packages else str(package_files.default_folder()))
     for name in PLUGIN_MODULES:
@@ -179,9 +185,14 @@ def write_bundle(
     (folder / "program.zip").write_bytes(node_program.archive())
 
 
-def _request_of(document: config.Document) -> dict[str, Any]:
+def _request_of(target: Target) -> dict[str, Any]:
     """Return the part of the request that is for one node only, in addition to ``_request``."""
+    document = target.document
     return {
+        # A node with other GPUs is refused (model/another_gpu.py). Profile and classes are for that line and stay on this host.
+        "gpu_pci_ids": document.gpu_pci_ids,
+        "profile": document.profile,
+        "classes": target.classes,
         "documents": documents(document),
         "scratch_units": scratch_units(document),
         "package_files": driver_files(document),

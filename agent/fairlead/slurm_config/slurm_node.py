@@ -63,6 +63,7 @@ class SlurmNode(Struct, frozen=True, kw_only=True):
     slurm.conf cannot express that.
 
     ``gpus`` are in the order of their device files. ``memory_mib``: None if it is not known. ``notes``: one line each.
+    ``gpu_kinds``: how many of NVIDIA's GPUs have each PCI ID, or {} if that was not read.
     """
 
     name: str
@@ -73,6 +74,7 @@ class SlurmNode(Struct, frozen=True, kw_only=True):
     memory_mib: int | None
     gpus: tuple[GpuGres, ...]
     notes: tuple[str, ...] = ()
+    gpu_kinds: Mapping[str, int] = {}
 
 
 def gres_type(name: str) -> str:

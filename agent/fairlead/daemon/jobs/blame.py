@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -139,9 +140,14 @@ def published(run_dir: str) -> Where:
     """Return what the topology file says (topology.binding.published_files). It is empty if the file cannot be read."""
     try:
         with open(os.path.join(run_dir, "topology"), encoding="ascii", errors="replace") as f:
-            rows = [line.split("\t") for line in f.read(TOPOLOGY_MAX_BYTES).splitlines()]
+            return _where(f.read(TOPOLOGY_MAX_BYTES))
     except OSError:
-        rows = []
+        return _where("")
+
+
+@lru_cache(maxsize=2)  # the file is read at every sweep while a job runs, and hardly ever changes
+def _where(text: str) -> Where:
+    rows = [line.split("\t") for line in text.splitlines()]
     gpus = [row for row in rows if row[0] == "gpu" and len(row) > 4]
     instances = [row for row in rows if row[0] == "mig" and len(row) > 4 and _is_number(row[3]) and _is_number(row[4])]
     divided = {row[2] for row in instances}

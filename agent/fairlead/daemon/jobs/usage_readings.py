@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 from msgspec.structs import replace
 
@@ -15,7 +16,7 @@ from fairlead.host.job_records import Job
 from fairlead.host.node_counters import NodeCounters
 from fairlead.jobs.gpu_usage_sums import GpuReading
 from fairlead.jobs.node_usage_sums import NicReading, NodeCountersReading
-from fairlead.model.facts import Gpu, Missing, Node
+from fairlead.model.facts import Gpu, Missing, Node, NvLink
 from fairlead.model.gpu_activity import GpuActivity
 from fairlead.model.gpu_load import REASONS
 from fairlead.model.gpu_state import MigDevice
@@ -131,12 +132,18 @@ def _errors(gpu: Gpu) -> dict[str, int]:
         found["pcie_replays"] = gpu.pcie.replays
     if not isinstance(gpu.ecc, Missing):
         found["ecc_corrected"] = gpu.ecc.volatile_corrected
-    links = () if isinstance(gpu.nvlinks, Missing) else gpu.nvlinks
+    known = {name: value for name, value in found.items() if not isinstance(value, Missing) and value >= 0}
+    return known | ({} if isinstance(gpu.nvlinks, Missing) else _link_errors(gpu.nvlinks))
+
+
+@lru_cache(maxsize=64)  # the counters of a GPU's links are the same at most sweeps
+def _link_errors(links: tuple[NvLink, ...]) -> dict[str, int]:
+    found = {}
     for name in ("crc_errors", "replay_errors", "recovery_errors", "receive_errors", "recoveries"):
         counts = [value for link in links if not isinstance(value := getattr(link, name), Missing)]
-        if counts:
+        if counts and sum(counts) >= 0:
             found[f"nvlink_{name}"] = sum(counts)
-    return {name: value for name, value in found.items() if not isinstance(value, Missing) and value >= 0}
+    return found
 
 
 def _text(value: str) -> str:

@@ -78,12 +78,19 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         except FileNotFoundError as e:
             words = f"{e.filename}: no such file; is {node} declared in the site, and the bundle made since?"
             raise AnsibleActionFail(words) from None
+        profile = {key: request.pop(key) for key in ("profile", "classes", "known_profiles")}
         request["node"] = node
         request["check"] = bool(self._task.check_mode)
         request["diff"] = bool(self._task.diff)
         seconds = None if _may_build(request) else int(self._task.args.get("answer_seconds") or ANSWER_SECONDS)
         with _within(seconds):  # one limit for both requests and the copying between them
-            return self._settle(bundle, variables, modules, request)
+            answer = self._settle(bundle, variables, modules, request)
+        if here := answer.get("other_gpus"):
+            known = [modules.another_gpu.KnownProfile(*each) for each in profile["known_profiles"]]
+            declared = modules.another_gpu.Declared(node, profile["profile"], request["gpu_pci_ids"], profile["classes"])
+            words, hint = modules.another_gpu.refusal(declared, here, known)
+            return {"failed": True, "msg": f"{words}; nothing was changed", "hint": hint}
+        return answer
 
     def _settle(self, bundle: str, variables: dict[str, Any], modules: Modules, request: dict[str, Any]) -> dict[str, Any]:
         """Send this request to the node. If the node lacks files, copy them and send the request again. Return the result."""
@@ -107,7 +114,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             answer = self._ask(bundle, request, payload, modules, may_need=False)
             if request["incoming"]:
                 self._low_level_execute_command(f"rm -rf -- {shlex.quote(request['incoming'])}", sudoable=False)
-        if answer.get("failed"):
+        if answer.get("failed") or "other_gpus" in answer:
             return answer
         if request["diff"]:
             answer["diff"] = [
@@ -224,6 +231,7 @@ def _end_children() -> None:
 class Modules(NamedTuple):
     """Holds the modules of fairlead that are in the bundle. They import no other modules of fairlead."""
 
+    another_gpu: Any
     plain_text: Any
     node_answer: Any
     node_python: Any
@@ -238,10 +246,10 @@ def _modules(bundle: str) -> Modules:
     if RELEASE and fairlead.__version__ != RELEASE:
         words = f"{bundle} is of fairlead {fairlead.__version__}, and this collection is {RELEASE}; use the same release of both"
         raise AnsibleActionFail(words)
-    from fairlead.model import plain_text
+    from fairlead.model import another_gpu, plain_text
     from fairlead.provision import node_answer, node_python, wheel_tags
 
-    return Modules(plain_text, node_answer, node_python, wheel_tags)
+    return Modules(another_gpu, plain_text, node_answer, node_python, wheel_tags)
 
 
 def _read(*path: str) -> bytes:
