@@ -65,8 +65,8 @@ def judged(of: Leaves, values: Sequence[PairValue], dies: str) -> FabricVerdict:
 
 
 def noise(chance: random.Random, *, dying: float, share: float = 0.05) -> Speed:
-    """Spread and noise of 1.5 %. A share of all pairs is slow by 5 to 25 %, as on the lab's two cores. While a node dies, ``dying``
-    of the pairs are slow by 10 to 60 %."""
+    """Spread and noise of 1.5 %. A share of all pairs is slow by 5 to 25 %, as on the lab's two cores. While a node dies, a
+    share of ``dying`` is slow by 10 to 60 %."""
 
     def speed(pair: Pair, round_: int, dies_now: bool) -> float:
         value = GOOD * chance.gauss(1, 0.015)

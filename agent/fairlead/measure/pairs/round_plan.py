@@ -1,9 +1,9 @@
 """Decides which pairs are measured in the next round, from the rounds that were measured before.
 
 The order is: two rounds inside the leaves, confirmations of the suspects, two rounds across the leaves (three if they name a
-part), one crowded round (two if it names the scale or a way), and at the end the single rails of pairs that were too slow. A round does
-not count if a node went down in it and any other pair was slow. The plan is a function of what was measured. So a run that was
-killed goes on with the same plan.
+part), one crowded round (two if it names the scale or a way), and at the end the single rails of pairs that were too slow. If a
+node went down in a round and another pair was slow, the round does not count. The plan is a function of what was measured. So a
+run that was killed goes on with the same plan.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ def _pairs(plan: PairPlan, stage: Stage, values: Sequence[PairValue], gone: Mapp
 
 
 def _in_leaf(plan: PairPlan, round_: int, nodes: Set[str], done: Set[Pair]) -> list[Pair]:
-    """Return one round of the circle in each leaf. If a node went down, its partner has no pair. done: all pairs so far, which can
-    include a confirmation if leaves are measured again."""
+    """Return one round of the circle in each leaf. If a node went down, its partner has no pair. done: all pairs so far, which
+    include confirmations if leaves are measured again."""
     found = [pair for names in plan.leaves.nodes().values() for pair in circle(shuffled(names, plan.seed), round_)]
     return [pair for pair in found if set(pair) <= nodes and pair not in done]
 
