@@ -5,14 +5,19 @@ Nothing here needs Slurm. test_fabric_on_slurm.py lets a real node die over real
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairlead.cli import main
+from fairlead.errors import DataError
+from fairlead.measure.pairs import pair_csv
 from fairlead.measure.pairs.fabric_text import lines
 from fairlead.measure.pairs.fabric_verdict import FabricVerdict, PairLimits
 from fairlead.measure.pairs.pair_judgement import judge
@@ -207,3 +212,33 @@ def test_many_deaths_end_the_run() -> None:
             gbps = None if lost else GOOD * (0.6 if planned.number % 2 else 1)
             values.append(PairValue(round=planned.number, stage=planned.stage, node_a=a, node_b=b, gbps=gbps, why=words))
         gone[dies] = DOWN
+
+
+def test_a_recorded_table_says_which_node_went_down(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a death spoiled accuses nobody either if the table is judged again. Without the death, the same figures do."""
+    of = fabric(3, 4)
+    values = run(of, "n7", 3, lambda pair, round_, dies_now: GOOD * (0.6 if dies_now else 1))
+    file, topology = tmp_path / "pairs.csv", tmp_path / "topology"
+    topology.write_text("".join(f"leaf{k}: n[{4 * k - 3}-{4 * k}]\n" for k in (1, 2, 3)))
+    file.write_text(pair_csv.render(values, {"n7": DOWN}))
+    assert ",down:n7,across\n" in file.read_text()
+    read = pair_csv.parse(file.read_text(), "t.csv")
+    assert pair_csv.went_down(read).keys() == {"n7"}
+    assert main(["accept", "--judge", str(file), "--topology", str(topology), "--json"]) == 3
+    data = json.loads(capsys.readouterr().out)
+    assert [(part["kind"], part["name"]) for part in data["guilty"]] == [("gone", "n7")]
+    assert [(v.round, v.pair, v.gbps and round(v.gbps, 3)) for v in read] == [
+        (v.round, v.pair, v.gbps and round(v.gbps, 3)) for v in values
+    ]
+    assert main(["accept", "--judge", str(file), "--topology", str(topology)]) == 3
+    assert "n7: unknown: it went down in the run" in capsys.readouterr().out
+
+
+def test_a_node_that_went_down_is_one_of_its_pair() -> None:
+    for figure in ("down:n3", "down:", "down", "down:n1:n3"):
+        with pytest.raises(DataError, match=r"line 1: gbps .* is neither"):
+            pair_csv.parse(f"1,n1,n2,,{figure}\n", "t.csv")
+    both = pair_csv.parse("1,n1,n2,,down:n1:n2\n", "t.csv")
+    assert pair_csv.went_down(both).keys() == {"n1", "n2"} and pair_csv.render(both, pair_csv.went_down(both)).endswith(
+        "1,n1,n2,,down:n1:n2,\n"
+    )
