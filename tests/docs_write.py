@@ -448,8 +448,9 @@ def fabric_page() -> str:
         "`fairlead accept --fabric` was run on simulated fabrics whose truth is known: 64 nodes on 4 leaves of 16, or 1,024",
         "nodes on 64 leaves. The figure of a pair is the quality of its slower node (spread 0.8 %) with 1 % of noise. In 2 %",
         "of the measurements a passing disturbance takes 5 to 30 % away. A pair is too slow below 0.93 of the median. A",
-        "node-run is one node in one round. The simulation shows that the rounds and the judgement find the guilty part. It",
-        "does not show that a real fabric behaves like this. [Decision",
+        "node-run is one node in one round. A node that goes down does so in one of the first five rounds, and 60 % of the",
+        "pairs then lose 10 to 60 %. The simulation shows that the rounds and the judgement find the guilty part. It does not",
+        "show that a real fabric behaves like this. [Decision",
         "49](../decisions/0049-a-node-is-accused-by-two-good-partners.md) says why the rounds are as they are.",
         "",
     ]

@@ -191,6 +191,20 @@ def fabric_lab(suite: str, name: str, folder: Path) -> Iterator[FabricLab]:
         hold.stdout.close()
 
 
+def pair_rows(data: dict[str, Any]) -> str:
+    """The table of pairs of --json: the round, its stage, the nodes, and the figure as a fraction of what is expected."""
+    lines = []
+    for pair in data["pairs"]:
+        part = f"{pair['gbps'] / data['expected_gbps']:.3f}" if pair["gbps"] is not None else f"- {pair['why']}"
+        lines.append(f"{pair['round']} {pair['stage']} {pair['node_a']} {pair['node_b']} {pair['rail'] or ''} {part}")
+    return "\n".join(lines)
+
+
+def told(data: dict[str, Any]) -> str:
+    """What a failed test prints: the guilty parts in words, and the table that they were judged from."""
+    return "\n".join([*(f"{part['kind']} {part['name']}: {part['why']}" for part in data["guilty"]), pair_rows(data)])
+
+
 def until(true: Any, what: str, seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while True:

@@ -2,7 +2,8 @@
 
 The model is that of the published comparison of methods. A pair's value is the quality of its slower node (spread 0.8 %) with 1 %
 of noise. In 2 % of the measurements a passing disturbance takes 5 to 30 % away. A pair of nodes of two leaves is limited by the
-uplinks of both leaves. A pair over all rails is as slow as its slowest rail. Nothing here knows how a real fabric behaves.
+uplinks of both leaves. A pair over all rails is as slow as its slowest rail. While a node goes down, 60 % of the pairs lose 10 to
+60 %. Nothing here knows how a real fabric behaves.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from fairlead.measure.pairs.fabric_text import size_of
 from fairlead.measure.pairs.fabric_verdict import PartKind
 from fairlead.measure.pairs.pair_judgement import judge
 from fairlead.measure.pairs.pair_table import LeafSource, Leaves, PairValue, Stage, unknown_leaves
 from fairlead.measure.pairs.round_plan import PairPlan, next_round
 
-SPREAD, NOISE, DISTURBED, RAILS = 0.008, 0.01, 0.02, 8
+SPREAD, NOISE, DISTURBED, DYING, RAILS = 0.008, 0.01, 0.02, 0.6, 8
 BAD_LEAF = "leaf1"
 
 
@@ -25,7 +28,8 @@ BAD_LEAF = "leaf1"
 class Case:
     """What is wrong in a simulated fabric. slow: how many nodes have the quality ``factor``. uplink: what the uplink of one leaf
     carries. half_rails: how many nodes have one rail at half rate. passing: what a disturbance leaves of all pairs of one round
-    across leaves, such as another job that ran for a minute. known: whether the topology is known."""
+    across leaves, such as another job that ran for a minute. known: whether the topology is known. dies: whether a node goes down
+    in one of the first five rounds."""
 
     words: str
     nodes: int = 64
@@ -36,6 +40,7 @@ class Case:
     half_rails: int = 0
     passing: float = field(default=1.0, repr=False)  # the words of a case choose its random numbers
     known: bool = True
+    dies: bool = field(default=False, repr=False)
 
 
 CASES = (
@@ -51,6 +56,9 @@ CASES = (
     Case("3 nodes slow by 15 %, one round across leaves at 0.80", slow=3, factor=0.85, passing=0.80),
     Case("3 nodes slow by 15 %, topology unknown", slow=3, factor=0.85, known=False),
     Case("one uplink at 0.80, topology unknown", uplink=0.80, known=False),
+    Case("one node goes down in mid-run", dies=True),
+    Case("one node goes down in mid-run, 3 nodes slow by 15 %", slow=3, factor=0.85, dies=True),
+    Case("one node goes down in mid-run, one uplink at 0.80", uplink=0.80, dies=True),
     Case("1,024 nodes, all healthy", nodes=1024),
     Case("1,024 nodes, 20 slow by 15 %, one uplink at 0.80", nodes=1024, slow=20, factor=0.85, uplink=0.80),
     Case("1,024 nodes, one rail of one node at half rate", nodes=1024, half_rails=1),
@@ -101,6 +109,9 @@ class SimulatedFabric:
         self.bad_rail = {name: str(chance.randrange(RAILS)) for name in chosen[case.slow :]}
         self.guilty = set(chosen)
         self.disturbed = chance.randrange(3) if case.passing < 1 else 0  # which of the rounds across leaves
+        self.victim = chance.choice([name for name in self.names if name not in self.guilty]) if case.dies else ""
+        self.moment = chance.randint(1, 5) if case.dies else 0
+        self.gone: dict[str, str] = {}
 
     def value(self, a: str, b: str, rail: str) -> float:
         found = min(self.quality[a], self.quality[b])
@@ -124,14 +135,22 @@ class SimulatedFabric:
         plan = PairPlan(leaves=self.leaves(), rails=RAILS if self.case.half_rails else 1, seed=seed)
         values: list[PairValue] = []
         rounds_across = 0
-        while planned := next_round(plan, values, {}):
+        while planned := next_round(plan, values, self.gone):
             across = planned.stage in (Stage.ACROSS, Stage.CROWDED)
             passing = self.case.passing if across and rounds_across == self.disturbed else 1.0
             rounds_across += across
+            dying = self.case.dies and planned.number >= self.moment and not self.gone
             for a, b in planned.pairs:
+                row = PairValue(round=planned.number, stage=planned.stage, node_a=a, node_b=b)
+                if dying and self.victim in (a, b):
+                    self.gone[self.victim] = "no step starts on it"
+                    values.append(replace(row, why=f"{self.victim} went down"))
+                    continue
                 for rail in planned.rails:
                     gbps = self.value(a, b, rail) * passing
-                    values.append(PairValue(round=planned.number, stage=planned.stage, node_a=a, node_b=b, rail=rail, gbps=gbps))
+                    if dying and self.chance.random() < DYING:
+                        gbps *= 1 - self.chance.uniform(0.10, 0.60)
+                    values.append(replace(row, rail=rail, gbps=gbps))
         return plan, values
 
 
@@ -140,7 +159,7 @@ def simulate(case: Case, runs: int, seed: int = 1) -> Found:
     for number in range(runs):
         fabric = SimulatedFabric(case, chance)
         plan, values = fabric.run(str(number))
-        verdict = judge(values, plan.leaves, plan.limits)
+        verdict = judge(values, plan.leaves, plan.limits, fabric.gone)
         accused = {*verdict.named(PartKind.NODE), *verdict.named(PartKind.RAIL)}
         size = size_of(values)
         between = {*verdict.named(PartKind.UPLINK)} - {BAD_LEAF} if case.uplink < 1 else {*verdict.named(PartKind.UPLINK)}
@@ -153,7 +172,7 @@ def simulate(case: Case, runs: int, seed: int = 1) -> Found:
         found.alone += verdict.named(PartKind.UPLINK) == (BAD_LEAF,) and not others
         found.rails += sum(part.rails == (fabric.bad_rail.get(part.name),) for part in verdict.parts)
         found.ways += len(verdict.named(PartKind.WAY))
-        found.undecided += sum(node.outcome == "unknown" for node in verdict.nodes.values())
+        found.undecided += sum(node.outcome == "unknown" for name, node in verdict.nodes.items() if name not in fabric.gone)
         found.rounds.append(size.rounds)
         found.node_runs.append(size.node_runs)
     return found

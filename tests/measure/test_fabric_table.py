@@ -39,6 +39,13 @@ def no_worse(runs: int, big_runs: int) -> None:
     for words in ("all healthy, one round across leaves at 0.90", "3 nodes slow by 15 %, one round across leaves at 0.80"):
         passing = found(words, runs)
         assert (passing.recall, passing.precision, passing.other_leaves) == (1.0, 1.0, 0), words
+    few = min(runs, 300)  # such a run has more rounds
+    dies = found("one node goes down in mid-run", few)
+    assert (dies.accused, dies.other_leaves) == (0, 0) and dies.undecided <= dies.runs * 0.02 * 64
+    three = found("one node goes down in mid-run, 3 nodes slow by 15 %", few)
+    assert three.recall >= 0.99 and three.precision == 1.0 and three.other_leaves == 0
+    uplink = found("one node goes down in mid-run, one uplink at 0.80", few)
+    assert uplink.accused == 0 and uplink.per_run(uplink.alone) >= 0.91
     unknown = found("3 nodes slow by 15 %, topology unknown", runs)
     assert (unknown.recall, unknown.precision) == (1.0, 1.0)
     big = found("1,024 nodes, all healthy", big_runs)

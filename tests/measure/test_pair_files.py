@@ -7,18 +7,22 @@ import random
 import subprocess
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.errors import DataError
+from fairlead.cli.fabric_report import leaves_at
+from fairlead.errors import DataError, SlurmError
+from fairlead.measure.fabric_jobs import FabricJobs
 from fairlead.measure.pairs import heat_map, leaf_file, pair_csv, port_report
 from fairlead.measure.pairs.fabric_verdict import PairLimits
 from fairlead.measure.pairs.pair_judgement import judge
 from fairlead.measure.pairs.pair_table import LeafSource, Leaves, PairValue, Stage
 from fairlead.measure.pairs.port_report import NodePorts
+from fairlead.slurm.node_groups import NodeGroup
 from fairlead.slurm_config.topology_conf import render_conf, render_yaml
 from fairlead.topology.fabric.scalable_units import Block, Blocks, Switch, SwitchTree
 from tests.measure.fabric_simulation import CASES, SimulatedFabric
@@ -139,6 +143,36 @@ def test_leaves_come_from_lldp_of_every_node() -> None:
     texts = {f"n{k}": heard("tor1" if k < 4 else "tor2") for k in range(1, 7)}
     assert leaf_file.switch_ports_by_lldp(texts, NODES[3:])["n4"] == {"eth0": "tor2 port Ethernet1"}
     assert leaf_file.read_lldp(texts, "lldp", NODES).of == {f"n{k}": "tor1" if k < 4 else "tor2" for k in range(1, 7)}
+
+
+class TopologyTold:
+    """slurmctld's answer to `scontrol show topology`, or that it gives none."""
+
+    def __init__(self, groups: dict[str, tuple[str, ...]] | None) -> None:
+        self.groups = groups
+
+    def topology(self) -> tuple[NodeGroup, ...]:
+        if self.groups is None:
+            raise SlurmError("scontrol: no answer")
+        return tuple(NodeGroup("switch", name, frozenset(nodes)) for name, nodes in self.groups.items())
+
+
+@pytest.mark.parametrize(
+    ("groups", "source", "said"),
+    [
+        ({"s1": ("n1", "n2", "n3"), "s2": ("n4", "n5", "n6"), "s3": ("n7",)}, LeafSource.DISCOVERED, ""),
+        ({}, LeafSource.UNKNOWN, ""),
+        (None, LeafSource.UNKNOWN, "slurmctld's topology cannot be used: scontrol: no answer"),
+        ({"s1": ("n1", "n2")}, LeafSource.UNKNOWN, "slurmctld's topology cannot be used: slurmctld: no leaf for n[3-6]"),
+    ],
+)
+def test_without_a_file_slurmctld_is_asked_for_the_leaves(
+    groups: dict[str, tuple[str, ...]] | None, source: LeafSource, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = leaves_at("", NODES, cast("FabricJobs", TopologyTold(groups)))
+    assert found.source is source and said in capsys.readouterr().err
+    if source is LeafSource.DISCOVERED:
+        assert found.of == {"n1": "s1", "n2": "s1", "n3": "s1", "n4": "s2", "n5": "s2", "n6": "s2"}
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from fairlead.measure.fabric_jobs import FabricJobs
 from fairlead.measure.fabric_store import FabricRecord, FabricStore
 from fairlead.measure.pairs import fabric_text, heat_map, leaf_file, pair_csv
 from fairlead.measure.pairs.fabric_text import JudgedFabric
-from fairlead.measure.pairs.fabric_verdict import FabricVerdict, PairLimits
+from fairlead.measure.pairs.fabric_verdict import FabricVerdict, PairLimits, PartKind
 from fairlead.measure.pairs.pair_judgement import judge
 from fairlead.measure.pairs.pair_table import LeafSource, Leaves, PairValue, unknown_leaves
 from fairlead.measure.pairs.port_report import evidence, rises
@@ -102,7 +102,8 @@ def judge_table(args: argparse.Namespace, site: config.Site | None) -> ExitCode:
     leaves = leaves_at(args.topology, nodes, None)
     limits = limits_of(args, AcceptOptions())
     ends = rail_ends(values, rails_at(args.facts, nodes), switch_ports_at(args.topology, nodes))
-    verdict = judge(values, leaves, limits, ends=ends)
+    gone = pair_csv.went_down(values)
+    verdict = judge(values, leaves, limits, gone, ends)
     return _print(args, site, JudgedTable(verdict=verdict, leaves=leaves, values=values, limits=limits))
 
 
@@ -172,7 +173,7 @@ def _print(args: argparse.Namespace, site: config.Site | None, table: JudgedTabl
     if args.html:
         _write(args.html, heat_map.page(values, leaves, verdict, table.limits, title))
     if args.csv:
-        _write(args.csv, pair_csv.render(values))
+        _write(args.csv, pair_csv.render(values, verdict.named(PartKind.GONE)))
     drained = drain_failed(verdict, leaves, site, run=table.run, program=args.ssh, dry_run=args.dry_run) if args.drain else {}
     if args.json:
         data = fabric_text.as_data(verdict, leaves, values)

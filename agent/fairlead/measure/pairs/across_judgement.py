@@ -14,6 +14,7 @@ from fairlead.measure.tool import MeasuredOutcome
 
 LOW_MIN = 3  # the fewest slow pairs that name anything, because a pair may be slow by a passing disturbance
 ALL_LOW = 0.9  # above this fraction of slow pairs, the fabric between the leaves is slow as a whole
+FAST_MIN = 3  # the fewest fast pairs of other leaves that show that only this leaf's uplink is slow
 LEAVES_MIN = 3  # with fewer leaves, an uplink cannot be told from the uplink of the other leaf
 
 Low = Callable[[PairValue], bool]
@@ -45,7 +46,12 @@ def judge_across(values: Sequence[PairValue], leaves: Leaves, expected: float, l
             )
         ]
     inside = median([v.speed for v in values if leaves.inside(v)])
-    found = _uplinks(across, leaves, low, lasting, expected=expected, inside=inside) if count >= LEAVES_MIN else []
+    found: list[GuiltyPart] = []
+    if count >= LEAVES_MIN:
+        found, alone = _uplinks(across, leaves, low, lasting, expected=expected, inside=inside)
+        if not alone and not found:
+            words = f"{_figures(slow, len(spread), expected)}, and too few of the others were fast to say which part is slow"
+            return [_part(PartKind.SCALE, "", f"pairs across leaves are slow, {words}")]
     named = {f.name for f in found}
     rest = [v for v in across if not named & _ends(v, leaves)]
     crowd = [v for v in crowded if not named & _ends(v, leaves)]
@@ -81,9 +87,11 @@ def _figures(slow: Sequence[PairValue], count: int, expected: float) -> str:
 
 def _uplinks(
     across: Sequence[PairValue], leaves: Leaves, low: Low, lasting: Lasting, *, expected: float, inside: float
-) -> list[GuiltyPart]:
+) -> tuple[list[GuiltyPart], bool]:
     """Name the leaf of whose pairs most are slow, leave its pairs out, and begin again. A leaf is named only if it was slow with
-    two partner leaves. Pairs of a crowded round only say whether that lasts, because the crowd may be what makes them slow."""
+    two partner leaves, and enough pairs without it were fast. Pairs of a crowded round that are slow only say whether that lasts,
+    because the crowd may be what makes them slow. The second result is False if a leaf is slow, and too few pairs without it were
+    fast to name it."""
     rest = [v for v in across if v.stage is not Stage.CROWDED]
     found: list[GuiltyPart] = []
     named: set[str] = set()
@@ -101,9 +109,10 @@ def _uplinks(
             and lasting([v for v in across if leaf in _ends(v, leaves) and not named & _ends(v, leaves)])
             and len({end for v in slow[leaf] for end in _ends(v, leaves) - {leaf}}) >= 2
         ]
-        if not fitting:
-            return found
-        worst = max(fitting, key=lambda leaf: (len(slow[leaf]) / len(by_leaf[leaf]), len(slow[leaf]), leaf))
+        told = [leaf for leaf in fitting if sum(leaf not in _ends(v, leaves) and not low(v) for v in across) >= FAST_MIN]
+        if not told:
+            return found, not fitting
+        worst = max(told, key=lambda leaf: (len(slow[leaf]) / len(by_leaf[leaf]), len(slow[leaf]), leaf))
         words = f"pairs leaving it {_figures(slow[worst], len(by_leaf[worst]), expected)}"
         within = f", inside it {inside:.4g}" if inside else ""
         found.append(_part(PartKind.UPLINK, worst, f"{words}{within}: no node is accused"))

@@ -70,12 +70,14 @@ class JudgedPairNode(Struct, frozen=True, kw_only=True):
 
 class FabricVerdict(Struct, frozen=True, kw_only=True):
     """Holds a judged table. expected_gbps: the bandwidth that is expected of a pair, from the reference or the median of the
-    nodes. good: the nodes that were fast with somebody."""
+    nodes. good: the nodes that were fast with somebody. spoiled: the rounds whose slow figures were left out, because a node went
+    down then."""
 
     nodes: Mapping[str, JudgedPairNode]
     parts: tuple[GuiltyPart, ...]
     expected_gbps: float
     good: frozenset[str] = frozenset()
+    spoiled: frozenset[int] = frozenset()
     notes: tuple[str, ...] = ()
 
     @property

@@ -7,7 +7,7 @@ rails were measured together. gbps is a number, or ``failed``. Lines that begin 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from fairlead.errors import DataError
 from fairlead.measure.pairs.pair_table import PairValue, Stage
@@ -16,22 +16,31 @@ from fairlead.model.plain_text import one_line
 
 COLUMNS = ("round", "node_a", "node_b", "rail", "gbps", "stage")
 FAILED = "failed"
+DOWN = "down"
 ROWS_MAX = 1_000_000
 ROUND_MAX = 9999
 RAIL_MAX = 32  # characters of a rail's name
 GBPS_MAX = 1e6
 MISTAKES_MAX = 20  # the most mistakes that are printed
+_DOWN_WORDS = " went down"
 _STAGES = {stage.value: stage for stage in Stage}
 
 
-def render(values: Iterable[PairValue]) -> str:
-    """Return the table as CSV. Pairs that were planned and not measured are left out."""
+def render(values: Iterable[PairValue], gone: Collection[str] = ()) -> str:
+    """Return the table as CSV. Other pairs that were planned and not measured are left out. gone: the nodes that went down."""
     lines = [",".join(COLUMNS)]
     for v in values:
-        if v.measured:
-            figure = FAILED if v.gbps is None else f"{v.gbps:.6g}"
+        lost = sorted(set(v.pair) & set(gone))
+        if v.measured or lost:
+            figure = f"{v.gbps:.6g}" if v.gbps is not None else FAILED if v.failed else ":".join((DOWN, *lost))
             lines.append(f"{v.round},{v.node_a},{v.node_b},{v.rail},{figure},{v.stage or ''}")
     return "".join(f"{line}\n" for line in lines)
+
+
+def went_down(values: Iterable[PairValue]) -> dict[str, str]:
+    """Return the nodes that went down by a table that ``parse`` returned, and why."""
+    lost = {name for v in values if not v.measured for name in v.pair if name in v.why.removesuffix(_DOWN_WORDS).split(", ")}
+    return dict.fromkeys(sorted(lost), "the table says so")
 
 
 def parse(text: str, source: str) -> tuple[PairValue, ...]:
@@ -58,7 +67,7 @@ def parse(text: str, source: str) -> tuple[PairValue, ...]:
         mistakes.append("it has no row")
     if mistakes:
         more = f"; and {len(mistakes) - MISTAKES_MAX} more" if len(mistakes) > MISTAKES_MAX else ""
-        hint = "the columns are round,node_a,node_b,rail,gbps[,stage]; gbps is a number or failed"
+        hint = "the columns are round,node_a,node_b,rail,gbps[,stage]; gbps is a number, failed or down:NODE"
         raise DataError(f"{source}: {'; '.join(mistakes[:MISTAKES_MAX])}{more}", hint=hint)
     return tuple(found)
 
@@ -76,15 +85,18 @@ def _row(words: list[str]) -> tuple[PairValue | None, list[str]]:
         wrong.append(f"{_quoted(a)} is measured with itself")
     if rail and (len(rail) > RAIL_MAX or not is_name(rail)):
         wrong.append(f"rail {_quoted(rail)} is no name")
-    gbps = None if figure == FAILED else _number(figure)
-    if gbps is None and figure != FAILED:
-        wrong.append(f"gbps {_quoted(figure)} is neither {FAILED} nor a number from 0 to {GBPS_MAX:g}")
+    word, *lost = figure.split(":")
+    down = word == DOWN and bool(lost) and set(lost) <= {a, b}
+    gbps = None if figure == FAILED or down else _number(figure)
+    if gbps is None and figure != FAILED and not down:
+        wrong.append(f"gbps {_quoted(figure)} is neither {FAILED}, {DOWN}:NODE nor a number from 0 to {GBPS_MAX:g}")
     if stage and stage not in _STAGES:
         wrong.append(f"stage {_quoted(stage)} is none of {', '.join(_STAGES)}")
     if wrong:
         return None, wrong
-    row = PairValue(round=int(round_), node_a=a, node_b=b, rail=rail, gbps=gbps, failed=gbps is None, stage=_STAGES.get(stage))
-    return row, []
+    why = f"{', '.join(sorted(lost))}{_DOWN_WORDS}" if down else ""
+    failed, of_stage = figure == FAILED, _STAGES.get(stage)
+    return PairValue(round=int(round_), node_a=a, node_b=b, rail=rail, gbps=gbps, failed=failed, stage=of_stage, why=why), []
 
 
 def _number(text: str) -> float | None:

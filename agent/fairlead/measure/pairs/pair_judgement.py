@@ -3,7 +3,7 @@
 A node is accused only if it was too slow with at least two partners that are known to be good, and fast with nobody. So one slow
 pair never accuses both of its nodes, and a node that met only slow partners gets no verdict. A node is known to be good if it was
 fast with somebody. Only pairs inside a leaf accuse. A pair across two leaves can show that a node is good, if it is clearly fast,
-and never accuses it, because its figure may be that of an uplink.
+and never accuses it, because its figure may be that of an uplink. What a node spoiled by going down accuses nobody.
 """
 
 from __future__ import annotations
@@ -14,11 +14,22 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fairlead.measure.pairs.across_judgement import judge_across
+from fairlead.measure.pairs.death_rounds import SpoiledFigures, without_spoiled
 from fairlead.measure.pairs.fabric_verdict import FabricVerdict, GuiltyPart, JudgedPairNode, PairLimits, PartKind
-from fairlead.measure.pairs.pair_table import NO_TOPOLOGY, LeafSource, Leaves, PairValue, figure_text, median, whole
+from fairlead.measure.pairs.pair_table import (
+    NO_TOPOLOGY,
+    LeafSource,
+    Leaves,
+    PairValue,
+    expected_speed,
+    figure_text,
+    median,
+    whole,
+)
 from fairlead.measure.pairs.rail_ends import RailEnds
 from fairlead.measure.pairs.rail_judgement import with_rails
 from fairlead.measure.tool import MeasuredOutcome
+from fairlead.model.nodelist import fold
 
 PARTNERS_MIN = 2  # a node with fewer partners gets no verdict
 LEAF_NODES_MIN = 3  # in a smaller leaf, slow nodes cannot be told from a slow leaf switch
@@ -49,7 +60,8 @@ def judge(
     """Return the outcome of each node in ``leaves``, and the guilty parts. gone: the nodes that went down in the run, and why.
     ends: what is known of the ends of rails."""
     lost = dict(gone or {})
-    pairs = whole(values)
+    table = without_spoiled(values, leaves, limits, lost)
+    pairs = whole(table.kept)
     evidence = _evidence(pairs, leaves, limits)
     bad_leaves = _bad_leaves(evidence, leaves, lost)
     nodes = {n: _node(n, evidence, limits, bad_leaves.get(leaf), lost.get(n)) for n, leaf in leaves.of.items()}
@@ -57,22 +69,27 @@ def judge(
         for name in v.pair:
             if not v.measured and v.why and name in nodes and nodes[name].best_gbps is None and name not in lost:
                 nodes[name] = replace(nodes[name], why=f"it was not measured: {v.why}")
+    for v in table.left_out:
+        for name in v.pair:
+            if name in nodes and nodes[name].best_gbps is None and name not in lost:
+                nodes[name] = replace(nodes[name], why="no verdict: it was measured only while another node went down")
     parts = [GuiltyPart(kind=PartKind.GONE, name=n, outcome=nodes[n].outcome, summary=nodes[n].why) for n in sorted(lost)]
     for name, node in sorted(nodes.items()):
         if node.outcome in ACCUSED:
             part = GuiltyPart(kind=PartKind.NODE, name=name, outcome=node.outcome, summary=node.why)
-            parts.append(named := with_rails(part, values, leaves, limits, ends))
+            parts.append(named := with_rails(part, table.kept, leaves, limits, ends))
             nodes[name] = replace(node, why=named.summary)
-    parts += [with_rails(part, values, leaves, limits) for part in bad_leaves.values()]
+    parts += [with_rails(part, table.kept, leaves, limits) for part in bad_leaves.values()]
     sound = evidence.good - set(lost)
     across = judge_across([v for v in pairs if set(v.pair) <= sound], leaves, evidence.expected, limits)
-    parts += [with_rails(part, values, leaves, limits) for part in across]
+    parts += [with_rails(part, table.kept, leaves, limits) for part in across]
     return FabricVerdict(
         nodes=nodes,
         parts=tuple(parts),
         expected_gbps=evidence.expected,
         good=frozenset(evidence.good),
-        notes=_notes(evidence, leaves, limits),
+        spoiled=frozenset(table.rounds),
+        notes=(*_notes(evidence, leaves, limits), *_spoiled_notes(table)),
     )
 
 
@@ -88,7 +105,7 @@ def _evidence(pairs: Sequence[PairValue], leaves: Leaves, limits: PairLimits) ->
     for v in inside:
         for node in v.pair:
             within[node] = max(within.get(node, 0.0), v.speed)
-    expected = limits.reference_gbps or median([speed for speed in (within or best).values() if speed])
+    expected = limits.reference_gbps or expected_speed(pairs, leaves)
     clear = (1 + limits.warn) / 2  # a node that is slow inside its leaf gets more chances across leaves, and noise helps it
     good = {
         node
@@ -163,3 +180,12 @@ def _notes(evidence: _Evidence, leaves: Leaves, limits: PairLimits) -> tuple[str
             f" {limits.reference_gbps:.4g} GB/s: is it the reference of this fabric?"
         )
     return tuple(notes)
+
+
+def _spoiled_notes(table: SpoiledFigures) -> tuple[str, ...]:
+    found = []
+    for round_, nodes in table.rounds.items():
+        count = sum(v.round == round_ and not set(v.pair) & set(nodes) for v in table.left_out)
+        words = f"{count} slow figure{'' if count == 1 else 's'} of round {round_} accuse{'s' if count == 1 else ''} nobody"
+        found.append(f"{words}: {fold(nodes)} went down then")
+    return tuple(found)

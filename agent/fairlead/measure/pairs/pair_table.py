@@ -110,6 +110,15 @@ def median(values: Sequence[float]) -> float:
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
+def expected_speed(pairs: Sequence[PairValue], leaves: Leaves) -> float:
+    """Return the median of the best figures of the nodes, or 0. Pairs across leaves count only if there are no pairs inside."""
+    best: dict[str, float] = {}
+    for v in [v for v in pairs if leaves.inside(v)] or pairs:
+        for node in v.pair:
+            best[node] = max(best.get(node, 0.0), v.speed)
+    return median([speed for speed in best.values() if speed])
+
+
 def figure_text(gbps: float) -> str:
     """Return a bandwidth as text. 0 is the bandwidth of a pair whose measurement failed."""
     return f"{gbps:.4g} GB/s" if gbps else "failed"

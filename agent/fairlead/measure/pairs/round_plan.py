@@ -1,23 +1,29 @@
 """Decides which pairs are measured in the next round, from the rounds that were measured before.
 
-The order is: two rounds inside the leaves, confirmations of the suspects, two rounds across the leaves, one crowded round (two if
-the first one was slow), and at the end the single rails of pairs that were too slow. The plan is a function of what was measured.
-So a run that was killed goes on with the same plan.
+The order is: two rounds inside the leaves, confirmations of the suspects, two rounds across the leaves (three if they name a
+part), one crowded round (two if it names the scale or a way), and at the end the single rails of pairs that were too slow. If a
+node went down in a round and another pair was slow, the round does not count. The plan is a function of what was measured. So a
+run that was killed goes on with the same plan.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 
 from msgspec import Struct
 
 from fairlead.measure.pairs.circle import circle, crowded_across, shuffled, spread_across
+from fairlead.measure.pairs.death_rounds import without_spoiled
 from fairlead.measure.pairs.fabric_verdict import FabricVerdict, GuiltyPart, PairLimits, PartKind
 from fairlead.measure.pairs.pair_judgement import PARTNERS_MIN, judge
 from fairlead.measure.pairs.pair_table import Leaves, Pair, PairValue, Stage, pair_of, whole
 
-#: The most rounds of each stage.
-ROUNDS = {Stage.LEAF: 2, Stage.CONFIRM: 2, Stage.ACROSS: 2, Stage.CROWDED: 2, Stage.RAIL: 2}
+#: The most rounds of each stage, without those that a node spoiled by going down.
+ROUNDS = {Stage.LEAF: 2, Stage.CONFIRM: 2, Stage.ACROSS: 3, Stage.CROWDED: 2, Stage.RAIL: 2}
+ACROSS_FIRST = 2  # the rounds across leaves of which each run has so many
+SPOILED_MAX = 2  # the most rounds of a stage that are made again because a node went down
+BETWEEN_LEAVES = (PartKind.UPLINK, PartKind.LEAF_PAIR, PartKind.SCALE)
 
 
 class PlannedRound(Struct, frozen=True, kw_only=True):
@@ -47,47 +53,62 @@ class PairPlan(Struct, frozen=True, kw_only=True):
 def next_round(plan: PairPlan, values: Sequence[PairValue], gone: Mapping[str, str]) -> PlannedRound | None:
     """Return the round after those in ``values``, or None at the end. ``gone``: nodes that went down, which get no pair."""
     rounds = {v.round: v.stage for v in values}
-    had = [rounds[number] for number in sorted(rounds)]
+    table = without_spoiled(values, plan.leaves, plan.limits, gone)
+    had = Counter(stage for number, stage in rounds.items() if number not in table.rounds)
+    spoiled = Counter(rounds[number] for number in table.rounds)
     order = list(Stage)
-    first = order.index(had[-1]) if had and had[-1] is not None else 0
+    last = rounds[max(rounds)] if rounds else None
+    first = 0 if spoiled or last is None else order.index(last)
     for stage in order[first:]:
-        if had.count(stage) < ROUNDS[stage] and (pairs := _pairs(plan, stage, values, gone)):
+        if had[stage] + max(0, spoiled[stage] - SPOILED_MAX) >= ROUNDS[stage]:
+            continue
+        if pairs := _pairs(plan, stage, values, gone, had[stage]):
             rails = tuple(str(k) for k in range(plan.rails)) if stage is Stage.RAIL else ("",)
             return PlannedRound(number=max(rounds, default=0) + 1, stage=stage, pairs=tuple(sorted(pairs)), rails=rails)
     return None
 
 
-def _pairs(plan: PairPlan, stage: Stage, values: Sequence[PairValue], gone: Mapping[str, str]) -> list[Pair]:
+def _pairs(plan: PairPlan, stage: Stage, values: Sequence[PairValue], gone: Mapping[str, str], had: int) -> list[Pair]:
+    """Return the pairs of the next round of a stage. had: how many rounds of this stage count."""
     nodes = frozenset(plan.leaves.of) - frozenset(gone)
-    had = len({v.round for v in values if v.stage is stage})
+    made = len({v.round for v in values if v.stage is stage})
     done = {v.pair for v in values if not v.rail}
     one_group = len(set(plan.leaves.of.values())) == 1
+    if stage is Stage.LEAF:
+        return _in_leaf(plan, made, nodes, done)
+    if one_group and (stage is Stage.ACROSS or (stage is Stage.CROWDED and had)):
+        return []
+    if stage is Stage.CROWDED and one_group:
+        return _in_leaf(plan, made + len({v.round for v in values if v.stage is Stage.LEAF}), nodes, done)
+    if stage is Stage.ACROSS and had < ACROSS_FIRST:
+        return spread_across(plan.leaves, nodes, made, done, plan.seed)
+    if stage is Stage.CROWDED and not had:
+        return crowded_across(plan.leaves, nodes, ACROSS_FIRST + made, done, plan.seed)
+    verdict = judge(values, plan.leaves, plan.limits, gone)
+    table = without_spoiled(values, plan.leaves, plan.limits, gone)
     match stage:
-        case Stage.LEAF:
-            return _in_leaf(plan, had, nodes)
         case Stage.CONFIRM:
-            return _confirmations(plan, judge(values, plan.leaves, plan.limits, gone), values, nodes)
-        case Stage.ACROSS:
-            return [] if one_group else spread_across(plan.leaves, nodes, had, done, plan.seed)
-        case Stage.CROWDED if had and (one_group or not judge(values, plan.leaves, plan.limits, gone).named(PartKind.SCALE)):
-            return []
-        case Stage.CROWDED if one_group:
-            return _in_leaf(plan, ROUNDS[Stage.LEAF], nodes)
-        case Stage.CROWDED:
-            return crowded_across(plan.leaves, nodes, ROUNDS[Stage.ACROSS] + had, done, plan.seed)
-        case Stage.RAIL:
-            return _slow_pairs(plan, judge(values, plan.leaves, plan.limits, gone), values, nodes) if plan.rails > 1 else []
+            return _confirmations(plan, verdict, table.kept, nodes)
+        case Stage.ACROSS if any(verdict.named(kind) for kind in BETWEEN_LEAVES):
+            return spread_across(plan.leaves, nodes, made, done, plan.seed)
+        case Stage.CROWDED if verdict.named(PartKind.SCALE) or verdict.named(PartKind.WAY):
+            return crowded_across(plan.leaves, nodes, ACROSS_FIRST + made, done, plan.seed)
+        case Stage.RAIL if plan.rails > 1:
+            return _slow_pairs(plan, verdict, table.kept, nodes)
+    return []
 
 
-def _in_leaf(plan: PairPlan, round_: int, nodes: Set[str]) -> list[Pair]:
-    """Return one round of the circle in each leaf. If a node went down, its partner has no pair."""
+def _in_leaf(plan: PairPlan, round_: int, nodes: Set[str], done: Set[Pair]) -> list[Pair]:
+    """Return one round of the circle in each leaf. If a node went down, its partner has no pair. done: all pairs so far, which
+    include confirmations if leaves are measured again."""
     found = [pair for names in plan.leaves.nodes().values() for pair in circle(shuffled(names, plan.seed), round_)]
-    return [pair for pair in found if set(pair) <= nodes]
+    return [pair for pair in found if set(pair) <= nodes and pair not in done]
 
 
 def _confirmations(plan: PairPlan, verdict: FabricVerdict, values: Sequence[PairValue], nodes: Set[str]) -> list[Pair]:
     """Return for each suspect a pair with a node of its leaf that is known to be good. A suspect gets one such pair, and another
-    one if it was measured with fewer than two good nodes."""
+    one if it was measured with fewer than two good nodes. values: the rows that are not
+    spoiled, so that a spoiled pair can be measured again."""
     done = {v.pair for v in values if not v.rail}
     confirmed = {node for v in values if v.stage is Stage.CONFIRM for node in v.pair}
     slow_leaves = set(verdict.named(PartKind.LEAF))
