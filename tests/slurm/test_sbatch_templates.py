@@ -32,7 +32,7 @@ class Site:
         self.cluster = cluster
         self.folder = folder
         self.count = 0
-        self.pending_since = time.monotonic()
+        self.pending_since: float | None = None
 
     def submit(self, template: str, last: int, every: int, mode: str, *options: str) -> int:
         self.count += 1
@@ -66,6 +66,7 @@ class Site:
 
     def restart(self, job: int, starts: int) -> None:
         """Let a requeued job begin soon, and wait until it has begun so often."""
+        self.pending_since = None
 
         def again() -> bool:
             self.hurry(job)
@@ -77,6 +78,8 @@ class Site:
         """Slurm lets a requeued job wait for two minutes, until no node takes its new start for the one that has just ended (by
         seconds: "Job credential revoked"). Some seconds are enough for that."""
         if self.cluster.job_state(job) != "PENDING":
+            self.pending_since = None
+        elif self.pending_since is None:
             self.pending_since = time.monotonic()
         elif time.monotonic() - self.pending_since > 4:
             self.cluster.scontrol("update", f"jobid={job}", "StartTime=now", check=False)
