@@ -1,6 +1,6 @@
 """Two releases of fairlead side by side on one rack, upgraded and rolled back in the middle while jobs run.
 
-The release before is the commit ``upgrade_scene.BEFORE`` of this repository. The test is skipped where the history does not have
+The release before is the commit ``release_before.BEFORE`` of this repository. The test is skipped where the history does not have
 it (a shallow clone). A state of a release to come is made by raising its schema numbers.
 """
 
@@ -18,7 +18,8 @@ from tests.lab.ledger import own_name
 from tests.lab.rack import Rack
 from tests.lab.roots import SUITES
 from tests.rack.provisioned import PROJECT, ProvisionedRack, until
-from tests.rack.upgrade_scene import UpgradeScene, agents_answer, release_before, versions
+from tests.rack.upgrade_scene import UpgradeScene, agents_answer, versions
+from tests.release_before import release_before
 
 from fairlead.controller.record_reader import records_in
 from fairlead.fleet.service_record import decoded as service_record

@@ -17,8 +17,9 @@ from tests.lab.ledger import own_name
 from tests.lab.rack import Rack
 from tests.lab.roots import SUITES
 from tests.rack.provisioned import PROJECT, ProvisionedRack
-from tests.rack.upgrade_scene import UpgradeScene, agents_answer, release_before, versions
+from tests.rack.upgrade_scene import UpgradeScene, agents_answer, versions
 from tests.release.build_packages import built, deb, make_packages, tools
+from tests.release_before import release_before
 
 pytestmark = [pytest.mark.root, pytest.mark.slurm, pytest.mark.rack, pytest.mark.timeout(480), pytest.mark.slow]
 OLDER = "0.0.9"

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import tarfile
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import pytest
 from tests.lab.faults import Faults
 from tests.rack.provisioned import PROJECT, ProvisionedRack, until
 
-#: Of 2026-11-24. It installs its releases as today's does, its usage records have fewer keys, and it has no service records.
-BEFORE = "09777dec5b98084859d9584523818f8dfe90ab7d"
 XID = "NVRM: Xid (PCI:0000:1b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 #: Prints the variables of each step, before and after the releases change. It ends when the file is there.
 JOB = """#!/bin/bash
@@ -25,16 +19,6 @@ n=0
 until [ -e /tmp/go-on ]; do sleep 0.2; n=$((n+1)); [ "$n" -lt 2000 ] || exit 9; done
 show last
 """
-
-
-def release_before(folder: Path) -> Path:
-    """Write the release before into the folder, or skip the test where this clone does not have it."""
-    done = subprocess.run(["git", "archive", BEFORE], cwd=PROJECT, capture_output=True, check=False)
-    if done.returncode:
-        pytest.skip(f"this clone does not have the commit {BEFORE[:8]}: {done.stderr.decode().strip()[:100]}")
-    with tarfile.open(fileobj=BytesIO(done.stdout)) as archive:
-        archive.extractall(folder, filter="data")
-    return folder
 
 
 class UpgradeScene:
