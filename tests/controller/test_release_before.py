@@ -1,4 +1,4 @@
-"""The store of `fairlead collect`: filled by the release before, upgraded by this one, and met by the older one after a rollback."""
+"""The store of `fairlead collect`: filled by the release before, upgraded by this one, and met by the older one once more."""
 
 from __future__ import annotations
 
