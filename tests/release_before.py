@@ -1,4 +1,4 @@
-"""The release before this one, from the history of this repository. No release has a tag yet, so a commit stands for it."""
+"""The release before this one, from the history of this repository. No release has a tag yet, so a commit takes its place."""
 
 from __future__ import annotations
 
