@@ -11,10 +11,14 @@ from fairlead.fleet.early_warning import distances, growth, possible
 from fairlead.fleet.mechanical_values import values_of, with_values
 from fairlead.fleet.score_card import NodeWeek, score_card
 from fairlead.fleet.service_record import DAY_SECONDS
+from fairlead.host.gather import gather
+from fairlead.host.root import Root
 from fairlead.model.device import device_of
 from fairlead.model.facts import NvLink
 from tests.checks.nodes import gpu as fact_gpu
 from tests.checks.nodes import node
+from tests.lab.machines import read_nvml
+from tests.lab.trees import MACHINES
 
 DAY = 20_000
 Point = tuple[int, float]
@@ -144,6 +148,14 @@ def test_the_worst_link_gives_the_rate_or_no_link_does() -> None:
         gpu1 = fact_gpu(1, nvlinks=links)
         of = {name: value for device, name, value in values_of(node(gpu1)) if device == device_of(gpu1)}
         assert of.get("nvlink.effective_ber") == rate and of.get("nvlink.symbol_ber") == (rate and 1e-15)
+
+
+def test_machines_give_the_rates_that_their_generation_has() -> None:
+    """From nvml.json to the values of the service record: Blackwell has the rates, Hopper has none, and never 0."""
+    for tree, rate in (("hgx-b200", LEAST), ("hgx-h200", None)):
+        of = [(name, value) for _, name, value in values_of(gather(Root(str(MACHINES / tree)), read_nvml(MACHINES / tree)))]
+        assert sum(name == "nvlink.active" for name, _ in of) == 8
+        assert [value for name, value in of if name.endswith("_ber")] == ([rate] * 16 if rate else [])
 
 
 # -- score card ----------------------------------------------------------------------------------------
