@@ -354,6 +354,7 @@ complete -c fairlead -n '__fairlead_is job' -l user -x -d 'show the ended jobs o
 complete -c fairlead -n '__fairlead_is job' -l nodes -d 'compare the job'\''s nodes with each other'
 complete -c fairlead -n '__fairlead_is job' -l controller -x -d 'where the service runs ($FAIRLEAD_CONTROLLER, otherwise Slurm'\''s controller)'
 complete -c fairlead -n '__fairlead_is job' -l store -r -F -d 'read this store, on the controller, in place of the service'
+complete -c fairlead -n '__fairlead_is job' -l from -r -F -d 'read the records and jobs.psv in DIR instead'
 complete -c fairlead -n '__fairlead_is job' -l site -r -F -d 'the site with prices and thresholds, on the controller (/etc/fairlead/site.toml)'
 complete -c fairlead -n '__fairlead_is job' -l timeout -x -d 'wait so long for a running job (30.0)'
 complete -c fairlead -n '__fairlead_is job' -l slurm-conf -r -F -d 'the slurm.conf to use, where Slurm'\''s commands do not find it'

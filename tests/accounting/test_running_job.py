@@ -95,6 +95,10 @@ def test_a_running_job_is_reported_with_the_options_of_the_site(
     out = capsys.readouterr().out
     assert out.startswith(f"job {running.job}  RUNNING  2 nodes, 4 x NVIDIA H100") and "  cost " in out
     assert "left out: advice: the job ran for less than 10 min" in out
+    assert main([*words, "--nodes", "--store", str(tmp_path / "store")]) == 0
+    head, table, *rows = capsys.readouterr().out.splitlines()
+    assert head.startswith(f"job {running.job}  RUNNING  2 nodes: medians so far") and table.startswith("NODE")
+    assert [row.split()[0] for row in rows[:2]] == ["n1", "n2"] and "the nodes were not compared" in rows
     assert main([*words, "--controller", "127.0.0.1:1"]) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"job {running.job}  RUNNING") and "left out: advice and cost: " in out

@@ -164,3 +164,33 @@ def test_templates(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["template", "sbatch", "../requeue"]) == 66
     assert main(["template", "sbatch"]) == 64
     assert main(["template", "srun", "requeue"]) == 64
+
+
+def test_nodes_of_a_job_from_recorded_inputs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On any machine, without a controller. What could not be read is named."""
+    folder = folder_of(tmp_path, "gpu005")
+    (folder / "torn.json").write_text('{"schema":')
+    assert main(["job", "103", "--nodes", "--from", str(folder)]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("job 103  COMPLETED  12 nodes") and "gpu005: CPU pressure 75 %" in captured.out
+    assert "fairlead job: torn.json: " in captured.err
+    assert main(["job", "103", "--nodes", "--json", "--from", str(folder)]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["job"] == "103" and len(data["nodes"]) == 12
+    assert main(["job", "103", "--from", str(folder)]) == 0
+    assert "103" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["9", "--nodes"], 66, "there is no job 9 in "),
+        (["--last", "--nodes"], 64, "--from reads one job: fairlead job ID --from DIR"),
+        (["103", "--store", "/nowhere"], 64, "--from and --store"),
+    ],
+)
+def test_what_recorded_inputs_do_not_have(
+    words: list[str], code: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["job", *words, "--from", str(folder_of(tmp_path, "gpu005", jobs=1))]) == code
+    assert said in capsys.readouterr().err

@@ -94,7 +94,9 @@ def type_it(one: Shown, folder: Path, path: Path) -> str:
     env = {**os.environ, "PATH": f"{path}:{os.environ['PATH']}", "COLUMNS": "120"}
     done = subprocess.run(["bash", "-c", one.line], cwd=folder, env=env, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode in (0, 1, 2, 3), f"{ids(one)}: {one.line}: {done.returncode}\n{done.stdout}\n{done.stderr}"
-    assert not done.stderr, f"{ids(one)}: {one.line}\n{done.stderr}"
+    # on a busy machine a command says that it works (cli/patience.py)
+    said = [line for line in done.stderr.splitlines() if not re.fullmatch(r"fairlead [a-z-]+: .*, \d+ s", line)]
+    assert not said, f"{ids(one)}: {one.line}\n{done.stderr}"
     return done.stdout
 
 

@@ -11,10 +11,14 @@ from fairlead.fleet.early_warning import distances, growth, possible
 from fairlead.fleet.mechanical_values import values_of, with_values
 from fairlead.fleet.score_card import NodeWeek, score_card
 from fairlead.fleet.service_record import DAY_SECONDS
+from fairlead.host.gather import gather
+from fairlead.host.root import Root
 from fairlead.model.device import device_of
 from fairlead.model.facts import NvLink
 from tests.checks.nodes import gpu as fact_gpu
 from tests.checks.nodes import node
+from tests.lab.machines import read_nvml
+from tests.lab.trees import MACHINES
 
 DAY = 20_000
 Point = tuple[int, float]
@@ -59,6 +63,7 @@ def test_a_healthy_node_has_no_distance() -> None:
         ({"nvlink__errors": weekly(0, 5000)}, "link_errors"),
         ({"load__slowed_seconds": weekly(0, 1e5)}, "throttle"),
         ({"link__ber": tuple((day, 1e-8 * 10 ** (n / 4)) for n, (day, _) in enumerate(weekly(0, 0)))}, "ber"),
+        ({"nvlink__effective_ber": tuple((day, 1e-16 * 10 ** (n / 4)) for n, (day, _) in enumerate(weekly(0, 0)))}, "ber"),
     ],
 )
 def test_each_signal(changes: dict[str, Any], signal: str) -> None:
@@ -108,6 +113,49 @@ def test_the_errors_of_all_links_are_summed_or_none_are() -> None:
         gpu1 = fact_gpu(1, nvlinks=tuple(links))
         of = {name: value for device, name, value in values_of(node(gpu1)) if device == device_of(gpu1)}
         assert of.get("nvlink.errors") == errors and of["nvlink.active"] == len(links)
+
+
+def rates(*values: float) -> tuple[Point, ...]:
+    """One value a week, the last one today."""
+    return tuple((DAY - 7 * (len(values) - 1 - n), value) for n, value in enumerate(values))
+
+
+LEAST = 15e-255
+
+
+def test_a_link_without_errors_has_no_distance() -> None:
+    """NVML says 15e-255 then. A step from there to a small rate is not 240 powers of ten in a week."""
+    for values in ((LEAST,) * 5, (LEAST, LEAST, 1e-15), (1e-15, LEAST), (1e-15, 1e-14, LEAST), (1e-14, 1e-15)):
+        node = {"G0": gpu(nvlink__effective_ber=rates(*values))}
+        assert distances("n1", node, DAY) == [], values
+    assert not possible({"G0": gpu(nvlink__effective_ber=rates(LEAST, LEAST, LEAST))})
+
+
+def test_the_rate_after_correction_has_a_limit_of_its_own() -> None:
+    (distance,) = distances("n1", {"G0": gpu(nvlink__effective_ber=rates(LEAST, 1e-16, 1e-15, 1e-14))}, DAY)
+    assert (distance.signal, distance.value, distance.limit) == ("ber", pytest.approx(1e-14), 1e-12)
+    assert distance.reaches_unix == pytest.approx((DAY + 14) * DAY_SECONDS) and "after correction" in distance.text
+    (over,) = distances("n1", {"G0": gpu(nvlink__effective_ber=rates(LEAST, 3e-12))}, DAY)
+    assert over.used >= 1 and over.reaches_unix == DAY * DAY_SECONDS, "above the limit it is listed at once"
+    assert possible({"G0": gpu(nvlink__effective_ber=rates(LEAST, 3e-12))})
+
+
+def test_the_worst_link_gives_the_rate_or_no_link_does() -> None:
+    good = NvLink(link=0, active=True, effective_ber=LEAST, symbol_ber=LEAST)
+    bad = NvLink(link=1, active=True, effective_ber=2e-14, symbol_ber=1e-15)
+    down, unread = NvLink(link=2, active=False), NvLink(link=3, active=True)
+    for links, rate in (((good, bad), 2e-14), ((good, bad, down), 2e-14), ((good, bad, unread), None), ((down,), None)):
+        gpu1 = fact_gpu(1, nvlinks=links)
+        of = {name: value for device, name, value in values_of(node(gpu1)) if device == device_of(gpu1)}
+        assert of.get("nvlink.effective_ber") == rate and of.get("nvlink.symbol_ber") == (rate and 1e-15)
+
+
+def test_machines_give_the_rates_that_their_generation_has() -> None:
+    """From nvml.json to the values of the service record: Blackwell has the rates, Hopper has none, and never 0."""
+    for tree, rate in (("hgx-b200", LEAST), ("hgx-h200", None)):
+        of = [(name, value) for _, name, value in values_of(gather(Root(str(MACHINES / tree)), read_nvml(MACHINES / tree)))]
+        assert sum(name == "nvlink.active" for name, _ in of) == 8
+        assert [value for name, value in of if name.endswith("_ber")] == ([rate] * 16 if rate else [])
 
 
 # -- score card ----------------------------------------------------------------------------------------

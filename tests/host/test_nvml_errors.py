@@ -10,12 +10,12 @@ from fairlead.host.root import Root
 from fairlead.judge import reads
 from fairlead.model.check_definition import Past
 from fairlead.model.device import gpu_cards_of, readable_fields
-from fairlead.model.facts import Gpu, Missing, Node
+from fairlead.model.facts import Gpu, Missing, Node, NvLink
 from fairlead.model.finding import Finding, Level
 from tests.lab.faults import Faults
 from tests.lab.trees import MACHINES
 
-NOT_SUPPORTED, CORRUPTED_INFOROM, RESET_REQUIRED = 3, 14, 16
+NOT_SUPPORTED, CORRUPTED_INFOROM, RESET_REQUIRED, UNKNOWN = 3, 14, 16, 999
 DOCUMENT = config.profile_document("n1", "hgx-h100")
 
 
@@ -107,3 +107,39 @@ def test_nvlink_5_counters_are_read_where_the_older_are_not_there(faults: Faults
     assert isinstance(machine.gpus, tuple) and isinstance(machine.gpus[0].nvlinks, tuple)
     assert [link.recoveries for link in machine.gpus[0].nvlinks] == [7 if n == 5 else 0 for n in range(18)]
     assert [f for f in judged(machine, Past(available=True)) if f.check == "nvlink"] == []
+
+
+def links_of(machine: Node, gpu: int) -> tuple[NvLink, ...]:
+    assert isinstance(machine.gpus, tuple)
+    links = machine.gpus[gpu].nvlinks
+    assert isinstance(links, tuple)
+    return links
+
+
+def test_bit_error_rates_of_nvlink_5_are_read_where_they_are(faults: Faults) -> None:
+    """nvml.h packs a rate: bits 8 to 11 are the mantissa, bits 0 to 7 the exponent. 4095 is the least, for a link without errors.
+    A GPU without the fields has no value, and never 0."""
+    for link in range(18):
+        faults.set(0, f"nvlink.{link}.effective_ber_code", 3 << 8 | 14 if link == 5 else 4095)
+        faults.set(0, f"nvlink.{link}.symbol_ber_code", {"error": UNKNOWN} if link == 5 else 0)
+    machine = sweep()
+    links = links_of(machine, 0)
+    assert [link.effective_ber for link in links] == [3e-14 if n == 5 else 15e-255 for n in range(18)]
+    assert all(isinstance(link.symbol_ber, Missing) for link in links)
+    assert "UNKNOWN" in links[5].symbol_ber.detail and "no rate" in links[4].symbol_ber.detail  # type: ignore[union-attr]
+    for gpu in range(1, 8):
+        assert all(isinstance(link.effective_ber, Missing) for link in links_of(machine, gpu))
+    assert [f for f in judged(machine, Past(available=True)) if f.check == "nvlink"] == []
+
+
+def test_bit_error_rates_come_and_go_with_the_driver(faults: Faults) -> None:
+    """A GPU without them has no such key in nvml.json, so that a snapshot of an older GPU is as before."""
+    worker = Worker(deadline_seconds=20)
+    try:
+        assert isinstance(worker.sweep().raw, dict)
+        faults.set(2, "nvlink.0.effective_ber_code", 4095)
+        first = worker.sweep().raw
+    finally:
+        worker.close()
+    assert isinstance(first, dict)
+    assert all("effective_ber_code" not in link for gpu in first["gpus"] for link in gpu["nvlink"]), "asked again in ten minutes"

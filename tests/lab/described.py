@@ -20,6 +20,7 @@ from fairlead import config
 from fairlead.config import Document
 from fairlead.config.site import profile_layer
 from tests.lab import models
+from tests.lab.gpufacts import NO_ERRORS_SEEN
 from tests.lab.machines import read_nvml, write_nvml, write_tree
 from tests.lab.models import GpuModel, Model, RootComplex
 from tests.lab.pcitree import DOWNSTREAM, ENDPOINT, ROOT_PORT, UPSTREAM, Function, Product
@@ -212,7 +213,9 @@ def _nvlinks(links: Links, gpus: list[dict[str, Any]], number: int) -> Iterator[
     active = tuple(range(links.listed)) if links.active is None else links.active
     peers = {a: b for pair in links.pairs for a, b in (pair, pair[::-1])}
     others = [gpu["pci"] for n, gpu in enumerate(gpus) if n != number]
+    rates = NO_ERRORS_SEEN if links.version >= 5 else {}
     for at, link in enumerate(gpus[number]["nvlink"]):
+        link |= rates
         if at not in active or (links.pairs and number not in peers):
             yield link | {"active": 0, "remote": ""}
         elif links.pairs:

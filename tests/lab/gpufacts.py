@@ -19,6 +19,8 @@ CLOCK_EVENTS = ("sw_power_cap", "thermal", "sync_boost", "board_limit", "reliabi
 SLOWDOWN_EVENTS = ("hw_thermal_slowdown", "hw_power_brake_slowdown")
 # Counters that only NVLink 5 has
 NVLINK5 = ("malformed_packets", "receive_errors", "recoveries_failed", "recoveries", "effective_errors")
+# Its bit error rates, as NVML packs them, on a link without errors: 15e-255. Older links have no such key.
+NO_ERRORS_SEEN = {"effective_ber_code": 15 << 8 | 255, "symbol_ber_code": 15 << 8 | 255}
 # What the driver still answers for a GPU that is lost.
 IDENTITY = ("index", "pci", "pci_device_id", "pci_subsystem_id", "uuid", "minor")
 

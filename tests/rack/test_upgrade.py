@@ -1,7 +1,7 @@
 """Two releases of fairlead side by side on one rack, upgraded and rolled back in the middle while jobs run.
 
-The release before is the commit ``BEFORE`` of this repository. Where the history does not have it (a shallow clone), the test is
-skipped. A state of a release to come is made by raising its schema numbers.
+The release before is the commit ``release_before.BEFORE`` of this repository. The test is skipped where the history does not have
+it (a shallow clone). A state of a release to come is made by raising its schema numbers.
 """
 
 from __future__ import annotations
@@ -10,34 +10,22 @@ import json
 import re
 import subprocess
 import sys
-import tarfile
 from collections.abc import Iterator
-from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.lab.faults import Faults
 from tests.lab.ledger import own_name
 from tests.lab.rack import Rack
+from tests.lab.roots import SUITES
 from tests.rack.provisioned import PROJECT, ProvisionedRack, until
+from tests.rack.upgrade_scene import UpgradeScene, agents_answer, versions
+from tests.release_before import release_before
 
 from fairlead.controller.record_reader import records_in
 from fairlead.fleet.service_record import decoded as service_record
 
 pytestmark = [pytest.mark.root, pytest.mark.slurm, pytest.mark.rack, pytest.mark.timeout(480), pytest.mark.slow]
-#: Of 2026-11-24. It installs its releases as today's does, its usage records have fewer keys, and it has no service records.
-BEFORE = "09777dec5b98084859d9584523818f8dfe90ab7d"
-XID = "NVRM: Xid (PCI:0000:1b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 HISTORY = "/var/lib/fairlead/history.sqlite"
-#: Prints the variables of each step, before and after the releases change. It ends when the file is there.
-JOB = """#!/bin/bash
-show() { echo "== $1"; srun -n1 env | grep -E '^(FAIRLEAD|NCCL|CUDA|GLOO|OMP|UCX|MASTER)' | sort; }
-show first
-n=0
-until [ -e /tmp/go-on ]; do sleep 0.2; n=$((n+1)); [ "$n" -lt 2000 ] || exit 9; done
-show last
-"""
 READ = "import sys; from fairlead.controller.record_reader import records_in; r = records_in(sys.stdin.buffer.read());"
 READ += " print(len(r.records), *r.troubles, sep='\\n')"
 
@@ -45,56 +33,23 @@ READ += " print(len(r.records), *r.troubles, sep='\\n')"
 @pytest.fixture(scope="module")
 def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the release before."""
-    done = subprocess.run(["git", "archive", BEFORE], cwd=PROJECT, capture_output=True, check=False)
-    if done.returncode:
-        pytest.skip(f"this clone does not have the commit {BEFORE[:8]}: {done.stderr.decode().strip()[:100]}")
-    folder = tmp_path_factory.mktemp("before")
-    with tarfile.open(fileobj=BytesIO(done.stdout)) as archive:
-        archive.extractall(folder, filter="data")
-    return folder
+    return release_before(tmp_path_factory.mktemp("before"))
 
 
-@pytest.fixture(scope="module")
-def site(before: Path) -> Iterator[ProvisionedRack]:
-    with Rack(3, name=own_name("test-upgrade")) as rack:
+@pytest.fixture(scope="module", params=list(SUITES))
+def site(request: pytest.FixtureRequest, before: Path) -> Iterator[ProvisionedRack]:
+    with Rack(3, suite=request.param, name=own_name("test-upgrade")) as rack:
         made = ProvisionedRack(rack)
         made.provision("gpu[1-3]", release=before)
         made.hooks_on()
-        for number in (1, 2, 3):
-            until("a verdict", lambda n=number: site_ok(made, n))
+        agents_answer(made)
         yield made
 
 
-def site_ok(site: ProvisionedRack, number: int) -> bool:
-    return site.node(number).path("/run/fairlead/verdict").exists() and bool(site.status(number).get("sweep"))
-
-
-def versions(site: ProvisionedRack) -> dict[str, dict[str, Any]]:
-    said = json.loads(site.fairlead("version", "--fleet", "--json", "--site", str(site.site), "--bin-dir", str(site.rack.bin)))
-    return {node["node"]: node for node in said["nodes"]}
-
-
-def steps(output: str) -> list[list[str]]:
-    return [part.splitlines()[1:] for part in re.split(r"^== ", output, flags=re.MULTILINE)[1:]]
-
-
 def test_1_jobs_and_drains_outlast_an_upgrade_in_batches_and_a_rollback(site: ProvisionedRack, before: Path) -> None:
-    rack = site.rack
-    rack.wait_idle(60)
-    jobs = {n: rack.submit(JOB, f"--nodelist=gpu{n}", "--gres=gpu:8", "--exclusive") for n in (1, 2)}
-    for job in jobs.values():
-        rack.wait_job(job, "RUNNING")
-    for n, job in jobs.items():
-        until("the first step", lambda n=n, j=job: "FAIRLEAD_SET" in output(site, n, j))
-    rack.scontrol("update", "nodename=gpu2", "state=drain", "reason=riser swap, ask Ute")
-    Faults(site.node(3).sim / "nvml.control").lost(0)
-    site.node(3).inject_kmsg(XID)
-    until("gpu3 drained", lambda: rack.node_state("gpu3").reason.startswith("fairlead:xid:"))
-    until("its drain in the status", lambda: site.status(3).get("drain"))
-    drains = {name: rack.node_state(name) for name in ("gpu1", "gpu2", "gpu3")}
+    scene = UpgradeScene(site)
     releases = {name: each["installed"] for name, each in versions(site).items()}
     assert len(set(releases.values())) == 1
-
     for nodelist, release in (("gpu[1,3]", PROJECT), ("gpu1", before), ("gpu3", before), ("gpu[1-3]", PROJECT)):
         site.provision(nodelist, release=release)
         found = versions(site)
@@ -103,36 +58,8 @@ def test_1_jobs_and_drains_outlast_an_upgrade_in_batches_and_a_rollback(site: Pr
             assert each["installed"].startswith("0.1.0-"), found
         touched = {"gpu[1,3]": ("gpu1", "gpu3"), "gpu[1-3]": ("gpu1", "gpu2", "gpu3")}.get(nodelist, (nodelist,))
         assert all((found[name]["installed"] == releases[name]) == (release == before) for name in touched), found
-        for n in (1, 2, 3):
-            until("the agent knows Slurm", lambda n=n: site.status(n).get("sweep", {}).get("count", 0) >= 3)
-        assert {name: rack.node_state(name).reason for name in drains} == {name: s.reason for name, s in drains.items()}
-        assert {name: rack.node_state(name).user for name in drains} == {name: s.user for name, s in drains.items()}
-        until(
-            "gpu3 is still known as fairlead's own",
-            lambda: (site.status(3).get("drain") or {}).get("reason") == drains["gpu3"].reason,
-        )
-        assert all(rack.job_state(job) == "RUNNING" for job in jobs.values())
-
-    for n in jobs:
-        site.node(n).path("/tmp/go-on").touch()
-    for n, job in jobs.items():
-        assert rack.wait_job(job) == "COMPLETED", output(site, n, job)
-        first, last = steps(output(site, n, job))
-        assert without_changing(first) == without_changing(last), "a variable has changed its meaning in a running job"
-    assert site.trail(1).count("drained") == 0 and site.trail(2).count("drained") == 0 and site.trail(3).count("drained") == 1
-    assert "Ute" in rack.node_state("gpu2").reason
-
-
-def output(site: ProvisionedRack, number: int, job: int) -> str:
-    try:
-        return site.node(number).path(f"/tmp/job-{job}.out").read_text()
-    except OSError:
-        return ""
-
-
-def without_changing(lines: list[str]) -> list[str]:
-    """Leave out what differs from step to step by design: the port of a rendezvous."""
-    return [line for line in lines if not line.startswith("MASTER_PORT=")]
+        scene.holds()
+    scene.end()
 
 
 def test_2_records_of_both_releases_are_read_and_the_older_refuses_newer_ones(site: ProvisionedRack, before: Path) -> None:

@@ -12,7 +12,7 @@ from tests.lab.machines import read_nvml
 
 TREES = (
     "hgx-h100", "hgx-h100.tuned", "hgx-a100", "l40s-pcie", "hgx-h100.xid79", "hgx-h100.row-remap-failed",
-    "hgx-h100.width-x8", "hgx-h100.ecc-unreadable", "hgx-h100.numa-minus-1",
+    "hgx-h100.width-x8", "hgx-h100.ecc-unreadable", "hgx-h100.numa-minus-1", "hgx-b200",
 )  # fmt: skip
 
 
@@ -72,7 +72,10 @@ def _fabric(member: str) -> Callable[[Any], Any]:
     return read
 
 
-NVLINK5 = {"malformed_packets": 206, "receive_errors": 208, "recoveries_failed": 214, "recoveries": 215, "effective_errors": 219}
+NVLINK5 = {
+    "malformed_packets": 206, "receive_errors": 208, "recoveries_failed": 214, "recoveries": 215, "effective_errors": 219,
+    "effective_ber_code": 220, "symbol_ber_code": 222,
+}  # fmt: skip
 
 
 def _field_of(handle: Any, field: int, scope: int) -> int:
@@ -313,6 +316,23 @@ def test_one_batch_of_fields_mixes_answers_and_errors(gpus):
         0, n.NVML_ERROR_NOT_SUPPORTED, 0, 0, n.NVML_ERROR_INVALID_ARGUMENT, n.NVML_ERROR_NOT_SUPPORTED,
     ]  # fmt: skip
     assert values[0].value.uiVal == 40 and values[0].timestamp > 0
+
+
+def test_bit_error_rates_are_packed_as_nvml_packs_them(machine_of, load):
+    """NVML_NVLINK_BER_*: mantissa in bits 8 to 11, exponent in bits 0 to 7. Only NVLink 5 has these fields."""
+    load(machine_of("hgx-b200"))
+    n.nvmlInit()
+    handle = n.nvmlDeviceGetHandleByIndex(0)
+    asked = [(n.NVML_FI_DEV_NVLINK_COUNT_EFFECTIVE_BER, 0), (n.NVML_FI_DEV_NVLINK_COUNT_SYMBOL_BER, 17)]
+    for value in n.nvmlDeviceGetFieldValues(handle, asked):
+        assert value.nvmlReturn == 0 and (value.value.ullVal >> 8 & 15, value.value.ullVal & 255) == (15, 255)
+    (value,) = n.nvmlDeviceGetFieldValues(handle, [(n.NVML_FI_DEV_NVLINK_COUNT_EFFECTIVE_BER, 18)])
+    assert value.nvmlReturn == n.NVML_ERROR_INVALID_ARGUMENT
+
+
+def test_older_nvlinks_have_no_bit_error_rate(gpus):
+    (value,) = n.nvmlDeviceGetFieldValues(gpus[0], [(n.NVML_FI_DEV_NVLINK_COUNT_EFFECTIVE_BER, 0)])
+    assert value.nvmlReturn == n.NVML_ERROR_NOT_SUPPORTED
 
 
 def test_memory_of_version_1_counts_the_reserved_bytes_as_used(gpus, machine):

@@ -4,6 +4,7 @@ An ended job is asked for at the controller, with a munge credential. A running 
 Advice, cost and carbon follow the options of the controller's site.toml.
   fairlead job 1234567           fairlead job --last           fairlead job --array 1234560           fairlead job --user
   fairlead job 1234567 --nodes   its nodes side by side, and whether one of them is slower than its peers
+  fairlead job 1234567 --nodes --from DIR    from recorded inputs (usage records and jobs.psv), on any machine
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ PROGRAM = "/opt/fairlead/current/bin/fairlead"
 USER = "fairlead"  # runs the service on the controller
 ENVIRONMENT = "FAIRLEAD_CONTROLLER"
 SHOWN = 50
+MISTAKES_SHOWN = 20
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -53,6 +55,7 @@ def register(parser: argparse.ArgumentParser) -> None:
         help=f"where the service runs (${ENVIRONMENT}, otherwise Slurm's controller)",
     )
     parser.add_argument("--store", default="", metavar="DIR", help="read this store, on the controller, in place of the service")
+    parser.add_argument("--from", dest="folder", default="", metavar="DIR", help="read the records and jobs.psv in DIR instead")
     parser.add_argument(
         "--site", metavar="FILE", default="", help=f"the site with prices and thresholds, on the controller ({SITE})"
     )
@@ -72,6 +75,8 @@ def run(args: argparse.Namespace) -> ExitCode:
     if args.serve:
         return _serve(args)
     question = _question(args)
+    if args.folder:
+        return _of_folder(args, question)
     try:
         answer, trouble = _ask(args, question), None
     except FairleadError as e:
@@ -83,6 +88,12 @@ def run(args: argparse.Namespace) -> ExitCode:
         if trouble is not None:
             raise trouble
         raise InputMissing(_nothing(question), hint="a job that has just ended is there a minute or two later")
+    return _print(args, question, answer, reports)
+
+
+def _print(
+    args: argparse.Namespace, question: JobQuestion, answer: JobAnswer, reports: Sequence[tuple[JobReport, JobNotes]]
+) -> ExitCode:
     if args.nodes:
         _print_nodes(args, answer, reports[0][0])
     elif args.json:
@@ -95,6 +106,28 @@ def run(args: argparse.Namespace) -> ExitCode:
     else:
         print(_table([report for report, _ in reports]))
     return ExitCode.OK
+
+
+def _of_folder(args: argparse.Namespace, question: JobQuestion) -> ExitCode:
+    """Show a job of recorded inputs, its newest run if it was requeued. What could not be read is named."""
+    from fairlead.controller.records_folder import read_folder, reports_of
+
+    found = read_folder(args.folder)
+    reports, mistakes = reports_of(found, time.time())
+    asked = [report for report in reports if question.word in (report.run.label, str(report.run.job))]
+    for mistake in mistakes[:MISTAKES_SHOWN]:
+        print(f"fairlead job: {one_line(mistake, 300)}", file=sys.stderr)
+    if len(mistakes) > MISTAKES_SHOWN:
+        print(f"fairlead job: and {len(mistakes) - MISTAKES_SHOWN} more that were not counted", file=sys.stderr)
+    if not asked:
+        raise InputMissing(f"there is no job {question.word} in {args.folder}")
+    report = max(asked, key=lambda each: each.run.begin_unix)
+    options = _site_options(args.site) if args.site else ReportOptions()
+    if isinstance(options, str):
+        notes = JobNotes(left_out=(f"advice and cost: {one_line(options, 200)}",))
+    else:
+        notes = notes_of(report, options, {node.node: node.gpus for node in found.nodes or () if node.gpus})
+    return _print(args, question, JobAnswer(reports=(report,)), [(report, notes)])
 
 
 def _print_nodes(args: argparse.Namespace, answer: JobAnswer, report: JobReport) -> None:
@@ -114,6 +147,10 @@ def _question(args: argparse.Namespace) -> JobQuestion:
         raise UsageError("name a job: fairlead job ID, or --last, --array ID or --user")
     if args.nodes and not (args.job or args.last):
         raise UsageError("--nodes compares the nodes of one job: fairlead job ID --nodes")
+    if args.folder and not args.job:
+        raise UsageError("--from reads one job: fairlead job ID --from DIR")
+    if args.folder and (args.store or args.controller):
+        raise UsageError("--from and --store or --controller: name one source")
     if args.job and not re.fullmatch(r"[0-9]{1,10}(?:[_+][0-9]{1,10})?", args.job):
         raise UsageError(f"{args.job!r}: not the id of a job, such as 1234567 or 1234560_3")
     if args.array and not re.fullmatch(r"[0-9]{1,10}", args.array):

@@ -5,8 +5,9 @@ There is no probability here. A value is listed if it has moved towards its limi
 rows: rows of GPU memory that were remapped for uncorrectable errors, of 512 (NVIDIA, "Row-Remapping"). lanes: PCIe lanes or
 NVLinks that are lost. replays: PCIe replays for each hour under load, against the other GPUs of the node. link_errors: the same
 of errors that the NVLinks count, on NVLink 5 those that are left after correction. throttle: the part of the time under load in
-which hardware or heat slowed the clocks, less the median of the siblings at the same power cap. ber: the bit error rate before
-correction, of 2.4e-4 (IEEE 802.3, KP4 FEC), on a logarithmic scale; the agent does not read it (``mechanical_values``).
+which hardware or heat slowed the clocks, less the median of the siblings at the same power cap. ber: a bit error rate, on a
+logarithmic scale. One is that of the worst NVLink of a GPU after correction, of 1e-12 (DCGM, IsEffectiveBerThresholdExceeded),
+from NVLink 5 on. The other is that before correction, of 2.4e-4 (IEEE 802.3, KP4 FEC), which the agent does not read.
 """
 
 from __future__ import annotations
@@ -20,11 +21,24 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fairlead.fleet.mechanical_values import BER, CAP, LANES, LANES_MAX, LINK_ERRORS, LINKS, LOADED, REPLAYS, ROWS, SLOWED
+from fairlead.fleet.mechanical_values import (
+    BER,
+    CAP,
+    EFFECTIVE_BER,
+    LANES,
+    LANES_MAX,
+    LINK_ERRORS,
+    LINKS,
+    LOADED,
+    REPLAYS,
+    ROWS,
+    SLOWED,
+)
 from fairlead.fleet.service_record import DAY_SECONDS, Point, ServiceRecord
+from fairlead.model.facts import LEAST_BER
 
 ROWS_MAX = 512
-BER_MAX = 2.4e-4
+BER_MAX, EFFECTIVE_BER_MAX = 2.4e-4, 1e-12
 REPLAYS_PER_HOUR_MAX = 480.0  # checks/pcie_errors.py warns at 8 a minute
 LINK_ERRORS_PER_HOUR_MAX = 1000.0  # checks/nvlink.py warns at so many on one link after correction
 THROTTLE_MAX, THROTTLE_LEAST = 0.5, 0.05
@@ -49,6 +63,17 @@ COUNTERS = (
     Counter(REPLAYS, "replays", "PCIe replays", REPLAYS_PER_HOUR_MAX),
     Counter(LINK_ERRORS, "link_errors", "NVLink errors", LINK_ERRORS_PER_HOUR_MAX),
 )
+
+
+class Rate(NamedTuple):
+    """Names a bit error rate, with the words for it and its limit."""
+
+    name: str
+    words: str
+    limit: float
+
+
+RATES = (Rate(BER, "bit error rate", BER_MAX), Rate(EFFECTIVE_BER, "bit error rate after correction", EFFECTIVE_BER_MAX))
 Values = Mapping[str, Mapping[str, Sequence[Point]]]  # by device and name
 
 
@@ -75,9 +100,8 @@ def distances(node: str, values: Values, day: int) -> list[Distance]:
     }
     found = []
     for device, of in known.items():
-        found += [
-            d for d in (_rows(node, device, of, day), _ber(node, device, of, day), _lanes(node, device, of)) if d is not None
-        ]
+        each = (_rows(node, device, of, day), *(_ber(node, device, of, day, rate) for rate in RATES), _lanes(node, device, of))
+        found += [d for d in each if d is not None]
     return found + [d for counter in COUNTERS for d in _errors(node, known, counter)] + _throttle(node, known)
 
 
@@ -101,27 +125,33 @@ def _rows(node: str, device: str, of: Mapping[str, Sequence[Point]], day: int) -
     )
 
 
-def _ber(node: str, device: str, of: Mapping[str, Sequence[Point]], day: int) -> Distance | None:
-    points = [(at, math.log10(value)) for at, value in of.get(BER, ()) if value > 0]
-    if len(points) < 2:
+def _ber(node: str, device: str, of: Mapping[str, Sequence[Point]], day: int, rate: Rate) -> Distance | None:
+    """A rate that rises over a week or more, or has passed its limit. A link without errors has no rate that could rise."""
+    points, limit = _logarithms(of.get(rate.name, ())), math.log10(rate.limit)
+    if not points or of[rate.name][-1][1] <= LEAST_BER:
         return None
-    value, slope, limit = points[-1][1], _slope(points), math.log10(BER_MAX)
-    if slope <= 0 or points[-1][0] - points[0][0] < 7:
+    value, slope = points[-1][1], _slope(points)
+    if value < limit and (slope <= 0 or points[-1][0] - points[0][0] < 7):
         return None
     reaches = _reaches(value, slope, limit, day)
-    text = f"bit error rate {10**value:.1e}, limit {BER_MAX:.1e}, {7 * slope:+.2f} powers of ten a week"
+    text = f"{rate.words} {10**value:.1e}, limit {rate.limit:.1e}, {7 * slope:+.2f} powers of ten a week"
     used = max(0.0, 1 - (limit - value) / 6)  # six powers of ten before the limit count as none used
     return Distance(
         node=node,
         device=device,
         signal="ber",
         value=10**value,
-        limit=BER_MAX,
+        limit=rate.limit,
         used=used,
         slope=slope,
         reaches_unix=reaches,
         text=text,
     )
+
+
+def _logarithms(points: Sequence[Point]) -> list[Point]:
+    """Return the powers of ten, without the days on which no error was seen."""
+    return [(at, math.log10(value)) for at, value in points if value > LEAST_BER]
 
 
 def _lanes(node: str, device: str, of: Mapping[str, Sequence[Point]]) -> Distance | None:
@@ -230,8 +260,9 @@ def _reaches(value: float, slope: float, limit: float, day: int) -> float | None
 def possible(values: Values) -> bool:
     """Say whether a node can have any distance at any time: most nodes have none, and their values need not be kept in memory."""
     for of in values.values():
-        rows, ber, lanes, links = (of.get(name, ()) for name in (ROWS, BER, LANES, LINKS))
-        moved = any(len({value for _, value in points}) > 1 for points in (rows, lanes, links)) or len(ber) > 1
+        rows, lanes, links = (of.get(name, ()) for name in (ROWS, LANES, LINKS))
+        moved = any(len({value for _, value in points}) > 1 for points in (rows, lanes, links))
+        moved = moved or any(value > LEAST_BER for rate in RATES for _, value in of.get(rate.name, ()))
         lost = bool(lanes) and lanes[-1][1] < max((v for _, v in of.get(LANES_MAX, ())), default=0.0)
         if moved or lost or any((growth(of.get(each.name, ())) or 0.0) >= COUNT_MIN for each in COUNTERS):
             return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from fairlead.fleet.service_record import DAY_SECONDS, Point
 from fairlead.model.device import device_of, readable_gpus
@@ -13,11 +13,13 @@ ROWS, SPARE_BANKS, REPLAYS = "rows.uncorrected", "banks.used_spare_rows", "pcie.
 LANES, LANES_MAX, LINKS = "pcie.lanes", "pcie.lanes_max", "nvlink.active"
 LOADED, SLOWED, CAP = "load.seconds", "load.slowed_seconds", "power.cap_watts"
 LINK_ERRORS = "nvlink.errors"
-#: The agent does not read it; a site may add it to recorded inputs. NVML's field of the rate before correction (218) is marked
-#: "do not use" in NVIDIA's binding, and its successor (293) is one of the fields whose numbers changed with the driver.
+#: The rates after correction of the worst NVLink of a GPU, from NVLink 5 on (NVML fields 220 and 222).
+EFFECTIVE_BER, SYMBOL_BER = "nvlink.effective_ber", "nvlink.symbol_ber"
+#: The rate before correction. The agent does not read it; a site may add it to recorded inputs. NVML's field for it (218) is
+#: marked "do not use" in NVIDIA's binding, and its successor (293) is one of the fields whose numbers changed with the driver.
 BER = "link.ber"
 #: Values that say something new by any change. The others are sums, of which one value a week is enough.
-DAILY = frozenset((ROWS, SPARE_BANKS, LANES, LANES_MAX, LINKS, CAP, BER))
+DAILY = frozenset((ROWS, SPARE_BANKS, LANES, LANES_MAX, LINKS, CAP, BER, EFFECTIVE_BER, SYMBOL_BER))
 #: Reasons by which hardware or heat slows the clocks. The power cap is not among them.
 SLOWING = frozenset(("hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"))
 WEEK_DAYS = 7
@@ -44,10 +46,19 @@ def _of_gpu(gpu: Gpu) -> Iterator[tuple[str, object]]:
         errors = [count for link in gpu.nvlinks if (count := _link_errors(link)) is not None]
         if len(errors) == len(gpu.nvlinks):  # a sum without one of the links would seem to grow when that link can be read
             yield LINK_ERRORS, sum(errors)
+        up = [link for link in gpu.nvlinks if link.active]
+        yield EFFECTIVE_BER, _worst([link.effective_ber for link in up])
+        yield SYMBOL_BER, _worst([link.symbol_ber for link in up])
     yield LOADED, gpu.load.seen.busy_seconds
     slow = [seconds for (_, name), seconds in zip(REASONS, gpu.load.seen.reasons_seconds, strict=True) if name in SLOWING]
     yield SLOWED, max(slow, default=0.0)  # one time may have several reasons
     yield CAP, gpu.power_limit_watts
+
+
+def _worst(rates: Sequence[float | Missing]) -> float | None:
+    """Return the highest rate; None if one is not known, because the worst link may be that one."""
+    known = [rate for rate in rates if not isinstance(rate, Missing)]
+    return max(known) if known and len(known) == len(rates) else None
 
 
 def _link_errors(link: NvLink) -> int | None:

@@ -28,7 +28,7 @@ OWN_CHECKS: Mapping[str, frozenset[str]] = {
     "replays": frozenset(("pcie_errors",)),
     "link_errors": frozenset(("nvlink", "gpu_fabric", "xid")),
     "throttle": frozenset(("gpu_throttle", "gpu_power_brake", "gpu_temperature", "gpu_clocks")),
-    "ber": frozenset(("rdma_errors", "rdma_flaps")),
+    "ber": frozenset(("rdma_errors", "rdma_flaps", "nvlink", "gpu_fabric", "xid")),
 }
 
 

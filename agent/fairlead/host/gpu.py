@@ -22,7 +22,8 @@ from fairlead.model.facts import (
 )
 
 Parts = Mapping[str, Any]  # one GPU's part of nvml.json, or some keys of it
-LINK_ERRORS = tuple(name for name in NvLink.__struct_fields__ if name not in ("link", "active", "remote", "version"))
+RATES = {"effective_ber": "effective_ber_code", "symbol_ber": "symbol_ber_code"}  # of NVLink; the keys in nvml.json
+LINK_ERRORS = tuple(n for n in NvLink.__struct_fields__ if n not in ("link", "active", "remote", "version", *RATES))
 
 
 class Converter:
@@ -282,7 +283,7 @@ def _nvlink(number: int, raw: Any, missing: Callable[[str, str | int], Missing])
     if "error" in raw:
         code = raw["error"]
         whole = missing("nvlinks", code if type(code) is int else "nvml: error is no number")
-        return NvLink(link=number, active=whole, **dict.fromkeys(LINK_ERRORS, whole))  # type: ignore[arg-type]
+        return NvLink(link=number, active=whole, **dict.fromkeys((*LINK_ERRORS, *RATES), whole))  # type: ignore[arg-type]
     values: dict[str, Any] = {}
     for key in ("active", *LINK_ERRORS, "version"):
         value = raw.get(key)
@@ -291,6 +292,7 @@ def _nvlink(number: int, raw: Any, missing: Callable[[str, str | int], Missing])
             why = code if type(code) is int else f"nvml: nvlink.{number}.{key} is not a number"
             value = missing("nvlinks" if key == "active" else f"nvlinks.{key}", why)
         values[key] = value
+    values |= {name: _rate(f"nvlink.{number}.{key}", raw[key], missing) for name, key in RATES.items() if key in raw}
     active = values.pop("active")
     remote = raw.get("remote", "")
     if isinstance(remote, dict) and type(remote.get("error")) is int:
@@ -301,6 +303,16 @@ def _nvlink(number: int, raw: Any, missing: Callable[[str, str | int], Missing])
         remote=remote if isinstance(remote, str) else "",
         **values,
     )
+
+
+def _rate(path: str, code: object, missing: Callable[[str, str | int], Missing]) -> float | Missing:
+    """Return the bit error rate that NVML packs into 12 bits: the mantissa in bits 8 to 11, the negative exponent of ten in bits
+    0 to 7 (nvml.h, NVML_NVLINK_BER_*). A rate of 0 does not exist there: the least is 15e-255."""
+    if isinstance(code, dict) and type(code.get("error")) is int:
+        return missing("nvlinks", code["error"])
+    if type(code) is not int or not 0 < code >> 8 < 16:
+        return missing("nvlinks", f"nvml: {path} holds no rate")
+    return float(f"{code >> 8}e-{code & 255}")
 
 
 def _processes(read: GpuReader) -> tuple[GpuProcess, ...] | Missing:

@@ -20,7 +20,17 @@ from fairlead.host.nvml_calls import (
     vital_calls,
 )
 from fairlead.host.nvml_fields import FAST_FIELDS, FIELDS, NEAR_FIELDS, Batch
-from fairlead.host.nvml_links import FATAL, FUNCTION_NOT_FOUND, LINK_FIELDS, NOT_SUPPORTED, Beat, Json, Links
+from fairlead.host.nvml_links import (
+    BER_FIELDS,
+    FATAL,
+    FUNCTION_NOT_FOUND,
+    LINK_FIELDS,
+    NO_RATE,
+    NOT_SUPPORTED,
+    Beat,
+    Json,
+    Links,
+)
 from fairlead.host.nvml_mig import Mig
 
 _ANSWERS = (14, 16)  # CORRUPTED_INFOROM, RESET_REQUIRED: these are answers, so the call is not repeated soon
@@ -29,7 +39,7 @@ RARE_SECONDS = 3600.0
 _FORGET = (NOT_SUPPORTED, FUNCTION_NOT_FOUND)
 _VALUE_NOT_AVAILABLE = 2**64 - 1
 _NO_INSTANCE = 0xFFFFFFFF  # of a process that is on no GPU instance
-_LINKS = 2  # the index of the batch of the NVLinks in ``_batches``
+_LINKS, _RATES = 2, 3  # the indices of the batches of the NVLinks in ``_batches``
 
 
 class Device:
@@ -92,7 +102,7 @@ class Device:
             code = self._find_links()
         if not code and slow:
             self._news["mig"] = Mig(self._lib, self._structs, self.handle, self._beat, self.pci).read()
-        code = code or self._read_fields(now, near=near)
+        code = code or self._read_fields(now, near=near, slow=slow)
         if not code and near:
             code = self._read_links() or self._read_processes() or self._events.read(self.handle, self.values, self._news, now)
         code = code or self._read_mig_devices(near=near)
@@ -138,14 +148,16 @@ class Device:
     def _run(self, calls: Calls, now: float, *, report_values: bool = True) -> int:
         return calls.run(self.handle, now, self.values, self._news, report_values=report_values)
 
-    def _read_fields(self, now: float, *, near: bool) -> int:
+    def _read_fields(self, now: float, *, near: bool, slow: bool) -> int:
         if now >= self._batch_due:
             self._batch_due = now + PROBE_AGAIN_SECONDS
-            links = [(f, i) for i in range(len(self._links.found)) for f in LINK_FIELDS]
-            wanted = [[(f, 0) for f in FAST_FIELDS], [(f, 0) for f in NEAR_FIELDS], links]
+            links = range(len(self._links.found))
+            wanted = [[(f, 0) for f in fields] for fields in (FAST_FIELDS, NEAR_FIELDS)]
+            wanted += [[(f, i) for i in links for f in fields] for fields in (LINK_FIELDS, BER_FIELDS)]
             self._batches = [Batch(self._lib, self.handle, each) for each in wanted]
             self._links.errors_by_call = False
-        return self._read_batch(0) or (near and (self._read_batch(1) or self._read_batch(2))) or 0
+        code = self._read_batch(0) or (near and (self._read_batch(1) or self._read_batch(_LINKS))) or 0
+        return code or (self._read_batch(_RATES) if slow else 0)
 
     def _read_batch(self, which: int) -> int:
         batch = self._batches[which]
@@ -162,8 +174,13 @@ class Device:
             if isinstance(answer, dict):
                 if answer["error"] in FATAL:
                     return int(answer["error"])
-                if answer["error"] in _FORGET and (which == _LINKS or answer == self._last(*FIELDS[field])):
+                if which == _RATES:
+                    refused |= {(field, scope)} if answer["error"] in NO_RATE else set()
+                elif answer["error"] in _FORGET and (which == _LINKS or answer == self._last(*FIELDS[field])):
                     refused.add((field, scope))
+            if which == _RATES:
+                self._links.keep_rate(field, scope, answer)
+                continue
             if which == _LINKS:
                 if scope < len(self._links.found):
                     self._links.found[scope][LINK_FIELDS[field]] = answer

@@ -11,6 +11,7 @@ Json = dict[str, Any]
 
 NOT_SUPPORTED, FUNCTION_NOT_FOUND = 3, 13
 FATAL = (1, 9, 15)  # UNINITIALIZED, DRIVER_NOT_LOADED, GPU_IS_LOST: further calls for this GPU are useless
+NO_RATE = (2, NOT_SUPPORTED, FUNCTION_NOT_FOUND)  # 2: INVALID_ARGUMENT, a field that this driver does not know
 LINKS_MAX = 18  # NVML_NVLINK_MAX_LINKS
 # field ids NVML_FI_DEV_NVLINK_ERROR_DL_*; their scopeId is the number of the link
 LINK_FIELDS = {161: "replay_errors", 162: "recovery_errors", 163: "crc_errors"}
@@ -22,6 +23,8 @@ LINK_FIELDS |= {
     215: "recoveries",
     219: "effective_errors",
 }
+# Bit error rates of NVLink 5, as NVML packs them (NVML_FI_DEV_NVLINK_COUNT_EFFECTIVE_BER, _SYMBOL_BER). Read once a minute.
+BER_FIELDS = {220: "effective_ber_code", 222: "symbol_ber_code"}
 LINK_COUNTERS = {0: "replay_errors", 1: "recovery_errors", 2: "crc_errors"}  # nvmlNvLinkErrorCounter_t
 
 
@@ -51,6 +54,15 @@ class Links:
 
     def forget(self) -> None:
         self.found = []
+
+    def keep_rate(self, field: int, link: int, answer: int | Json) -> None:
+        """Keep the answer for a bit error rate. If the GPU has no such field, the link has no such key."""
+        if link >= len(self.found):
+            return
+        if isinstance(answer, dict) and answer["error"] in NO_RATE:
+            self.found[link].pop(BER_FIELDS[field], None)
+        else:
+            self.found[link][BER_FIELDS[field]] = answer
 
     def find(self, handle: Any) -> int:
         """Find out how many NVLinks there are and which device is at the far end of each. Return 0, or the fatal return code."""

@@ -55,6 +55,9 @@ class PcieLink(Struct, frozen=True, kw_only=True):
     replays: int | Missing = Missing(Why.UNREADABLE, "not read")
 
 
+LEAST_BER = 15e-255  #: NVML's least bit error rate: no error was seen
+
+
 class NvLink(Struct, frozen=True, kw_only=True):
     link: int
     active: bool | Missing
@@ -68,6 +71,9 @@ class NvLink(Struct, frozen=True, kw_only=True):
     recoveries_failed: int | Missing = Missing(Why.UNREADABLE, "not read")
     recoveries: int | Missing = Missing(Why.UNREADABLE, "not read")
     effective_errors: int | Missing = Missing(Why.UNREADABLE, "not read")
+    # and the rate of bits that stay wrong after correction, and the same of symbols; LEAST_BER if no error was seen
+    effective_ber: float | Missing = Missing(Why.UNREADABLE, "not read")
+    symbol_ber: float | Missing = Missing(Why.UNREADABLE, "not read")
     version: int | Missing = Missing(Why.UNREADABLE, "not read")  # is read even if the far end of the link cannot be read
 
 

@@ -161,6 +161,8 @@ static const struct field fields[] = {
     {NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS, U64, "nvlink.#.recoveries_failed"},
     {NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS, U64, "nvlink.#.recoveries"},
     {NVML_FI_DEV_NVLINK_COUNT_EFFECTIVE_ERRORS, U64, "nvlink.#.effective_errors"},
+    {NVML_FI_DEV_NVLINK_COUNT_EFFECTIVE_BER, U64, "nvlink.#.effective_ber_code"},
+    {NVML_FI_DEV_NVLINK_COUNT_SYMBOL_BER, U64, "nvlink.#.symbol_ber_code"},
     {NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, U32, "recovery_action"},
 };
 
