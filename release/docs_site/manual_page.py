@@ -27,7 +27,7 @@ def as_markdown(roff: str) -> str:
 
 
 def _lines(lines: Iterator[str]) -> Iterator[str]:
-    as_it_is = False
+    as_it_is, section = False, ""
     for line in lines:
         request, _, words = line.partition(" ")
         if line in {".nf", ".fi"}:
@@ -38,6 +38,7 @@ def _lines(lines: Iterator[str]) -> Iterator[str]:
         elif request == ".TH":
             yield f"# {plain(words.split()[0]).lower().replace('fairlead-', 'fairlead ')}"
         elif request == ".SH":
+            section = words
             yield f"\n## {words.capitalize()}\n"
         elif request == ".PP":
             yield ""
@@ -46,6 +47,8 @@ def _lines(lines: Iterator[str]) -> Iterator[str]:
             yield f"  {_prose(next(lines))}"
         elif request in (".B", ".I", ".BR"):
             yield f"`{plain(words).replace(' (1)', '(1)')}`"
+        elif section == "SYNOPSIS":
+            yield f"`{plain(line)}`"
         elif line.startswith("."):
             raise ValueError(f"{line[:40]!r}: release/docs_site/manual_page.py does not know this request")
         else:

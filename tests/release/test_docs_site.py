@@ -154,7 +154,7 @@ def small(tmp_path: Path) -> Path:
         "docs/README.md": "# All\n\n## First\n\n[matrix](reference/support.md)\n\n## Rest\n\n"
         "[two](two.md#the-end-of-it) [c](../C.md) [code](../code/README.md)\n",
         "docs/reference/support.md": "# Reference: matrix\n\n| a | b |\n|---|---|\n| `x` | [two](../two.md) |\n",
-        "docs/two.md": "# Two\n\n1. a\n\n   ```\n   [no link](nowhere)\n   ```\n\n## The `end` of it\n",
+        "docs/two.md": "# Two\n\n1. a\n\n   ```\n   [no link](nowhere)\n   ```\n\n## The `end` of it\n\nWith --json it prints \"x\"...\n",
         "C.md": "# C\n\n[a file](code/a.py), [two](docs/two.md), [a folder](code/)\n",
         "code/a.py": "pass\n",
         "code/README.md": "# Code\n\n[back](../C.md)\n",
@@ -170,7 +170,9 @@ def test_a_small_project_gives_the_same_bytes_twice(small: Path, tmp_path: Path)
     assert texts[0] == texts[1]
     site = read(tmp_path / "a")
     assert list(dead(site)) == [] and list(foreign(site)) == []
-    assert "[no link](nowhere)" in (built[0] / "two.html").read_text()
+    said = (built[0] / "two.html").read_text()
+    assert "[no link](nowhere)" in said
+    assert "With --json it prints &quot;x&quot;..." in said, "no sign becomes another one"
 
 
 @pytest.mark.parametrize("planted", ["[x](gone.md)", "[x](../gone.py)", "[x](/etc/passwd)", "![x](gone.svg)"])
