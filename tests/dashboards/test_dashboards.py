@@ -13,7 +13,7 @@ from promql_parser import parse
 from release.dashboards.__main__ import DASHBOARDS, FOLDER
 from release.dashboards.panel import Panel, as_json
 
-from tests.dashboards import hour, prometheus
+from tests.dashboards import fleet_of_series, hour, prometheus
 
 PANELS = [(dashboard, panel) for dashboard in DASHBOARDS for row in dashboard.rows for panel in row.panels]
 IDS = [f"{dashboard.name}: {panel.kind} {panel.title}" for dashboard, panel in PANELS]
@@ -24,6 +24,8 @@ MADE_UP = (
     'fairlead_source_timestamp_seconds{source="made_up",instance="n4:9477"} 1000',
 )
 GPU = "index"
+#: What the recorded driver of the machine tree does not give; panels of one node read it.
+NOT_IN_THE_TREE = {f"fairlead_gpu_{name}_seconds_total" for name in ("busy", "measured", "sm_active", "gpm")}
 
 
 class Expected(NamedTuple):
@@ -153,6 +155,25 @@ def test_each_query_can_be_parsed(panel: Panel) -> None:
 
 def test_every_panel_is_expected_to_show_something() -> None:
     assert sorted(EXPECTED) == sorted(IDS)
+
+
+@pytest.mark.parametrize("panel", [panel for _, panel in PANELS], ids=IDS)
+def test_no_query_reads_more_than_10_000_series_of_1_000_nodes(panel: Panel) -> None:
+    """A query that reads more needs a recording rule (templates/usr/share/fairlead/alerts.yml)."""
+    read = fleet_of_series.touched(panel.query)
+    assert read <= 10_000
+    assert read or {s.name for s in fleet_of_series.selectors(panel.query)} <= NOT_IN_THE_TREE
+
+
+def test_series_are_counted_once_and_by_their_labels() -> None:
+    assert fleet_of_series.touched("fairlead_gpu_info or 0 * count(fairlead_gpu_info)") == 8000
+    assert (
+        fleet_of_series.touched('rate(fairlead_gpu_remapped_rows{kind=~"unc.*"}[1h] offset 1d) + topk(3, fairlead_gpu_info)')
+        == 16000
+    )
+    assert fleet_of_series.touched('fairlead_gpu_remapped_rows{kind!="uncorrected"}') >= 8000
+    assert fleet_of_series.touched('fairlead_gpu_info{instance="$instance"}') == 8
+    assert fleet_of_series.touched("fairlead_gpu_row_remap_state == 1") == 16000, "both states are read"
 
 
 class Hour(NamedTuple):
