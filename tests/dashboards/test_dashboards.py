@@ -212,6 +212,19 @@ def test_a_panel_shows_what_the_hour_contains(name: str, panel: Panel, played: H
         assert shown[labels] == pytest.approx(value, rel=expected.near, abs=1e-6), (labels, shown)
 
 
+@pytest.mark.slurm
+@pytest.mark.one_release
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("node", "minute"), [("n2", 10), ("n4", 20), ("n3", None)])
+def test_each_drain_is_marked_once_at_its_time(node: str, minute: int | None, played: Hour) -> None:
+    query = next(dashboard.drains for dashboard in DASHBOARDS if dashboard.drains).replace("$instance", f"{node}:9477")
+    series = played.server.over(query, played.begin_unix, played.end_unix, 60)
+    marks = [(float(at) - played.begin_unix) / 60 for s in series for at, _ in s["values"]]
+    assert len(marks) == (minute is not None)
+    if minute is not None:
+        assert minute <= marks[0] <= minute + 4, "the drain, and the scrape after it"
+
+
 def _labels(series: dict[str, Any], by: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(series["metric"].get(label, "") for label in by)
 
