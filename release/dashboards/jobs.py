@@ -60,7 +60,7 @@ TIME = (
     ),
     Panel(
         kind="lines", title="Power of all GPUs", unit="watts", text="The power draw of all GPU cards.", legend="GPU cards",
-        query=f"sum(fairlead_gpu_power_draw_watts and {FRESH})",
+        query=f"sum(instance:fairlead_gpu_power_draw_watts:sum and {FRESH})",
     ),
 )  # fmt: skip
 DASHBOARD = Dashboard(

@@ -23,6 +23,14 @@ from tests.lab.trees import MACHINES
 NODES, DRAWN = 1000, 100
 SERIES = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? (\S+)$")
 ONE_NODE = r'(,\s*)?instance="\$instance"'
+#: What ten of the nodes each show, by the metric and the last two digits of the node: for a time, how many seconds ago it is.
+BAD = {
+    ("fairlead_sweep_timestamp_seconds", 1): 400,
+    ("fairlead_source_timestamp_seconds", 2): 400,
+    ("fairlead_gpu_remapped_rows", 3): 3,
+    ("fairlead_gpu_row_remap_banks", 4): 2,
+    ("gpu_job:fairlead_gpu_busy:ratio1h", 5): 0,
+}
 LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
@@ -80,6 +88,7 @@ def _recorded_series(node: Sequence[Series]) -> Iterator[Series]:
         "gpu_job": [s for s in node if s.name == "fairlead_job_gpu"],
         "gpu_xid": [s for s in node if s.name == "fairlead_xids_total"],
         "job": [Series("", {"job": "1"}, 0)],
+        "state": [Series("", {"state": state}, 0) for state in ("ok", "warn", "drain", "unknown", "silent")],
     }
     for name in recorded_names():
         yield from (Series(name, series.labels, 0.9) for series in of[name.partition(":")[0]])
@@ -130,8 +139,8 @@ def touched(query: str) -> int:
 def samples(panels: Sequence[tuple[str, str]], end_unix: float, hours: float) -> Iterator[str]:
     """Yield what 1,000 nodes have exported, of all series that a panel reads, each minute. ``panels``: kind and query of each.
     Series that no panel draws over time have ten minutes, because a query of one moment reads no more of them. So have those that
-    are drawn of one node, except on the node DRAWN. A hundredth of the
-    nodes is drained, and has findings, an Xid and strikes. A job has 64 GPUs."""
+    are drawn of one node, except on the node DRAWN. A hundredth of the nodes is drained, and has findings, an Xid and strikes. A
+    job has 64 GPUs."""
     over_time = [query for kind, query in panels if kind in ("lines", "states")]
     drawn, read = _read([query for query in over_time if "$instance" not in query]), _read([query for _, query in panels])
     of_one = _read(over_time)
@@ -142,7 +151,7 @@ def samples(panels: Sequence[tuple[str, str]], end_unix: float, hours: float) ->
         for node in range(NODES):
             if node % 100 and (series.name.startswith(rare) or "xid" in series.name):
                 continue
-            if series.name.startswith("job:") and node % 8:
+            if (series.name.startswith("job:") and node % 8) or (series.name.startswith("state:") and node):
                 continue
             long = number in drawn or (node == DRAWN and number in of_one)
             yield from _over_time(series, node, end_unix, int(60 * hours) if long else 10)
@@ -150,7 +159,7 @@ def samples(panels: Sequence[tuple[str, str]], end_unix: float, hours: float) ->
 
 def _over_time(series: Series, node: int, end_unix: float, minutes: int) -> Iterator[str]:
     labels = {key: str(node // 8) if key == "job" and value == "1" else value for key, value in series.labels.items()}
-    if not series.name.startswith("job:"):
+    if not series.name.startswith(("job:", "state:")):
         labels["instance"] = f"n{node}:9477"
     if "node" in labels:
         labels["node"] = f"n{node}"
@@ -159,9 +168,12 @@ def _over_time(series: Series, node: int, end_unix: float, minutes: int) -> Iter
     text = ",".join(f'{key}="{value}"' for key, value in labels.items())
     grows = series.name.endswith("_total")
     well = node % 100 and series.name in ("fairlead_drained", "fairlead_verdict_state")
+    strange = BAD.get((series.name, node % 100))
     for ago in range(minutes, -1, -1):
         at = end_unix - 60 * ago
-        value = at if series.name.endswith("_timestamp_seconds") else series.value + (60 * (minutes - ago) if grows else 0)
+        value = series.value + (60 * (minutes - ago) if grows else 0) if strange is None else strange
+        if series.name.endswith("_timestamp_seconds"):
+            value = at - (strange or 0)
         yield f"{series.name}{{{text}}} {1 - value if well else value:.15g} {at:.0f}"
 
 
