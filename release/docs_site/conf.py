@@ -13,7 +13,7 @@ extensions = ["myst_parser"]
 # The pages are written for GitHub: anchors are made by its rule. A dead link is a warning, and a warning fails the build.
 myst_heading_anchors = 6
 nitpicky = True
-smartquotes = False # --json stays --json
+smartquotes = False  # --json stays --json
 templates_path = [str(Path(__file__).parent / "templates")]
 html_theme = "furo"
 html_static_path = [str(Path(__file__).parent / "static")]

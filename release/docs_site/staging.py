@@ -26,7 +26,7 @@ class DeadLink(Exception):
     """A page links something that is not there."""
 
 
-def place(path: Path) -> str:
+def site_path(path: Path) -> str:
     """Return where a file of the project lies on the site. ``path``: from the root of the project."""
     name = str(path)
     if name.startswith("docs/"):
@@ -71,13 +71,16 @@ class Staging:
     def _page(self, path: Path) -> None:
         at = path.relative_to(self.project)
         if path.suffix == ".1":
-            self._put(place(at), as_markdown(path.read_text()))
+            self._put(site_path(at), as_markdown(path.read_text()))
         elif path.suffix == ".md":
-            children = [place(p.relative_to(self.project)) for p in self._children(path)]
-            self._put(place(at), self._relinked(own_title(path.read_text()), path, place(at)) + toctree(place(at), "", children))
+            children = [site_path(p.relative_to(self.project)) for p in self._children(path)]
+            self._put(
+                site_path(at),
+                self._relinked(own_title(path.read_text()), path, site_path(at)) + toctree(site_path(at), "", children),
+            )
         else:
-            (self.folder / place(at)).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, self.folder / place(at))
+            (self.folder / site_path(at)).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, self.folder / site_path(at))
 
     def _children(self, path: Path) -> list[Path]:
         """Return the pages in the folder of an index inside docs/."""
@@ -106,7 +109,7 @@ class Staging:
                 raise DeadLink(f"{page.relative_to(self.project)}: {target}: there is no such file")
             self._ahead.append(path)
             there = LISTS["Decisions"] if path == self.project / INDEX and heading == "decisions" else ""
-            there = there or place(path.relative_to(self.project))
+            there = there or site_path(path.relative_to(self.project))
             return f"]({os.path.relpath(there, os.path.dirname(name) or '.')}{sign}{heading})"
 
         return _CODE_OR_LINK.sub(on_site, text)
@@ -118,7 +121,7 @@ class Staging:
         out, navigation, placed = [head], [], {"index.md"}
         for heading, text in sections:
             linked = (
-                place((index.parent / t.partition("#")[0]).resolve().relative_to(self.project)) for t in project_links(text)
+                site_path((index.parent / t.partition("#")[0]).resolve().relative_to(self.project)) for t in project_links(text)
             )
             own = [name for name in dict.fromkeys(linked) if name.endswith(".md") and name not in placed]
             own = [name for name in own if heading in LISTS or not name.startswith("man/")]
@@ -126,7 +129,7 @@ class Staging:
             if heading in LISTS:
                 name, said = LISTS[heading], text.strip().split("\n\n")[0]
                 written = self._relinked(text, index, name)
-                self._put(name, f"# {heading}\n{written}\n" + toctree(name, "", own))
+                self._put(name, f"# {heading}\n{written}\n" + toctree("", own))
                 navigation.append((heading, [name]))
                 said = self._relinked(said, index, "index.md").rstrip(":.")
                 out.append(f"## {heading}\n\n{said}: [{heading.lower()}]({name}).\n")
@@ -135,7 +138,7 @@ class Staging:
                 out.append(f"## {heading}\n{self._relinked(text, index, 'index.md')}")
                 out += [self._matrix()] if heading == sections[0][0] else []
         out.append(f'<p>These are the pages of fairlead {self.version}. <a href="../index.html">Other releases</a></p>\n')
-        out += [toctree("index.md", heading, pages) for heading, pages in navigation]
+        out += [toctree(heading, pages) for heading, pages in navigation]
         self._put("index.md", "\n".join(out))
         return navigation
 
@@ -145,7 +148,7 @@ class Staging:
         return self._relinked(page.read_text().partition("\n")[2].strip(), page, "index.md") + "\n"
 
 
-def toctree(name: str, caption: str, pages: list[str]) -> str:
+def toctree(caption: str, pages: list[str]) -> str:
     """Return the part of a page that puts pages below it in the navigation."""
     if not pages:
         return ""

@@ -315,18 +315,21 @@ def test_a_site_may_let_each_batch_job_say_once_what_fairlead_does(site: Cluster
     script = "echo begin; srun -N2 -n4 true; srun -N2 -n4 true"
     options = ("-N2", "-n4", "-c28", "--gres=gpu:8", "-w", "n1,n2")
 
-    def told(script: str, *more: str, **env: str) -> list[str]:
+    def announced(script: str, *more: str, **env: str) -> list[str]:
         return [line for line in job(site, script, *options, *more, **env)[1].splitlines() if "fairlead" in line]
 
-    assert told(script) == [], "it is off by default"
+    assert announced(script) == [], "it is off by default"
     try:
         for name in WHERE:
             publish(site, name, notice=True)
-        assert told(script) == [NOTICE]
+        assert announced(script) == [NOTICE]
         assert job(site, script, *options)[1].splitlines()[:2] == [NOTICE, "begin"]
-        assert told(script, FAIRLEAD_PROFILE="off") == []
-        assert told(script, "--comment=fairlead:off") == []
-        assert told(f"export FAIRLEAD_PROFILE=off; {script}") == [NOTICE], "switched off for the steps, after the line was printed"
+        assert announced(script, FAIRLEAD_PROFILE="off") == []
+        assert announced(script, "--comment=fairlead:off") == []
+        only_steps = f"export FAIRLEAD_PROFILE=off; {script}"
+        assert announced(only_steps) == [NOTICE], "the line was printed before the steps were switched off"
+            "switched off for the steps, after the line was printed"
+        )
     finally:
         for name in WHERE:
             publish(site, name)

@@ -61,12 +61,12 @@ def test_rendezvous(stage: Stage, shell: str, nodelist: str, host: str | None) -
     assert not {"MASTER_ADDR", "MASTER_PORT"} & het.keys()
 
 
-TOLD = f"print {NOTICE}\n"
+ANNOUNCED = f"print {NOTICE}\n"
 WITH_NOTICE = render((), extra={"OURS": "1"}, notice=True)
 
 
 @pytest.mark.parametrize(
-    ("env", "told"),
+    ("env", "announced"),
     [
         (BATCH, True),
         ({**BATCH, "FAIRLEAD_SKIP": "CPUS"}, True),
@@ -79,12 +79,12 @@ WITH_NOTICE = render((), extra={"OURS": "1"}, notice=True)
     ],
 )
 def test_a_user_is_told_once_in_the_batch_step_that_something_was_set(
-    stage: Stage, shell: str, env: dict[str, str], told: bool
+    stage: Stage, shell: str, env: dict[str, str], announced: bool
 ) -> None:
     lay_out(stage)
     (stage.run / "env").write_text(WITH_NOTICE)
     said = run(stage, shell, env).out
-    assert said.count(TOLD) == told and said.count("print ") == told
+    assert said.count(ANNOUNCED) == announced and said.count("print ") == announced
 
 
 @pytest.mark.parametrize("text", [WITH_NOTICE.partition("fl_notice")[0], WITH_NOTICE[:-20], WITH_NOTICE.replace(".'", "'", 1)])

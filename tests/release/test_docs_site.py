@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 from release.docs_site.__main__ import build, versions_page
 from release.docs_site.manual_page import as_markdown
-from release.docs_site.staging import DeadLink, Staging, place
+from release.docs_site.staging import DeadLink, Staging, site_path
 
 from fairlead import __version__
 
@@ -98,7 +98,7 @@ def test_nothing_is_fetched_from_elsewhere(site: Site) -> None:
 
 
 def test_every_page_of_docs_is_on_the_site_and_in_the_search(site: Site) -> None:
-    expected = {place(path.relative_to(PROJECT)).removesuffix(".md") for path in (PROJECT / "docs").rglob("*.md")}
+    expected = {site_path(path.relative_to(PROJECT)).removesuffix(".md") for path in (PROJECT / "docs").rglob("*.md")}
     expected |= {f"man/{path.stem}" for path in (PROJECT / "docs/man").glob("*.1")}
     index = json.loads(
         (site.folder / __version__ / "searchindex.js").read_text().removeprefix("Search.setIndex(").removesuffix(")")
@@ -154,7 +154,8 @@ def small(tmp_path: Path) -> Path:
         "docs/README.md": "# All\n\n## First\n\n[matrix](reference/support.md)\n\n## Rest\n\n"
         "[two](two.md#the-end-of-it) [c](../C.md) [code](../code/README.md)\n",
         "docs/reference/support.md": "# Reference: matrix\n\n| a | b |\n|---|---|\n| `x` | [two](../two.md) |\n",
-        "docs/two.md": "# Two\n\n1. a\n\n   ```\n   [no link](nowhere)\n   ```\n\n## The `end` of it\n\nWith --json it prints \"x\"...\n",
+        "docs/two.md": "# Two\n\n1. a\n\n   ```\n   [no link](nowhere)\n   ```\n\n"
+        '## The `end` of it\n\nWith --json it prints "x"...\n',
         "C.md": "# C\n\n[a file](code/a.py), [two](docs/two.md), [a folder](code/)\n",
         "code/a.py": "pass\n",
         "code/README.md": "# Code\n\n[back](../C.md)\n",

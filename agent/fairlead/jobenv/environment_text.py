@@ -36,8 +36,8 @@ def render(
 
     ``skip``: the names of variables that fairlead must not set. ``extra``: the site's own variables, which are set in every step
     and replace a row of the same name. ``notice``: the batch step prints NOTICE if fairlead has set a variable there; it is a
-    second assignment, which older releases of the task prolog do not read. Raises DataError for a name that is never set, and for a row that the shell could not
-    read.
+    second assignment, which older releases of the task prolog do not read. Raises DataError for a name that is never set, and for
+    a row that the shell could not read.
     """
     unwanted = {*skip, *(extra or {})}
     lines = []
