@@ -74,10 +74,8 @@ class Staging:
             self._put(site_path(at), as_markdown(path.read_text()))
         elif path.suffix == ".md":
             children = [site_path(p.relative_to(self.project)) for p in self._children(path)]
-            self._put(
-                site_path(at),
-                self._relinked(own_title(path.read_text()), path, site_path(at)) + toctree(site_path(at), "", children),
-            )
+            text = self._relinked(own_title(path.read_text()), path, site_path(at))
+            self._put(site_path(at), text + toctree("", children))
         else:
             (self.folder / site_path(at)).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, self.folder / site_path(at))

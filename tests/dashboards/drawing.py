@@ -80,7 +80,8 @@ def picture(dashboard: Dashboard, ask: Ask, subtitle: str) -> str:
 def _panel(panel: Panel, found: Found, box: Box) -> Iterator[str]:
     x, y, width, height = box
     yield f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" fill="#fff" stroke="#d5d5d5"/>'
-    yield words(cut(panel.title, width - 16, 13), x + 8, y + 18, 13, font_weight="bold")
+    size = min(13, int((width - 16) / (0.62 * len(panel.title))))
+    yield words(panel.title, x + 8, y + 18, size, font_weight="bold")
     draw = {"stat": _stat, "table": _table, "lines": _lines, "states": _states}[panel.kind]
     if not found:
         yield words("No data", x + width / 2 - 26, y + height / 2 + 8, 14, fill="#777")
@@ -178,7 +179,7 @@ def _states(panel: Panel, found: Found, box: Box) -> Iterator[str]:
 def _minutes(begin: float, end: float, left: float, right: float, y: float) -> Iterator[str]:
     for minute in range(0, int((end - begin) / 60) + 1, 10):
         at = left + (right - left) * 60 * minute / (end - begin)
-        yield words(f"{minute} min", at, y, 11, text_anchor="middle", fill="#555")
+        yield words(f"{minute} min", at, y, 11, text_anchor="end" if at > right - 20 else "middle", fill="#555")
 
 
 def _span(found: Found) -> tuple[float, float]:

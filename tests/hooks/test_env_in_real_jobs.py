@@ -328,8 +328,6 @@ def test_a_site_may_let_each_batch_job_say_once_what_fairlead_does(site: Cluster
         assert announced(script, "--comment=fairlead:off") == []
         only_steps = f"export FAIRLEAD_PROFILE=off; {script}"
         assert announced(only_steps) == [NOTICE], "the line was printed before the steps were switched off"
-            "switched off for the steps, after the line was printed"
-        )
     finally:
         for name in WHERE:
             publish(site, name)
