@@ -95,6 +95,10 @@ def test_a_file_without_the_notice_or_cut_off_tells_nothing(stage: Stage, shell:
     assert "print " not in said
 
 
+def test_the_page_shows_the_notice_as_it_is_printed() -> None:
+    assert NOTICE in (HOOKS.parent / "docs/how-to/job-environment.md").read_text().splitlines()
+
+
 def test_the_notice_changes_no_row() -> None:
     assert published(render(notice=True), ROWS) == published(render(), ROWS) == ROWS
     assert render() in render(notice=True), "a task prolog of an older release reads the same rows"
