@@ -14,6 +14,7 @@ extensions = ["myst_parser"]
 myst_heading_anchors = 6
 nitpicky = True
 smartquotes = False  # --json stays --json
+suppress_warnings = ["misc.highlighting_failure"]  # a block that Pygments cannot colour is shown without colours
 templates_path = [str(Path(__file__).parent / "templates")]
 html_theme = "furo"
 html_static_path = [str(Path(__file__).parent / "static")]
