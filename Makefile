@@ -8,7 +8,7 @@ PARALLEL ?= -n auto --max-worker-restart=1
 # Container images often set it. Then every process of a test compiles all its modules again, which doubles its CPU time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup apt demo test test-all vm lint unit bench scorecard gpu gpu-wheels lab-down docs dashboards lock release packages clean
+.PHONY: setup apt demo test test-all vm lint unit bench scorecard gpu gpu-wheels lab-down docs docs-site dashboards lock release packages clean
 
 setup: $(VENV)/.done ## .venv with fairlead and every developer tool; the machine trees in .cache/machines
 	@$(BIN)/python -m tests.lab.trees >/dev/null
@@ -72,6 +72,9 @@ gpu-wheels: ## what `make gpu` needs where there is no network and no `make setu
 
 docs: setup ## generated tables: README, docs/reference
 	@$(BIN)/python -m tests.docs_write
+
+docs-site: setup ## the documentation as a site of static files, into dist/docs-site/VERSION; fetches nothing
+	@$(BIN)/python -m release.docs_site
 
 dashboards: setup ## the Grafana dashboards in agent/fairlead/dashboards, from the code in release/dashboards
 	@$(BIN)/python -m release.dashboards

@@ -59,6 +59,7 @@ SECONDS = {
     "tests/lint/test_lint.py": 45,
     "hooks": 40,
     "tests/alive/test_nvml.py": 40,
+    "tests/release/test_docs_site.py": 40,
     "tests/gpu/test_proof.py": 40,
     "tests/gpu/test_put_back.py": 30,
     "tests/hooks/test_env_in_real_jobs.py": 35,

@@ -318,7 +318,7 @@ complete -c fairlead -n '__fairlead_is fleet' -l slurm-conf -r -F -d 'the slurm.
 complete -c fairlead -n '__fairlead_is fleet' -l bin-dir -r -F -d 'the folder of Slurm'\''s commands (default: the folder of the scontrol in PATH, otherwise /usr/bin)'
 complete -c fairlead -n '__fairlead_is fleet' -l watch -x -d 'show it again and again (every 5 s)'
 complete -c fairlead -n '__fairlead_is fleet' -l html -r -F -d 'write static pages into this folder; with --watch, again and again'
-complete -c fairlead -n '__fairlead_is fleet' -l group -x -a 'class partition none' -d 'how --html groups the nodes (class)'
+complete -c fairlead -n '__fairlead_is fleet' -l group -x -a 'class partition switch none' -d 'how --html groups the nodes (class); switch: by the leaf switch or block that Slurm'\''s topology names'
 complete -c fairlead -n '__fairlead_is fleet' -l prometheus-targets -r -F -d 'write the site'\''s nodes for Prometheus'\'' file_sd_configs (NAME.json; - prints it), and ask nobody'
 complete -c fairlead -n '__fairlead_is fleet' -l skip-powered-down -d 'with --prometheus-targets: ask Slurm, and leave out nodes that it has switched off'
 complete -c fairlead -n '__fairlead_is fleet' -l each -d 'show a row for each node: fold none'

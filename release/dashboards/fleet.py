@@ -34,7 +34,7 @@ VERDICTS = (
     ),
     Panel(
         kind="lines", title="Verdicts", text="The number of nodes with each verdict over time.", legend="{{state}}",
-        query=BY_STATE, wide=True,
+        query="state:fairlead_nodes:count", wide=True,
     ),
 )  # fmt: skip
 DRAINS = (

@@ -5,17 +5,17 @@ from __future__ import annotations
 from release.dashboards.panel import Dashboard, Panel, Row
 
 NOW = (
-    Panel(kind="stat", title="GPUs", text="The number of GPUs that agents report.", query="count(fairlead_gpu_info)"),
+    Panel(kind="stat", title="GPUs", text="The number of GPUs that agents report.", query="sum(instance:fairlead_gpus:count)"),
     Panel(
         kind="stat", title="Lost", text="GPUs that the driver calls lost.", query="sum(fairlead_gpu_lost)",
     ),
     Panel(
         kind="stat", title="Remap failed or pending", text="GPUs with a row remap that failed or waits for a reset.",
-        query="count(count by (instance, pci) (fairlead_gpu_row_remap_state == 1)) or 0 * count(fairlead_gpu_row_remap_state)",
+        query="sum(instance:fairlead_gpus_with_unfinished_remap:count)",
     ),
     Panel(
         kind="stat", title="Narrow PCIe links", text="GPUs whose PCIe link has fewer lanes than it could have.",
-        query="count(fairlead_gpu_pcie_link_width_lanes < fairlead_gpu_pcie_link_width_max_lanes) or 0 * count(fairlead_gpu_pcie_link_width_lanes)",
+        query="sum(instance:fairlead_gpus_with_narrow_link:count)",
     ),
 )  # fmt: skip
 WORST = (
@@ -50,11 +50,11 @@ WORST = (
     ),
     Panel(
         kind="table", title="PCIe replays of the last day", text="The GPUs with the most new PCIe replays in a day.",
-        query="topk(20, increase(fairlead_gpu_pcie_replays_total[1d]) > 0)", hidden=("uuid",),
+        query="topk(20, gpu:fairlead_gpu_pcie_replays:increase1d > 0)", hidden=("uuid",),
     ),
     Panel(
         kind="table", title="Narrow PCIe links", text="GPUs whose PCIe link has fewer lanes than it could have, with the lanes that it has.",
-        query="fairlead_gpu_pcie_link_width_lanes < fairlead_gpu_pcie_link_width_max_lanes", hidden=("uuid",),
+        query="gpu:fairlead_gpu_narrow_link:lanes", hidden=("uuid",),
     ),
     Panel(
         kind="table", title="Strikes", text="GPU cards with the most drains in the window of the agent's rules.",

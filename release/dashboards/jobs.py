@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from release.dashboards.panel import FRESH, Dashboard, Panel, Row
 
-WITH_JOB = f"(count(count by (instance, pci) (fairlead_job_gpu and {FRESH})) or 0 * count(fairlead_gpu_info))"
+WITH_JOB = f"sum(instance:fairlead_gpus_with_job:count and {FRESH})"
 
 NOW = (
     Panel(
@@ -16,7 +16,7 @@ NOW = (
     ),
     Panel(
         kind="stat", title="GPUs without a job", text="GPUs that no running job has.",
-        query=f"count(fairlead_gpu_info and {FRESH}) - {WITH_JOB}",
+        query=f"sum(instance:fairlead_gpus:count and {FRESH}) - {WITH_JOB}",
     ),
     Panel(
         kind="stat", title="Busy, of GPUs with a job", unit="percent",
@@ -32,12 +32,12 @@ EACH = (
     Panel(
         kind="table", title="Least busy jobs", unit="percent",
         text="The jobs whose GPUs ran a kernel for the smallest part of the last hour. Low is no proof of waste: `fairlead job ID`.",
-        query="bottomk(30, avg by (job) (gpu_job:fairlead_gpu_busy:ratio1h))",
+        query="bottomk(30, job:fairlead_gpu_busy:ratio1h)",
     ),
     Panel(
         kind="table", title="Busy, but few SMs active", unit="percent",
         text="The SM activity of jobs whose GPUs are busy for more than 80 %. Small kernels, or a loop that only looks busy.",
-        query="bottomk(30, avg by (job) (gpu_job:fairlead_gpu_sm_active:ratio1h) and avg by (job) (gpu_job:fairlead_gpu_busy:ratio1h) > 0.8)",
+        query="bottomk(30, job:fairlead_gpu_sm_active:ratio1h and job:fairlead_gpu_busy:ratio1h > 0.8)",
     ),
     Panel(
         kind="table", title="Most GPUs without a kernel for an hour", text="The number of such GPUs of each job.",
@@ -60,7 +60,7 @@ TIME = (
     ),
     Panel(
         kind="lines", title="Power of all GPUs", unit="watts", text="The power draw of all GPU cards.", legend="GPU cards",
-        query=f"sum(fairlead_gpu_power_draw_watts and {FRESH})",
+        query=f"sum(instance:fairlead_gpu_power_draw_watts:sum and {FRESH})",
     ),
 )  # fmt: skip
 DASHBOARD = Dashboard(

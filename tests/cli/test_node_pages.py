@@ -15,11 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from fairlead.cli.fleet_poll import FleetPoll
-from fairlead.cli.node_pages import MARKS, PageFolder
+from fairlead.cli.fleet_poll import FleetPoll, FleetPoller
+from fairlead.cli.node_pages import MARKS, PageFolder, grouped
 from fairlead.errors import UsageError
 from fairlead.provision.node_details import AUDIT, TOPOLOGY, details_of
 from fairlead.provision.roster import WORDS
+from fairlead.slurm.node_groups import NodeGroup
 from tests.cli.fleet_of_many import AT, HOSTILE, details, fleet, row
 
 
@@ -61,6 +62,46 @@ def test_no_text_of_a_node_or_of_slurm_becomes_markup(tmp_path: Path) -> None:
             assert "<script>alert" not in page and "<img src" not in page, path
             assert re.findall(r"<script[^>]*>", page) in ([], ['<script src="filter.js" defer>'])
     assert HOSTILE in text_of((tmp_path / "node/gpu0017.html").read_text())
+
+
+def test_nodes_are_grouped_by_the_switch_or_block_that_slurm_names(tmp_path: Path) -> None:
+    groups = {"gpu0000": "switch leaf1", "gpu0002": "switch leaf1", "gpu0001": "switch leaf2"}
+    poll = FleetPoll(rows=tuple(row(n) for n in range(4)), at=AT, seconds=1.0, switches=groups)
+    PageFolder(str(tmp_path)).write(poll, {}, site="site", group="switch")
+    index = text_of((tmp_path / "index.html").read_text())
+    at = [index.index(words) for words in ("no switch known", "switch leaf1", "switch leaf2")]
+    assert at == sorted(at)
+    assert [(name, [r.node for r in rows]) for name, rows in grouped(poll, "switch")] == [
+        ("no switch known", ["gpu0003"]),
+        ("switch leaf1", ["gpu0000", "gpu0002"]),
+        ("switch leaf2", ["gpu0001"]),
+    ]
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_slurmctld_is_asked_for_switches_only_where_the_page_shows_them(monkeypatch: pytest.MonkeyPatch, wanted: bool) -> None:
+    asked = []
+
+    def topology(_: object) -> tuple[NodeGroup, ...]:
+        asked.append(1)
+        return (NodeGroup("block", "b1", frozenset({"n1", "n2"})), NodeGroup("block", "b2", frozenset({"n2"})))
+
+    monkeypatch.setattr("fairlead.cli.fleet_poll.listed", lambda client: [])
+    monkeypatch.setattr("fairlead.slurm.scontrol.Scontrol.topology", topology)
+    poll = FleetPoller(None, agents=False, switches=wanted).poll()
+    assert len(asked) == wanted
+    assert poll.switches == ({"n1": "block b1", "n2": "block b1"} if wanted else {}), "the first group of a node counts"
+
+
+def test_half_of_the_nodes_that_do_not_answer_are_not_shown_as_well(tmp_path: Path) -> None:
+    poll = FleetPoll(rows=tuple(row(n, word="unreachable" if n % 2 else "ok") for n in range(100)), at=AT, seconds=30.0)
+    PageFolder(str(tmp_path)).write(poll, {}, site="site")
+    index = (tmp_path / "index.html").read_text()
+    assert index.count('<li data-word="unreachable"') == 50 and index.count('<li data-word="ok"') == 50
+    assert "50 unreachable" in text_of(index), "and one line says how many"
+    for number in (1, 99):
+        page = text_of((tmp_path / f"node/gpu{number:04d}.html").read_text())
+        assert "unreachable" in page and "no finding" not in page
 
 
 def test_pages_of_nodes_that_are_gone_are_removed(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ computed over them (promtool tsdb create-blocks-from), and queries are asked of 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -15,6 +16,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from tests.lab.roots import LabError
 from tests.ports import free_port
@@ -33,10 +36,15 @@ def labelled(text: str, instance: str, at_unix: float) -> Iterator[str]:
 
 
 class Server:
-    """A running Prometheus. ``url``: where it answers."""
+    """A running Prometheus. ``url``: where it answers. ``pid``: its process."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    def __init__(self, url: str, pid: int) -> None:
+        self.url, self.pid = url, pid
+
+    def cpu_seconds(self) -> float:
+        """Return the CPU time that the server has taken so far."""
+        words = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
     def instant(self, query: str, at_unix: float) -> list[dict[str, Any]]:
         """Return the series of a query at one time. Raises LabError with the server's words for a query that it refuses."""
@@ -70,16 +78,30 @@ def blocks(folder: Path, lines: Iterable[str]) -> None:
 @contextmanager
 def serving(folder: Path, begin_unix: float, end_unix: float) -> Iterator[Server]:
     """Serve the blocks in ``folder`` with the recording rules computed over the time between."""
-    with _running(folder) as server:
+    with running(folder) as server:
         words = ["--start", f"{begin_unix:.0f}", "--end", f"{end_unix:.0f}", "--url", server.url, "--eval-interval", "30s"]
-        # rules that read other rules are computed in a second pass over what the first one wrote; none does so far
-        _promtool("tsdb", "create-blocks-from", "rules", *words, "--output-dir", str(folder / "data"), str(RULES))
-    with _running(folder) as server:  # a server reads the blocks that are there when it starts
+        _promtool("tsdb", "create-blocks-from", "rules", *words, "--output-dir", str(folder / "data"), str(_rules(folder, 1)))
+    with running(folder) as server:  # a server reads the blocks that are there when it starts
+        words[words.index("--url") + 1] = server.url
+        _promtool("tsdb", "create-blocks-from", "rules", *words, "--output-dir", str(folder / "data"), str(_rules(folder, 2)))
+    with running(folder) as server:
         yield server
 
 
+def _rules(folder: Path, turn: int) -> Path:
+    """Write the recording rules that are computed in one turn: first those that read what agents export, then those that read
+    the others. A server computes them one after the other by itself."""
+    groups = yaml.safe_load(RULES.read_text())["groups"]
+    names = [rule["record"] for group in groups for rule in group["rules"] if "record" in rule]
+    for group in groups:
+        group["rules"] = [r for r in group["rules"] if "record" in r and any(name in r["expr"] for name in names) == (turn == 2)]
+    path = folder / f"rules-{turn}.yml"
+    path.write_text(yaml.safe_dump({"groups": [group for group in groups if group["rules"]]}))
+    return path
+
+
 @contextmanager
-def _running(folder: Path) -> Iterator[Server]:
+def running(folder: Path) -> Iterator[Server]:
     port = free_port()
     (folder / "prometheus.yml").write_text("scrape_configs: []\n")
     program = shutil.which("prometheus")
@@ -90,7 +112,7 @@ def _running(folder: Path) -> Iterator[Server]:
         process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
         _wait(process, f"http://127.0.0.1:{port}", folder)
-        yield Server(f"http://127.0.0.1:{port}")
+        yield Server(f"http://127.0.0.1:{port}", process.pid)
     finally:
         process.terminate()
         process.wait(timeout=30)

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models import dashboard as models
 from promql_parser import parse
 from release.dashboards.__main__ import DASHBOARDS, FOLDER
 from release.dashboards.panel import Panel, as_json
 
-from tests.dashboards import hour, prometheus
+from tests.dashboards import fleet_of_series, hour, prometheus
 
 PANELS = [(dashboard, panel) for dashboard in DASHBOARDS for row in dashboard.rows for panel in row.panels]
 IDS = [f"{dashboard.name}: {panel.kind} {panel.title}" for dashboard, panel in PANELS]
@@ -24,6 +27,8 @@ MADE_UP = (
     'fairlead_source_timestamp_seconds{source="made_up",instance="n4:9477"} 1000',
 )
 GPU = "index"
+#: What the recorded driver of the machine tree does not give; panels of one node read it.
+NOT_IN_THE_TREE = {f"fairlead_gpu_{name}_seconds_total" for name in ("busy", "measured", "sm_active", "gpm")}
 
 
 class Expected(NamedTuple):
@@ -155,6 +160,25 @@ def test_every_panel_is_expected_to_show_something() -> None:
     assert sorted(EXPECTED) == sorted(IDS)
 
 
+@pytest.mark.parametrize("panel", [panel for _, panel in PANELS], ids=IDS)
+def test_no_query_reads_more_than_10_000_series_of_1_000_nodes(panel: Panel) -> None:
+    """A query that reads more needs a recording rule (templates/usr/share/fairlead/alerts.yml)."""
+    read = fleet_of_series.touched(panel.query)
+    assert read <= 10_000
+    assert read or {s.name for s in fleet_of_series.selectors(panel.query)} <= NOT_IN_THE_TREE
+
+
+def test_series_are_counted_once_and_by_their_labels() -> None:
+    assert fleet_of_series.touched("fairlead_gpu_info or 0 * count(fairlead_gpu_info)") == 8000
+    assert (
+        fleet_of_series.touched('rate(fairlead_gpu_remapped_rows{kind=~"unc.*"}[1h] offset 1d) + topk(3, fairlead_gpu_info)')
+        == 16000
+    )
+    assert fleet_of_series.touched('fairlead_gpu_remapped_rows{kind!="uncorrected"}') >= 8000
+    assert fleet_of_series.touched('fairlead_gpu_info{instance="$instance"}') == 8
+    assert fleet_of_series.touched("fairlead_gpu_row_remap_state == 1") == 16000, "both states are read"
+
+
 class Hour(NamedTuple):
     server: prometheus.Server
     begin_unix: float
@@ -191,6 +215,19 @@ def test_a_panel_shows_what_the_hour_contains(name: str, panel: Panel, played: H
         assert shown[labels] == pytest.approx(value, rel=expected.near, abs=1e-6), (labels, shown)
 
 
+@pytest.mark.slurm
+@pytest.mark.one_release
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("node", "minute"), [("n2", 10), ("n4", 20), ("n3", None)])
+def test_each_drain_is_marked_once_at_its_time(node: str, minute: int | None, played: Hour) -> None:
+    query = next(dashboard.drains for dashboard in DASHBOARDS if dashboard.drains).replace("$instance", f"{node}:9477")
+    series = played.server.over(query, played.begin_unix, played.end_unix, 60)
+    marks = [(float(at) - played.begin_unix) / 60 for s in series for at, _ in s["values"]]
+    assert len(marks) == (minute is not None)
+    if minute is not None:
+        assert minute <= marks[0] <= minute + 4, "the drain, and the scrape after it"
+
+
 def _labels(series: dict[str, Any], by: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(series["metric"].get(label, "") for label in by)
 
@@ -209,3 +246,33 @@ def test_a_prometheus_without_our_series_shows_no_number(tmp_path: Path) -> None
             if (found := server.instant(panel.query.replace("$instance", "n1:9477"), 1790000000))
         }
     assert shown == {}
+
+
+def lost(text: str) -> list[str]:
+    """Return the keys and values that are not there any more after Grafana's own library has read a dashboard by the types of its
+    release, and written it again. (It adds the defaults of a panel.)"""
+    register_default_plugins()
+    again = json.loads(JSONEncoder().encode(models.Dashboard.from_json(json.loads(text))))
+    return list(_missing(json.loads(text), again, "$"))
+
+
+def _missing(wanted: Any, there: Any, at: str) -> Iterator[str]:
+    if isinstance(wanted, dict) and isinstance(there, dict):
+        for key, value in wanted.items():
+            yield from _missing(value, there.get(key), f"{at}.{key}")
+    elif isinstance(wanted, list) and isinstance(there, list) and len(wanted) == len(there):
+        for n, value in enumerate(wanted):
+            yield from _missing(value, there[n], f"{at}[{n}]")
+    elif wanted != there:
+        yield at
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.json")), ids=lambda path: path.stem)
+def test_the_types_of_that_grafana_release_have_every_key(path: Path) -> None:
+    assert lost(path.read_text()) == []
+
+
+def test_a_key_that_the_release_does_not_know_is_found() -> None:
+    data = json.loads((FOLDER / "fleet.json").read_text())
+    data["panels"][1]["titel"] = "x"
+    assert lost(json.dumps(data)) == ["$.panels[1].titel"]

@@ -21,7 +21,7 @@ from fairlead.host import scratch
 from fairlead.host.environments import of_job
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
-from fairlead.jobenv.environment_text import explain
+from fairlead.jobenv.environment_text import NOTICE, explain
 from fairlead.jobenv.variable_table import assemble
 from fairlead.model.facts import unreadable
 from fairlead.settings import nccl
@@ -70,13 +70,13 @@ def folder(cluster: Cluster, name: str, job: int) -> str:
     return f"{scratch.published(str(here), WHERE[name][2])}/{UID}/{job}.{start}"
 
 
-def publish(cluster: Cluster, name: str) -> None:
+def publish(cluster: Cluster, name: str, *, notice: bool = False) -> None:
     """What the agent of that node publishes."""
     model, _, disk = WHERE[name]
     presets = {"deep": {"extra": {"OURS": f"preset on {name}"}, "skip": ["NCCL_DEBUG"]}}
     layers = [
         ("fabric", config.fabric_layer(config.load_fabric("infiniband"))),
-        ("site", {"jobenv": {"scratch": disk, "presets": presets}}),
+        ("site", {"jobenv": {"scratch": disk, "presets": presets, "notice": notice}}),
     ]
     tables = JobTables(config.resolve_layers(name, layers)[0])
     node = gather(Root(str(MACHINES / model)), unreadable("not asked"), reads=nccl.setting.reads)
@@ -307,3 +307,27 @@ def test_nothing_of_ours_makes_a_job_fail(site: Cluster) -> None:
     finally:
         publish(site, "n1")
     assert Path(dirs.run / "env").read_text() == whole
+
+
+@ONE_RELEASE
+def test_a_site_may_let_each_batch_job_say_once_what_fairlead_does(site: Cluster) -> None:
+    """A job of four tasks and two steps has one line; none where the site or the user has switched it off."""
+    script = "echo begin; srun -N2 -n4 true; srun -N2 -n4 true"
+    options = ("-N2", "-n4", "-c28", "--gres=gpu:8", "-w", "n1,n2")
+
+    def announced(script: str, *more: str, **env: str) -> list[str]:
+        return [line for line in job(site, script, *options, *more, **env)[1].splitlines() if "fairlead" in line]
+
+    assert announced(script) == [], "it is off by default"
+    try:
+        for name in WHERE:
+            publish(site, name, notice=True)
+        assert announced(script) == [NOTICE]
+        assert job(site, script, *options)[1].splitlines()[:2] == [NOTICE, "begin"]
+        assert announced(script, FAIRLEAD_PROFILE="off") == []
+        assert announced(script, "--comment=fairlead:off") == []
+        only_steps = f"export FAIRLEAD_PROFILE=off; {script}"
+        assert announced(only_steps) == [NOTICE], "the line was printed before the steps were switched off"
+    finally:
+        for name in WHERE:
+            publish(site, name)

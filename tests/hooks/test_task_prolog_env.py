@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fairlead.jobenv.environment_text import published, render, value_mark
+from fairlead.jobenv.environment_text import NOTICE, published, render, value_mark
 from fairlead.jobenv.variable_table import ROWS
 from tests.hooks.stage import HOOKS, SHELLS, Ran, Stage
 from tests.hooks.steps import JOB, STEP, exports, lay_out, run, step, table
@@ -59,6 +59,50 @@ def test_rendezvous(stage: Stage, shell: str, nodelist: str, host: str | None) -
     assert said["MASTER_PORT"] == str(20000 + (4711 + 131 * 4) % 12750)
     het = exports(run(stage, shell, {**env, "SLURM_HET_SIZE": "2"}))
     assert not {"MASTER_ADDR", "MASTER_PORT"} & het.keys()
+
+
+ANNOUNCED = f"print {NOTICE}\n"
+WITH_NOTICE = render((), extra={"OURS": "1"}, notice=True)
+
+
+@pytest.mark.parametrize(
+    ("env", "announced"),
+    [
+        (BATCH, True),
+        ({**BATCH, "FAIRLEAD_SKIP": "CPUS"}, True),
+        (STEP, False),
+        ({**BATCH, "OURS": "mine"}, False),
+        ({**BATCH, "FAIRLEAD_SKIP": "OURS"}, False),
+        ({**BATCH, "FAIRLEAD_PROFILE": "off"}, False),
+        ({**BATCH, "FAIRLEAD_PROFILE": "minimal"}, False),
+        ({**BATCH, "fl_notice": "evil"}, True),
+    ],
+)
+def test_a_user_is_told_once_in_the_batch_step_that_something_was_set(
+    stage: Stage, shell: str, env: dict[str, str], announced: bool
+) -> None:
+    lay_out(stage)
+    (stage.run / "env").write_text(WITH_NOTICE)
+    said = run(stage, shell, env).out
+    assert said.count(ANNOUNCED) == announced and said.count("print ") == announced
+
+
+@pytest.mark.parametrize("text", [WITH_NOTICE.partition("fl_notice")[0], WITH_NOTICE[:-20], WITH_NOTICE.replace(".'", "'", 1)])
+def test_a_file_without_the_notice_or_cut_off_tells_nothing(stage: Stage, shell: str, text: str) -> None:
+    lay_out(stage)
+    (stage.run / "env").write_text(text)
+    said = run(stage, shell, {**BATCH, "fl_notice": "evil"}).out
+    assert "print " not in said
+
+
+def test_the_page_shows_the_notice_as_it_is_printed() -> None:
+    assert NOTICE in (HOOKS.parent / "docs/how-to/job-environment.md").read_text().splitlines()
+
+
+def test_the_notice_changes_no_row() -> None:
+    assert published(render(notice=True), ROWS) == published(render(), ROWS) == ROWS
+    assert render() in render(notice=True), "a task prolog of an older release reads the same rows"
+    assert published(render(notice=True)[:-5], ROWS) == ()
 
 
 def test_the_user_wins(stage: Stage, shell: str) -> None:

@@ -16,7 +16,7 @@ print("\n".join(tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"][
 PY
 )
 mapfile -t dev <<< "$groups"
-"$venv/bin/pip" install --quiet --disable-pip-version-check -e '.[provision,el]' "${dev[@]}" 2> "$venv/pip.log" \
+"$venv/bin/pip" install --quiet --disable-pip-version-check -e '.[provision,el,docs]' "${dev[@]}" 2> "$venv/pip.log" \
   || { tail -n 5 "$venv/pip.log" >&2; echo "setup: pip failed; whole output in $venv/pip.log" >&2; exit 69; }
 echo "$stamp" > "$venv/.done"
 echo "setup: $("$venv/bin/fairlead" version) in $venv/bin/fairlead"

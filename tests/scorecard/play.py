@@ -185,6 +185,7 @@ def nodes_up(count: int, *, interval: float = FAST_INTERVAL, fast: int = -1) -> 
         try:
             for each in made:
                 each.up()
+            made[0].write_document()  # msgspec 0.22 crashes if two threads are the first to convert to one type
             with ThreadPoolExecutor(count) as pool:
                 list(pool.map(ScoreNode.furnish, made))
             yield made

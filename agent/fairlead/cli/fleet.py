@@ -51,7 +51,10 @@ def register(parser: argparse.ArgumentParser) -> None:
         "--html", metavar="DIR", default="", help="write static pages into this folder; with --watch, again and again"
     )
     parser.add_argument(
-        "--group", choices=("class", "partition", "none"), default="class", help="how --html groups the nodes (%(default)s)"
+        "--group",
+        choices=("class", "partition", "switch", "none"),
+        default="class",
+        help="how --html groups the nodes (%(default)s); switch: by the leaf switch or block that Slurm's topology names",
     )
     parser.add_argument(
         "--prometheus-targets",
@@ -93,6 +96,7 @@ def run(args: argparse.Namespace) -> ExitCode:
         bin_dir=args.bin_dir,
         on_answer=answered if sys.stderr.isatty() and args.watch is None else None,
         detailed=bool(args.html),
+        switches=bool(args.html) and args.group == "switch",
     )
     if args.html:
         return _html(args, poller)

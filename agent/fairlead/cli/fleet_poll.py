@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ClusterShell.NodeSet import NodeSet, NodeSetException
@@ -32,11 +32,13 @@ class PolledFleet(FleetData):
 
 
 class FleetPoll(Struct, frozen=True, kw_only=True):
-    """Holds the result of one poll. rows: in Slurm's order. at: Unix time. seconds: how long the poll took."""
+    """Holds the result of one poll. rows: in Slurm's order. at: Unix time. seconds: how long the poll took. switches: the leaf
+    switch or block of each node, if it was asked for and Slurm has one."""
 
     rows: tuple[RosterRow, ...]
     at: float
     seconds: float
+    switches: Mapping[str, str] = {}
 
     def folds(self, *, each: bool = False) -> tuple[RosterFold, ...]:
         """Return the rows with equal rows folded into one. With ``each``, return every row by itself."""
@@ -52,8 +54,9 @@ class FleetPoller:
 
     ``agents``: ask the agents too, with ``program`` as ssh. ``seconds``: the deadline for the agents' answers, or None for a
     deadline by the number of nodes. ``on_answer``: a function that is called with the number of nodes that have answered and the
-    number of all nodes (see SshAccounts). ``detailed``: ask the nodes for their findings, audit trail and GPUs too. ``ask``:
-    another command that reads the account and more, and a function that is called with the node and the whole answer.
+    number of all nodes (see SshAccounts). ``detailed``: ask the nodes for their findings, audit trail and GPUs too. ``switches``:
+    ask slurmctld for the switch or block of each node (one RPC). ``ask``: another command that reads the account and more, and a
+    function that is called with the node and the whole answer.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class FleetPoller:
         source: AccountSource | None = None,
         on_answer: Callable[[int, int], None] | None = None,
         detailed: bool = False,
+        switches: bool = False,
         ask: tuple[str, Callable[[str, bytes], None]] | None = None,
     ) -> None:
         self._ask = (DETAILED, self._keep) if detailed else ask
@@ -82,7 +86,7 @@ class FleetPoller:
         self._client = Scontrol(conf=conf, bin_dir=bin_dir)
         self._hosts = site.ansible.hosts if site is not None else {}
         self._site, self._program, self._seconds = site, program, seconds
-        self._agents = agents
+        self._agents, self._switches = agents, switches
         self._source = source
         self._on_answer = on_answer
         self._accounts: dict[str, AgentAccount] = {}
@@ -102,7 +106,9 @@ class FleetPoller:
             self._accounts = self._fetch({name: self._hosts.get(name, name) for name in sorted(names)})
             self._asked, self._accounts_at = names, time.monotonic()
         made = rows(nodes, self._accounts if self._agents else None)
-        return FleetPoll(rows=made, at=at, seconds=time.monotonic() - began)
+        groups = self._client.topology() if self._switches else ()
+        switches = {name: f"{group.kind} {group.name}" for group in reversed(groups) for name in group.nodes}
+        return FleetPoll(rows=made, at=at, seconds=time.monotonic() - began, switches=switches)
 
     def _chosen(self, node: Listed) -> bool:
         name, partitions = node.state.name, node.state.partitions

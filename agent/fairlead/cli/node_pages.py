@@ -35,7 +35,7 @@ MARKS = {
     "off": "○", "not asked": "·",
 }  # fmt: skip
 FINDINGS_MAX, EVIDENCE_MAX = 200, 5
-GROUPS = ("class", "partition", "none")
+GROUPS = ("class", "partition", "switch", "none")
 _SAFE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -109,7 +109,7 @@ def index_data(poll: FleetPoll, group: str) -> dict[str, Any]:
     return {
         "summary": summary(poll.rows, poll.seconds),
         "words": [(word, count) for word, count in counts if count],
-        "groups": [_group(name, rows) for name, rows in grouped(poll.rows, group)],
+        "groups": [_group(name, rows) for name, rows in grouped(poll, group)],
         "bad": [
             {"nodes": fold.nodes, "word": word_of(fold.rows[0]), "slurm": fold.rows[0].slurm, "why": fold.why}
             for fold in poll.folds()
@@ -118,11 +118,13 @@ def index_data(poll: FleetPoll, group: str) -> dict[str, Any]:
     }
 
 
-def grouped(rows: Sequence[RosterRow], by: str) -> list[tuple[str, list[RosterRow]]]:
-    """Return the rows by hardware profile or by first partition, in the order of the names."""
+def grouped(poll: FleetPoll, by: str) -> list[tuple[str, list[RosterRow]]]:
+    """Return the rows by hardware profile, first partition, or switch, in the order of the names."""
     found: dict[str, list[RosterRow]] = {}
-    for row in rows:
-        if by == "class":
+    for row in poll.rows:
+        if by == "switch":
+            name = poll.switches.get(row.node, "no switch known")
+        elif by == "class":
             name = row.account.profile if row.account is not None and row.account.profile else "class not known"
         else:
             name = row.partitions[0] if by == "partition" and row.partitions else "all nodes"

@@ -159,6 +159,13 @@ class JobEnvOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             description="Suffix to append to a host name to get the host's name on the fast network, such as i or -ib0.",
         ),
     ] = ""
+    notice: Annotated[
+        bool,
+        Meta(
+            description="A batch job in which fairlead sets variables says so in one line at the beginning of its output, and how"
+            " to see and to switch it off."
+        ),
+    ] = False
     presets: Annotated[
         dict[Annotated[str, Meta(pattern=r"^[a-z][a-z0-9-]{0,30}(?!\n)$")], Preset],
         Meta(description="Presets by name. A job chooses one with FAIRLEAD_PROFILE=NAME."),

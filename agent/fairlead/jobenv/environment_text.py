@@ -14,9 +14,18 @@ from fairlead.jobenv.variable_table import ROWS, ValueLevel, VariableRow, When
 
 HEAD = "fl_rows='"
 END = "."
+#: What a site may let each batch job say at the beginning of its output (jobenv.notice).
+NOTICE = "fairlead set variables that you left unset: fairlead env explain shows them, FAIRLEAD_PROFILE=off switches it off"
+NOTICE_HEAD = "fl_notice='"
 
 
-def render(rows: Iterable[VariableRow] = ROWS, *, skip: Iterable[str] = (), extra: Mapping[str, str] | None = None) -> str:
+def render(
+    rows: Iterable[VariableRow] = ROWS,
+    *,
+    skip: Iterable[str] = (),
+    extra: Mapping[str, str] | None = None,
+    notice: bool = False,
+) -> str:
     """Return the text of /run/fairlead/env: lines ``NAME WHEN VALUE LEVEL MARK`` with TABs between the fields, then a line with a
     dot.
 
@@ -26,8 +35,9 @@ def render(rows: Iterable[VariableRow] = ROWS, *, skip: Iterable[str] = (), extr
     row of that variable.
 
     ``skip``: the names of variables that fairlead must not set. ``extra``: the site's own variables, which are set in every step
-    and replace a row of the same name. Raises DataError for a name that is never set, and for a row that the shell could not
-    read.
+    and replace a row of the same name. ``notice``: the batch step prints NOTICE if fairlead has set a variable there; it is a
+    second assignment, which older releases of the task prolog do not read. Raises DataError for a name that is never set, and for
+    a row that the shell could not read.
     """
     unwanted = {*skip, *(extra or {})}
     lines = []
@@ -54,7 +64,7 @@ def render(rows: Iterable[VariableRow] = ROWS, *, skip: Iterable[str] = (), extr
             "-" if row.value.startswith("@") else value_mark(row.value),
         )
         lines.append("\t".join(fields) + "\n")
-    return quoted("".join(lines) + END)
+    return quoted("".join(lines) + END) + (f"{NOTICE_HEAD}{NOTICE}'\n" if notice else "")
 
 
 def quoted(table: str) -> str:
@@ -70,6 +80,8 @@ def published(text: str, known: Iterable[VariableRow]) -> tuple[VariableRow, ...
     named = {r.name: r for r in known}
     rows = []
     lines = text.replace("'\\''", "'").splitlines()
+    if lines and lines[-1].startswith(NOTICE_HEAD) and lines[-1].endswith("'"):
+        lines.pop()
     if len(lines) < 2 or lines[0] != HEAD or lines[-1] != END + "'":
         return ()
     for line in lines[1:-1]:

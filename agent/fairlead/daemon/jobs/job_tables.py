@@ -43,9 +43,9 @@ class JobTables:
             crosses_rails=not options.rail_only,
             master_suffix=options.master_suffix,
         )
-        made = {"env": render(rows, skip=options.skip, extra=options.extra)}
+        made = {"env": render(rows, skip=options.skip, extra=options.extra, notice=options.notice)}
         for name, preset in options.presets.items():
             skip = {*options.skip, *preset.skip}
             extra = {k: v for k, v in options.extra.items() if k not in preset.skip} | preset.extra
-            made[f"presets/{name}"] = render(rows, skip=skip, extra=extra)
+            made[f"presets/{name}"] = render(rows, skip=skip, extra=extra, notice=options.notice)
         return made
