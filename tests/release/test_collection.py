@@ -181,7 +181,7 @@ def test_the_action_says_what_it_cannot_write(monkeypatch: pytest.MonkeyPatch) -
         plugin.site_text({"gpu1": own | {"settings": {"numa_balancing": None}}}, 1)
     with pytest.raises(AnsibleActionFail, match=r"settings.a is a date; write a text"):
         plugin.site_text({"gpu1": own | {"settings": {"a": date(2026, 1, 1)}}}, 1)
-    with pytest.raises(AnsibleActionFail, match="gpu2 has declared nothing yet: .* without serial"):
+    with pytest.raises(AnsibleActionFail, match=r"gpu2 has declared nothing yet: .* without serial"):
         plugin._declared(["gpu1", "gpu2"], {"gpu1": {"declare_own": own}, "gpu2": {}})
     with pytest.raises(AnsibleActionFail, match="declare_folder of gpu2 is not that of gpu1; set it once"):
         plugin._common({"gpu1": own, "gpu2": own | {"folder": "y"}})
