@@ -72,6 +72,7 @@ def test_2_a_fault_at_the_boot_drains_before_slurmd(site: ProvisionedRack) -> No
     Faults(host.sim / "nvml.power-on").lost(0)
     host.reboot()
     until("gpu2 drained", lambda: rack.node_state("gpu2").reason.startswith("fairlead:"))
+    until("the drain in the audit trail, which the agent writes after slurmctld has it", lambda: "drained" in site.trail(2))
     trail = [json.loads(line) for line in host.path("/var/lib/fairlead/audit.jsonl").read_text().splitlines()]
     drained = [entry for entry in trail if entry["what"] == "drained"]
     began = host.run('date -d "$(systemctl show -P ExecMainStartTimestamp slurmd)" +%s').stdout

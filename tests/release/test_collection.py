@@ -172,8 +172,6 @@ def test_a_declaration_becomes_a_site_and_a_bundle_and_a_second_run_changes_noth
 def test_what_no_argument_spec_says_is_refused_in_one_line(site: Site) -> None:
     said = site.play(nodes({"gpu1": {}}, settings={"numa_balancing": {"value": 7}}), code=2)
     assert "settings.numa_balancing.value: Expected `int` <= 2" in said
-    batches = DECLARE.replace("  roles", "  serial: 1\n  roles")
-    assert "gpu2 has declared nothing yet" in site.play(nodes({"gpu1": {}, "gpu2": {}}), code=2, playbook=batches)
 
 
 def test_the_action_says_what_it_cannot_write(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,6 +181,8 @@ def test_the_action_says_what_it_cannot_write(monkeypatch: pytest.MonkeyPatch) -
         plugin.site_text({"gpu1": own | {"settings": {"numa_balancing": None}}}, 1)
     with pytest.raises(AnsibleActionFail, match=r"settings.a is a date; write a text"):
         plugin.site_text({"gpu1": own | {"settings": {"a": date(2026, 1, 1)}}}, 1)
+    with pytest.raises(AnsibleActionFail, match=r"gpu2 has declared nothing yet: .* without serial"):
+        plugin._declared(["gpu1", "gpu2"], {"gpu1": {"declare_own": own}, "gpu2": {}})
     with pytest.raises(AnsibleActionFail, match="declare_folder of gpu2 is not that of gpu1; set it once"):
         plugin._common({"gpu1": own, "gpu2": own | {"folder": "y"}})
     with pytest.raises(AnsibleActionFail, match=r"/no/such: No such file.*; name the path of fairlead in declare_command"):
