@@ -200,7 +200,7 @@ def pair_rows(data: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def told(data: dict[str, Any]) -> str:
+def reported(data: dict[str, Any]) -> str:
     """What a failed test prints: the guilty parts in words, and the table that they were judged from."""
     return "\n".join([*(f"{part['kind']} {part['name']}: {part['why']}" for part in data["guilty"]), pair_rows(data)])
 

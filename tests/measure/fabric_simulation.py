@@ -110,7 +110,7 @@ class SimulatedFabric:
         self.guilty = set(chosen)
         self.disturbed = chance.randrange(3) if case.passing < 1 else 0  # which of the rounds across leaves
         self.victim = chance.choice([name for name in self.names if name not in self.guilty]) if case.dies else ""
-        self.moment = chance.randint(1, 5) if case.dies else 0
+        self.round_of_death = chance.randint(1, 5) if case.dies else 0
         self.gone: dict[str, str] = {}
 
     def value(self, a: str, b: str, rail: str) -> float:
@@ -139,7 +139,7 @@ class SimulatedFabric:
             across = planned.stage in (Stage.ACROSS, Stage.CROWDED)
             passing = self.case.passing if across and rounds_across == self.disturbed else 1.0
             rounds_across += across
-            dying = self.case.dies and planned.number >= self.moment and not self.gone
+            dying = self.case.dies and planned.number >= self.round_of_death and not self.gone
             for a, b in planned.pairs:
                 row = PairValue(round=planned.number, stage=planned.stage, node_a=a, node_b=b)
                 if dying and self.victim in (a, b):

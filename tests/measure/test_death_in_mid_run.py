@@ -1,4 +1,4 @@
-"""A node that goes down in the run is named, and nobody and nothing else is: for all positions and moments, with noise.
+"""A node that goes down in the run is named, and nobody and nothing else is: for all positions and rounds, with noise.
 
 Nothing here needs Slurm. test_fabric_on_slurm.py lets a real node die over real links.
 """
@@ -37,15 +37,15 @@ def fabric(leaves: int, each: int) -> Leaves:
     return Leaves(source=LeafSource.DECLARED, of=of, detail="test")
 
 
-def run(of: Leaves, dies: str, moment: int, speed: Speed, *, seed: str = "x", rails: int = 1) -> list[PairValue]:
-    """All rounds of a run in which ``dies`` goes down in round ``moment``. Its pair of that round or of the next one in which it
-    has a pair is not measured."""
+def run(of: Leaves, dies: str, at_round: int, speed: Speed, *, seed: str = "x", rails: int = 1) -> list[PairValue]:
+    """All rounds of a run in which ``dies`` goes down in round ``at_round``. Its pair of that round, or of the next one in
+    which it has a pair, is not measured."""
     plan = PairPlan(leaves=of, seed=seed, rails=rails)
     values: list[PairValue] = []
     gone: dict[str, str] = {}
     while planned := next_round(plan, values, gone):
         assert planned.number < 30, "the run does not end"
-        dead, found = planned.number >= moment, False
+        dead, found = planned.number >= at_round, False
         for a, b in planned.pairs:
             for rail in planned.rails:
                 row = PairValue(round=planned.number, stage=planned.stage, node_a=a, node_b=b, rail=rail)
@@ -69,13 +69,13 @@ def judged(of: Leaves, values: Sequence[PairValue], dies: str) -> FabricVerdict:
     return judge(values, of, PairLimits(), lost)
 
 
-def noise(chance: random.Random, *, dying: float, share: float = 0.05) -> Speed:
-    """Spread and noise of 1.5 %. A share of all pairs is slow by 5 to 25 %, as on the lab's two cores. While a node dies, a
-    share of ``dying`` is slow by 10 to 60 %."""
+def noise(chance: random.Random, *, dying: float, slow: float = 0.05) -> Speed:
+    """Spread and noise of 1.5 %. A fraction of all pairs (``slow``) is slow by 5 to 25 %, as on the lab's two cores. While a
+    node dies, a fraction of ``dying`` is slow by 10 to 60 %."""
 
     def speed(pair: Pair, round_: int, dies_now: bool) -> float:
         value = GOOD * chance.gauss(1, 0.015)
-        if chance.random() < share:
+        if chance.random() < slow:
             value *= 1 - chance.uniform(0.05, 0.25)
         if dies_now and chance.random() < dying:
             value *= 1 - chance.uniform(0.10, 0.60)
@@ -89,22 +89,22 @@ def only_the_dead(of: Leaves, values: Sequence[PairValue], dies: str) -> None:
     assert [part for part in named(verdict) if part != ("gone", dies)] == [], "\n".join(lines(verdict, of, values))
 
 
-@pytest.mark.parametrize("moment", range(1, ROUND_OF_DEATH_MAX + 1))
+@pytest.mark.parametrize("at_round", range(1, ROUND_OF_DEATH_MAX + 1))
 @pytest.mark.parametrize(("leaves", "each"), [(3, 4), (4, 4), (3, 5)])
-def test_whoever_dies_in_whatever_round_nothing_else_is_named(leaves: int, each: int, moment: int) -> None:
+def test_whoever_dies_in_whatever_round_nothing_else_is_named(leaves: int, each: int, at_round: int) -> None:
     of = fabric(leaves, each)
     for number, dies in enumerate(of.of):
         for dying in (0.3, 0.6, 1.0):
-            chance = random.Random(f"{leaves} {each} {moment} {number} {dying}")
-            values = run(of, dies, moment, noise(chance, dying=dying), seed=str(number))
+            chance = random.Random(f"{leaves} {each} {at_round} {number} {dying}")
+            values = run(of, dies, at_round, noise(chance, dying=dying), seed=str(number))
             only_the_dead(of, values, dies)
 
 
 @given(st.integers(0, 11), st.integers(1, ROUND_OF_DEATH_MAX), st.sampled_from([0.2, 0.5, 0.8, 1.0]), st.integers(0, 1 << 32))
-def test_no_noise_while_a_node_dies_names_anything_else(at: int, moment: int, dying: float, seed: int) -> None:
+def test_no_noise_while_a_node_dies_names_anything_else(at: int, at_round: int, dying: float, seed: int) -> None:
     of = fabric(3, 4)
     dies = list(of.of)[at]
-    values = run(of, dies, moment, noise(random.Random(seed), dying=dying, share=0), seed=str(seed))
+    values = run(of, dies, at_round, noise(random.Random(seed), dying=dying, slow=0), seed=str(seed))
     only_the_dead(of, values, dies)
     verdict = judged(of, values, dies)
     assert all(node.outcome == "pass" for name, node in verdict.nodes.items() if name != dies), verdict.nodes
@@ -163,25 +163,25 @@ def test_a_rail_that_is_slow_while_a_node_goes_down_is_not_named() -> None:
     assert named(judge([*early, *slow, lost], of, PairLimits(), {"n9": DOWN})) == [("gone", "n9"), ("node", "n2")]
 
 
-@pytest.mark.parametrize("moment", range(1, ROUND_OF_DEATH_MAX + 1))
-def test_what_is_really_slow_is_named_beside_a_node_that_dies(moment: int) -> None:
+@pytest.mark.parametrize("at_round", range(1, ROUND_OF_DEATH_MAX + 1))
+def test_what_is_really_slow_is_named_beside_a_node_that_dies(at_round: int) -> None:
     """A slow uplink, and a slow node: for each position of the node that dies, found all the same."""
     of = fabric(4, 4)
     for number, dies in enumerate(of.of):
-        chance = random.Random(f"{moment} {number}")
-        other = noise(chance, dying=0.6, share=0.02)
+        chance = random.Random(f"{at_round} {number}")
+        other = noise(chance, dying=0.6, slow=0.02)
 
         def uplink(pair: Pair, round_: int, dies_now: bool, other: Speed = other) -> float:
             return other(pair, round_, dies_now) * (0.6 if sum(of.of[n] == "leaf1" for n in pair) == 1 else 1)
 
-        values = run(of, dies, moment, uplink, seed=str(number))
+        values = run(of, dies, at_round, uplink, seed=str(number))
         assert ("uplink", "leaf1") in named(judged(of, values, dies)), (dies, lines(judged(of, values, dies), of, values))
         sick = "n16" if dies != "n16" else "n1"
 
         def node(pair: Pair, round_: int, dies_now: bool, sick: str = sick, other: Speed = other) -> float:
             return other(pair, round_, dies_now) * (0.6 if sick in pair else 1)
 
-        values = run(of, dies, moment, node, seed=str(number))
+        values = run(of, dies, at_round, node, seed=str(number))
         assert ("node", sick) in named(judged(of, values, dies)), (dies, lines(judged(of, values, dies), of, values))
 
 

@@ -25,7 +25,7 @@ from tests import printed_json
 from tests.lab.ledger import own_name
 from tests.lab.roots import SUITES
 from tests.lab.trees import MACHINES
-from tests.measure.fabric_lab import NODES, RATE_KBIT, UPLINK_KBIT, FabricLab, fabric_lab, passes, told, until
+from tests.measure.fabric_lab import NODES, RATE_KBIT, UPLINK_KBIT, FabricLab, fabric_lab, passes, reported, until
 from tests.topology.fabrics import rails
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
@@ -63,7 +63,7 @@ def lab(up: FabricLab) -> FabricLab:
 @pytest.mark.parametrize("repeat", REPEATS)
 def test_a_healthy_fabric_accuses_nobody(lab: FabricLab, repeat: int) -> None:
     named, data = lab.guilty(ALL)
-    assert named == set(), told(data)
+    assert named == set(), reported(data)
     assert [node["outcome"] for node in data["nodes"]] == ["pass"] * 12
     assert data["topology"] == "declared" and data["rounds"] >= 5
 
@@ -72,7 +72,7 @@ def test_a_healthy_fabric_accuses_nobody(lab: FabricLab, repeat: int) -> None:
 def test_a_slow_node_is_named_and_none_else(lab: FabricLab, repeat: int) -> None:
     lab.rates("n6", sends=SLOW_KBIT, receives=SLOW_KBIT)
     named, data = lab.guilty(ALL)
-    assert named == {("node", "n6")}, told(data)
+    assert named == {("node", "n6")}, reported(data)
     assert [node["node"] for node in data["nodes"] if node["outcome"] != "pass"] == ["n6"]
 
 
@@ -80,14 +80,14 @@ def test_a_slow_node_is_named_and_none_else(lab: FabricLab, repeat: int) -> None
 def test_a_node_with_one_slow_direction_is_named(lab: FabricLab, repeat: int) -> None:
     lab.rates("n11", receives=SLOW_KBIT)
     named, data = lab.guilty(ALL)
-    assert named == {("node", "n11")}, told(data)
+    assert named == {("node", "n11")}, reported(data)
 
 
 @pytest.mark.parametrize("repeat", REPEATS)
 def test_a_slow_uplink_is_named_and_no_node(lab: FabricLab, repeat: int) -> None:
     lab.uplink("leaf2", UPLINK_KBIT * 4 // 10)
     named, data = lab.guilty(ALL)
-    assert named == {("uplink", "leaf2")}, told(data)
+    assert named == {("uplink", "leaf2")}, reported(data)
     assert {node["outcome"] for node in data["nodes"]} == {"pass"}
 
 
@@ -105,7 +105,7 @@ def test_a_node_that_dies_in_mid_run_is_named(lab: FabricLab, repeat: int) -> No
     finally:
         lab.slurm.start_slurmd("n7", "-b")
         lab.slurm.wait_idle()
-    assert [(part["kind"], part["name"]) for part in data["guilty"]] == [("gone", "n7")], told(data)
+    assert [(part["kind"], part["name"]) for part in data["guilty"]] == [("gone", "n7")], reported(data)
     outcomes = {node["node"]: node["outcome"] for node in data["nodes"]}
     assert outcomes == dict.fromkeys(NODES, "pass") | {"n7": "unknown"}
     assert process.returncode == 3
@@ -133,7 +133,7 @@ def test_one_slow_rail_is_named_with_both_ends(lab: FabricLab, repeat: int) -> N
     finally:
         for file in files:
             file.unlink()
-    assert named == {("rail", "n3")}, told(data)
+    assert named == {("rail", "n3")}, reported(data)
     (part,) = data["guilty"]
     port = f"leaf1-{int(adapters[1].removeprefix('mlx5_')) + 1} port 3"
     assert part["rails"] == ["1"] and part["why"].startswith(f"rail 1 ({adapters[1]}, {port}) "), part
@@ -231,7 +231,7 @@ def test_what_hangs_is_cut_off_or_is_missing_has_its_own_words(quick: FabricLab)
     (quick.folder / "cut/n9").touch()
     named, data = quick.guilty(ALL)
     nodes = {node["node"]: node for node in data["nodes"]}
-    assert named == {("node", "n7")}, told(data)
+    assert named == {("node", "n7")}, reported(data)
     assert nodes["n7"]["outcome"] == "fail" and "hung, ended after 5 s" in nodes["n7"]["why"]
     assert nodes["n2"]["outcome"] == "unknown" and "not measured: not installed" in nodes["n2"]["why"]
     cut = [p["why"] for p in data["pairs"] if "n9" in (p["node_a"], p["node_b"]) and p["gbps"] is None]

@@ -145,7 +145,7 @@ def test_leaves_come_from_lldp_of_every_node() -> None:
     assert leaf_file.read_lldp(texts, "lldp", NODES).of == {f"n{k}": "tor1" if k < 4 else "tor2" for k in range(1, 7)}
 
 
-class TopologyTold:
+class TopologyReported:
     """slurmctld's answer to `scontrol show topology`, or that it gives none."""
 
     def __init__(self, groups: dict[str, tuple[str, ...]] | None) -> None:
@@ -169,7 +169,7 @@ class TopologyTold:
 def test_without_a_file_slurmctld_is_asked_for_the_leaves(
     groups: dict[str, tuple[str, ...]] | None, source: LeafSource, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = leaves_at("", NODES, cast("FabricJobs", TopologyTold(groups)))
+    found = leaves_at("", NODES, cast("FabricJobs", TopologyReported(groups)))
     assert found.source is source and said in capsys.readouterr().err
     if source is LeafSource.DISCOVERED:
         assert found.of == {"n1": "s1", "n2": "s1", "n3": "s1", "n4": "s2", "n5": "s2", "n6": "s2"}
