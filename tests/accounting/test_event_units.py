@@ -82,7 +82,8 @@ def set_up(rack: Rack) -> None:
         ("/etc/systemd/system/receiver.service", UNIT),
     ):
         rack.controller.path(name).write_text(text)
-    rack.ctl("chmod 0600 /etc/fairlead/events.key; chmod 0755 /srv/hook")
+    # systemd of a lab host cannot mount credentials, so the key belongs to the account, as the hint of `fairlead events` says.
+    rack.ctl("chown fairlead /etc/fairlead/events.key; chmod 0400 /etc/fairlead/events.key; chmod 0755 /srv/hook")
     rack.ctl(f"{PROGRAM} collect --units /etc/systemd/system")
     for timer in ("fairlead-collect", "fairlead-events"):
         folder = rack.controller.path(f"/etc/systemd/system/{timer}.timer.d")

@@ -472,6 +472,18 @@ def test_a_key_that_cannot_be_used(tmp_path: Path, mode: int, text: str | None, 
         channels_of(EventsOptions(url="http://h/", key_file=str(tmp_path / "key")), "site.toml")
 
 
+def test_a_key_that_exists_and_cannot_be_read_is_not_made_anew(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("k" * 32)
+    (tmp_path / "key").chmod(0o400)
+    os.seteuid(65534)  # nobody, as the account of the unit
+    try:
+        with pytest.raises(ConfigError, match="Permission denied") as raised:
+            channels_of(EventsOptions(url="http://h/", key_file=str(tmp_path / "key")), "site.toml")
+    finally:
+        os.seteuid(0)
+    assert "chown fairlead" in raised.value.hint and "urandom" not in raised.value.hint
+
+
 def test_the_key_of_the_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
     (tmp_path / "events.key").write_text("k" * 32 + "\n")

@@ -108,6 +108,11 @@ def _key(options: EventsOptions, where: str) -> bytes:
     try:
         found = os.stat(options.key_file)
         key = _content(options.key_file)
+    except PermissionError as e:
+        hint = (
+            f"systemd hands the key to the unit; if it cannot: chown fairlead {options.key_file}; chmod 0400 {options.key_file}"
+        )
+        raise ConfigError(where, "events.key_file", f"{options.key_file}: {e.strerror}", hint=hint) from None
     except OSError as e:
         raise ConfigError(where, "events.key_file", f"{options.key_file}: {e.strerror}", hint=hint) from None
     if not stat.S_ISREG(found.st_mode) or found.st_mode & 0o027:
