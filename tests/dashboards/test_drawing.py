@@ -12,6 +12,7 @@ from release.dashboards.__main__ import DASHBOARDS
 from release.dashboards.panel import Dashboard, Panel, Row
 
 from tests.dashboards import drawing
+from tests.dashboards.__main__ import IMAGES
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -55,3 +56,10 @@ def test_a_line_ends_where_a_gap_begins() -> None:
 )  # fmt: skip
 def test_units(value: float, unit: str, shown: str) -> None:
     assert drawing.number(value, unit) == shown
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.name)
+def test_the_pictures_of_the_documentation_have_every_panel(dashboard: Dashboard) -> None:
+    titles = {panel.title for row in dashboard.rows for panel in row.panels}
+    missing = titles - set(texts((IMAGES / f"dashboard-{dashboard.name}.svg").read_text()))
+    assert not missing, "draw them again: python -m tests.dashboards (as root)"
