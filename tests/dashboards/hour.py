@@ -87,7 +87,7 @@ def _play(nodes: list[ScoreNode], begin: float) -> Recorded:
     started = time.monotonic()
     done = 0
     at = begin
-    while at <= begin + HOUR_SECONDS:
+    while at <= begin + HOUR_SECONDS + SCRAPE_SECONDS:  # a rule over an hour is computed after a whole hour, not at its edge
         at = begin + (time.monotonic() - started) * nodes[0].speed
         while done < len(SCRIPT) and at >= begin + 60 * SCRIPT[done][0]:
             _, number, step = SCRIPT[done]

@@ -66,7 +66,7 @@ EXPECTED: dict[str, Expected] = {
     "fleet: table Would drain, and does not": Expected(("node",), {("n1",): 8, ("n3",): 3, ("n4",): 1}),
     "fleet: table Drain limits": Expected(("limit", "name"), {("partition", "gpu"): 1}),
     "fleet: lines Findings by check": Expected(("check",), CHECKS),
-    "fleet: table Silent agents": Expected(("instance",), {("n1:9477",): 1200}, near=0.1),
+    "fleet: table Silent agents": Expected(("instance",), {("n1:9477",): 1260}, near=0.1),
     "fleet: table Sources that do not answer": Expected(("source",), {("made_up",): 1.8e9}, near=0.2),
     "fleet: table Nodes by class": Expected(("profile",), {("hgx-h100",): 4}),
     "fleet: table Not ok by class": Expected(("profile", "state"), {("hgx-h100", "warn"): 2, ("hgx-h100", "drain"): 2}),
