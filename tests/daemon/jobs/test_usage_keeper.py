@@ -68,6 +68,7 @@ def test_a_killed_agent_loses_at_most_a_minute_and_the_record_says_so(stage: Sta
     assert gpu.busy_seconds == gpu.seen_seconds
 
 
+@pytest.mark.heavy
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(kills=st.lists(st.tuples(st.integers(0, 150), st.integers(0, 60)), min_size=1, max_size=4))
 def test_killed_at_any_moment(tmp_path_factory: pytest.TempPathFactory, kills: list[tuple[int, int]]) -> None:

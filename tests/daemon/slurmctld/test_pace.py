@@ -35,6 +35,7 @@ def asks_per_second(nodes: int, drained: int) -> float:
     return sum(worst) / len(worst)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("nodes", "drained", "most"),
     [(128, 96, 96), (1000, 50, 25), (1000, 1000, 90), (10_000, 500, 25), (10_000, 1000, 40), (10_000, 10_000, 230)],
