@@ -40,9 +40,10 @@ def end(cluster: Cluster, *jobs: RunningJob) -> None:
 
 
 def printed(cluster: Cluster, job: RunningJob, text: str) -> None:
+    """Wait until the job's file, which slurmstepd makes some time after slurmctld calls the job RUNNING, has the text."""
     deadline = time.monotonic() + 60
-    while text not in cluster.output(job.job):
-        assert time.monotonic() < deadline, cluster.output(job.job)
+    while text not in (found := cluster.run(["/bin/cat", f"/tmp/job-{job.job}.out"], check=False).stdout):
+        assert time.monotonic() < deadline, found
         time.sleep(0.1)
 
 
