@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from fairlead.daemon.loop.readers import _recorded
 from fairlead.daemon.publishing.metrics import Metrics, MetricsInput
-from fairlead.daemon.publishing.metrics_text import MetricsText
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
 from fairlead.model.device import gpu_labels_of
@@ -110,21 +108,3 @@ def test_each_nvlink_is_shown_only_where_the_site_asks_for_it() -> None:
     for name in ("fairlead_gpu_nvlinks_active", "fairlead_gpu_nvlink_errors_total"):
         assert plain[name] == each[name] and len(plain[name]) >= 8
     assert not [name for name, samples in plain.items() if any("link" in s.labels for s in samples)]
-
-
-class Registry:
-    def __init__(self, *families: Metric) -> None:
-        self.collect = lambda: iter(families)
-
-
-def test_odd_values_and_labels_are_written_as_the_library_does() -> None:
-    writer, values = MetricsText(), (0, 1.5, -2e9, 123456789.0, 1e21, float("inf"), float("-inf"), float("nan"))
-    labels = ("", "a b", 'x"y', "back\\slash", "two\nlines", "ü")
-    gauge = GaugeMetricFamily("fairlead_odd", 'two\nlines, a \\ and a "', labels=["z", "a"])
-    counter = CounterMetricFamily("fairlead_odd_seconds", "No label.", value=3)
-    for value in values:
-        for label in labels:
-            gauge.add_metric([label, "same"], value)
-    for family in (gauge, counter, GaugeMetricFamily("fairlead_none", "No sample.", labels=["a"])):
-        for _ in range(2):
-            assert writer.of_family(family) == generate_latest(Registry(family))  # type: ignore[arg-type]

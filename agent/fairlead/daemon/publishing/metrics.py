@@ -12,11 +12,10 @@ from functools import lru_cache
 
 from msgspec import Struct, field
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from fairlead.daemon.publishing import gpu_activity_metrics, gpu_error_metrics, gpu_load_metrics, mig_metrics, xid_metrics
 from fairlead.daemon.publishing.gpu_labels import LABELS, Labels, labels_of
-from fairlead.daemon.publishing.metrics_text import MetricsText
 from fairlead.model.facts import Ecc, Gpu, Missing, Node, NvLink, PcieLink, RowRemap
 from fairlead.model.finding import Finding, Level
 from fairlead.model.gpu_load import REASONS
@@ -102,13 +101,22 @@ class MetricsInput(Struct, frozen=True, kw_only=True):
     nvlink_links: bool = False
 
 
+class _One:
+    """Holds one metric family for prometheus_client to render."""
+
+    def __init__(self, family: Metric) -> None:
+        self._family = family
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._family
+
+
 class Metrics:
     """Renders the current input. A metric family that has not changed since the last rendering is not rendered again."""
 
     def __init__(self, view: MetricsInput) -> None:
         self.view = view
         self._rendered: tuple[MetricsInput, bytes] | None = None
-        self._writer = MetricsText()
         self._texts: dict[str, tuple[Metric, bytes]] = {}
 
     def collect(self) -> Iterator[Metric]:
@@ -136,7 +144,7 @@ class Metrics:
     def _text(self, family: Metric) -> bytes:
         known = self._texts.get(family.name)
         if known is None or (known[0] is not family and known[0] != family):
-            known = self._texts[family.name] = (family, self._writer.of_family(family))
+            known = self._texts[family.name] = (family, generate_latest(_One(family)))
         return known[1]
 
     def listen(self, address: str) -> None:
