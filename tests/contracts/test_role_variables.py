@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ pytest.importorskip("ansible")
 
 from fairlead.apply import node_lock
 from fairlead.on_node import program
+from tests import plugin_file
 
 PROJECT = Path(__file__).resolve().parents[2]
 ROLES = PROJECT / "playbooks/roles"
@@ -97,11 +97,7 @@ def test_a_role_looks_at_its_options_before_it_asks_the_node_and_never_after(rol
 
 def action() -> Any:
     path = ROLES / "node/action_plugins/fairlead_node.py"
-    spec = importlib.util.spec_from_file_location("fairlead_node_action", path)
-    assert spec is not None and spec.loader is not None
-    plugin = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(plugin)
-    return plugin
+    return plugin_file.load(path)
 
 
 def test_the_one_task_of_the_role_node_refuses_each_of_its_options_as_a_fact() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -22,6 +21,7 @@ from ansible.errors import AnsibleActionFail
 import fairlead
 from fairlead import settings
 from release import galaxy
+from tests import plugin_file
 
 BIN = Path(sys.executable).parent
 PROJECT = Path(__file__).resolve().parents[2]
@@ -66,11 +66,7 @@ def nodes(hosts: dict[str, dict[str, Any]], **declared: Any) -> dict[str, Any]:
 
 def action() -> Any:
     path = SOURCE / "plugins/action/fairlead_declare.py"
-    spec = importlib.util.spec_from_file_location("fairlead_declare_action", path)
-    assert spec is not None and spec.loader is not None
-    plugin = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(plugin)
-    return plugin
+    return plugin_file.load(path)
 
 
 @pytest.fixture(scope="module")
