@@ -30,7 +30,7 @@ def _samples() -> Iterator[str]:
                 yield f"fairlead_gpu_pcie_link_width_lanes{{{card}}} {8 if (node, gpu) == ('n2', 'b') else 16} {at}"
                 yield f'fairlead_gpu_row_remap_state{{{card},state="failed"}} {int((node, gpu) == ("n1", "a"))} {at}'
                 yield f'fairlead_gpu_row_remap_state{{{card},state="pending"}} {int((node, gpu) == ("n1", "a"))} {at}'
-                yield f"fairlead_gpu_pcie_replays_total{{{card}}} {150 - ago if (node, gpu) == ('n1', 'b') else 0} {at}"
+                yield f"fairlead_gpu_pcie_replays_total{{{card}}} {min(150 - ago, 100) if (node, gpu) == ('n1', 'b') else 0} {at}"
                 busy = 60 * (150 - ago) if (node, gpu) == ("n1", "a") else 0
                 yield f"fairlead_gpu_busy_seconds_total{{{card}}} {busy} {at}"
                 yield f"fairlead_gpu_measured_seconds_total{{{card}}} {60 * (150 - ago)} {at}"
@@ -57,7 +57,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[prometheus.Serv
         ("instance:fairlead_gpu_power_draw_watts:sum", "instance", {"n1:9477": 200, "n2:9477": 200, "n3:9477": 200}),
         ("state:fairlead_nodes:count", "state", {"ok": 1, "drain": 1, "silent": 1}),
         ("gpu:fairlead_gpu_narrow_link:lanes", "uuid", {"GPU-n2b": 8}),
-        ("gpu:fairlead_gpu_pcie_replays:increase1d > 0", "uuid", {"GPU-n1b": 150}),
+        ("gpu:fairlead_gpu_pcie_replays:increase1d > 0", "uuid", {"GPU-n1b": 100}),
         ("job:fairlead_gpu_busy:ratio1h", "job", {"7": 0.5}),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import select
 import threading
 import time
@@ -115,6 +117,20 @@ def until(courier: Courier, met: Callable[[SlurmState], bool]) -> SlurmState:
         assert time.monotonic() < deadline, standing
         select.select([courier.fileno()], [], [], 0.1)
     return standing
+
+
+def test_a_courier_that_is_dropped_or_closed_leaves_no_file_open(protocol: Callable[..., DrainProtocol]) -> None:
+    """A process with more than 1,024 files open cannot select() any more."""
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(50):
+        courier = Courier(protocol())
+        assert len(os.listdir("/proc/self/fd")) > before
+        courier.close()
+        courier.close()
+        Courier(protocol())
+    del courier
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_what_stands_says_what_it_is_for(couriers: Callable[..., Courier]) -> None:

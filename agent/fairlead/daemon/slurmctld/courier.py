@@ -13,6 +13,7 @@ import os
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable, Generator
 from functools import partial
 
@@ -78,6 +79,7 @@ class Courier:
         self._not_before = 0.0  # earliest time of the next attempt at an order
         self._budget_until = 0.0
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._close = weakref.finalize(self, _close, self._reader, self._writer)
         self._thread = threading.Thread(target=self._run, name="slurm", daemon=True)
 
     def start(self) -> None:
@@ -91,9 +93,9 @@ class Courier:
             self._condition.notify()
 
     def close(self) -> None:
-        """Close the pipe. This is for a courier whose thread was never started or has ended."""
-        os.close(self._reader)
-        os.close(self._writer)
+        """Close the pipe. This is for a courier whose thread was never started or has ended. A courier that nothing refers to
+        any more closes it too."""
+        self._close()
 
     def fileno(self) -> int:
         return self._reader
@@ -360,3 +362,8 @@ class Courier:
                 os.write(self._writer, b"x")
             except BlockingIOError:
                 pass  # the pipe is full, so the loop will read anyway
+
+
+def _close(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
