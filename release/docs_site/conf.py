@@ -15,7 +15,6 @@ myst_heading_anchors = 6
 nitpicky = True
 smartquotes = False  # --json stays --json
 suppress_warnings = ["misc.highlighting_failure"]  # a block that Pygments cannot colour is shown without colours
-templates_path = [str(Path(__file__).parent / "templates")]
 html_theme = "furo"
 html_static_path = [str(Path(__file__).parent / "static")]
 html_css_files = ["site.css"]

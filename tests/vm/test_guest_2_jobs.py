@@ -110,11 +110,11 @@ rm /dev/shm/taken"""
 def test_a_usage_record_has_the_values_of_the_job_s_control_group(stages: Stages, node: Node, suite: str) -> None:
     """cgroup v2 of a stock kernel: CPU time, the most memory, the limit and the CPUs. From 26.05 on the folder is the SLUID."""
     node.guest.ssh("rm -f /tmp/usage-go; cat > /tmp/usage-work; chmod 755 /tmp/usage-work", stdin=f"#!/bin/sh\n{WORK}\n")
-    submit = "cd /tmp; runuser -u alice -- sbatch --parsable -o /dev/null -n1 -c1 --mem=700M --gres=gpu:1 /tmp/usage-work"
+    submit = "cd /tmp; runuser -u alice -- sbatch --parsable -o /dev/null -n1 -c1 --mem=700M --gres=gpu:1 --wrap /tmp/usage-work"
     job = node.guest.ssh(submit).strip()
-    folder = "$(cut -d: -f3 /proc/$(pgrep -u alice -f /tmp/usage-work | head -n1)/cgroup | cut -d/ -f1-4)"
+    folder = "$(cut -d: -f3 /proc/$(pgrep -u alice -x usage-work | head -n1)/cgroup | cut -d/ -f1-4)"
     try:
-        wait(lambda: node.guest.run("pgrep -u alice -f /tmp/usage-work", check=False).stdout != "", 60)
+        wait(lambda: node.guest.run("pgrep -u alice -x usage-work", check=False).stdout != "", 60)
         used = f"sed -n 's/^usage_usec //p' /sys/fs/cgroup{folder}/cpu.stat"
         wait(lambda: int(node.guest.ssh(used).strip() or 0) > 1_000_000, 120)
         time.sleep(12)  # the agent reads a job's group each five seconds
