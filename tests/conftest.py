@@ -78,6 +78,11 @@ SECONDS = {
 }
 
 
+def release_of(name: str) -> str:
+    """The suite among the parameters of a test, "" where there is none."""
+    return next((suite for suite in SUITES if re.search(rf"[\[-]{suite}[\]-]", name)), "")
+
+
 def unit(nodeid: str) -> str:
     """What the test has to stay together with: a cluster of one release, the provisioned rack, its file, or only itself."""
     path, _, name = nodeid.partition("::")
@@ -86,7 +91,7 @@ def unit(nodeid: str) -> str:
     if path in WHOLE:
         return path
     room = path.removeprefix("tests/").partition("/")[0]
-    suite = next((suite for suite in SUITES if re.search(rf"[\[-]{suite}[\]-]", name)), "")
+    suite = release_of(name)
     if suite and (room in ("slurm", "accounting") or path == "tests/hooks/test_on_slurm.py"):
         return f"{room} {suite}"
     if room in ("playbooks", "vm"):
@@ -105,6 +110,12 @@ def weight(nodeid: str) -> int:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Before pytest leaves out what is slow: what has the mark ``release`` is slow on all other releases."""
+    for item in items:
+        named = item.get_closest_marker("release")
+        suite = release_of(item.name)
+        if named is not None and suite and suite not in named.args:
+            item.add_marker(pytest.mark.slow)
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: -weight(item.nodeid))
 
