@@ -339,7 +339,7 @@ def ended(world: World, work: NodeWork, *, reboot: bool, aborted: bool) -> None:
         hold(work.node not in world.sick or record.base != "DOWN", f"{work.node} is sick and done")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(release=st.sampled_from(["22", "24", "26"]), script=scripts, reboot=st.booleans())
 def test_what_must_hold_does(release: str, script: Script, reboot: bool) -> None:
     play(release, script, reboot=reboot)

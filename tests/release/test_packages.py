@@ -47,7 +47,8 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory, keys: Path) -> Path:
-    return built(tmp_path_factory.mktemp("first") / "tree", key=str(keys / "private.asc"))
+    """The packages as a release has them."""
+    return built(tmp_path_factory.mktemp("first") / "tree", key=str(keys / "private.asc"), compression="xz")
 
 
 @pytest.fixture(scope="module")
