@@ -64,7 +64,7 @@ def next_round(plan: PairPlan, values: Sequence[PairValue], gone: Mapping[str, s
     for stage in order[first:]:
         if had[stage] + max(0, spoiled[stage] - SPOILED_MAX) >= ROUNDS[stage]:
             continue
-        if pairs := _pairs(plan, stage, values, gone, had[stage], table, verdict):
+        if pairs := _pairs(plan, stage, values, gone, had=had[stage], table=table, judged=verdict):
             rails = tuple(str(k) for k in range(plan.rails)) if stage is Stage.RAIL else ("",)
             return PlannedRound(number=max(rounds, default=0) + 1, stage=stage, pairs=tuple(sorted(pairs)), rails=rails)
     return None
@@ -75,6 +75,7 @@ def _pairs(
     stage: Stage,
     values: Sequence[PairValue],
     gone: Mapping[str, str],
+    *,
     had: int,
     table: SpoiledFigures,
     judged: Callable[[], FabricVerdict],
