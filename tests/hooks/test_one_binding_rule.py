@@ -49,13 +49,18 @@ def machine_tree(name: str) -> Node:
     return msgspec.structs.replace(node, gpus=tuple(gpu(i, d.address, nvlinks=0) for i, d in enumerate(on_the_bus(node))))
 
 
+@cache
+def single_cpus(mask: int) -> list[int]:
+    """Masks of one CPU each."""
+    return [1 << cpu for cpu in range(mask.bit_length()) if mask >> cpu & 1]
+
+
 def assigned_by_slurm(machine: Machine, tasks: int, cores: int, *, cyclic: str, threads: int, skip: int) -> list[int]:
     """Masks as Slurm makes them: ``cores`` cores a task with ``threads`` CPUs of each, in blocks or in turns over the sockets
     or NUMA nodes (``cyclic``: "", "package", "numa"); [] where there are too few. The first ``skip`` cores are another job's."""
     groups: dict[int, list[int]] = {}
     for core in machine.cores:
-        cpus = [1 << cpu for cpu in range(core.cpus.bit_length()) if core.cpus >> cpu & 1]
-        groups.setdefault(getattr(core, cyclic) if cyclic else 0, []).append(sum(cpus[:threads]))
+        groups.setdefault(getattr(core, cyclic) if cyclic else 0, []).append(sum(single_cpus(core.cpus)[:threads]))
     free = [each[skip:] for each in groups.values()]
     masks = []
     for task in range(tasks):
