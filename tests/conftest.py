@@ -23,8 +23,8 @@ from tests.lab.roots import SUITES
 
 # Two cores that also run a cluster say nothing about how long one example should take.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
-#: `make test` tries the same examples each time, `make test-all` others each time.
-settings.register_profile("same", settings.get_profile("busy"), derandomize=True)
+#: `make test` tries the same examples each time, and fewer of them. `make test-all` tries others each time.
+settings.register_profile("same", settings.get_profile("busy"), derandomize=True, max_examples=50)
 settings.load_profile("busy")
 
 printed_json.install()
@@ -37,45 +37,82 @@ WHOLE = ("tests/slurm/test_node_states.py",)
 IN_MEMORY = {"controller", "daemon", "drains", "history", "jobs", "provision"}
 #: Roughly how many seconds the longest take together, to begin with them; a file takes 1, a test with its own lab 10.
 SECONDS = {
-    "playbooks": 320,
-    "slurm": 170,
-    "tests/maintain/test_reboots.py": 190,
-    "faults": 150,
-    "tests/release/test_packages.py": 130,
-    "tests/scorecard/test_scorecard.py": 110,
-    "tests/slurm/test_node_states.py": 95,
-    "accounting": 60,
-    "tests/faults/test_demo.py": 70,
-    "tests/rack/test_rack.py": 70,
-    "tests/rack/test_slow_nodes.py": 200,
-    "tests/driver/test_apt.py": 65,
+    "playbooks": 680,
+    "slurm": 300,
+    "faults": 225,
+    "tests/measure/test_fabric_on_slurm.py": 170,
+    "tests/maintain/test_reboots.py": 160,
+    "tests/measure/test_on_slurm.py": 125,
+    "tests/rack/test_slow_nodes.py": 90,
+    "tests/faults/test_demo.py": 80,
+    "tests/release/test_packages.py": 80,
     "tests/driver/test_dnf.py": 80,
-    "tests/driver/test_dnf_killed.py": 85,
-    "tests/driver/test_dnf_modules.py": 75,
-    "tests/settings/test_on_a_node.py": 60,
-    "tests/measure/test_on_slurm.py": 60,
-    "tests/measure/test_fabric_on_slurm.py": 200,
-    "tests/apply/test_boot.py": 45,
-    "tests/lint/test_lint.py": 45,
-    "hooks": 40,
-    "tests/alive/test_nvml.py": 40,
+    "tests/slurm/test_node_states.py": 65,
+    "accounting": 60,
+    "tests/hooks/test_one_binding_rule.py": 60,
+    "tests/maintain/test_hostile.py": 60,
+    "tests/scorecard/test_scorecard.py": 60,
+    "tests/daemon/loop/test_main_loop.py": 55,
+    "tests/driver/test_el_on_systemd.py": 55,
+    "tests/hooks/test_env_in_real_jobs.py": 55,
+    "tests/alive/test_nvml.py": 50,
+    "tests/driver/test_apt.py": 50,
+    "tests/slurm_conf/test_generated.py": 50,
+    "tests/driver/test_dnf_modules.py": 45,
+    "tests/rack/test_rack.py": 45,
+    "tests/driver/test_dnf_killed.py": 40,
+    "tests/driver/test_lock_el.py": 40,
+    "tests/hooks/test_attacks_in_real_jobs.py": 40,
+    "tests/rack/test_stateless.py": 40,
     "tests/release/test_docs_site.py": 40,
-    "tests/gpu/test_proof.py": 40,
-    "tests/gpu/test_put_back.py": 30,
-    "tests/hooks/test_env_in_real_jobs.py": 35,
-    "tests/daemon/loop/test_main_loop.py": 30,
+    "tests/driver/test_undo.py": 35,
+    "tests/judge/test_check_and_agent.py": 35,
+    "tests/selftest/test_selftest_command.py": 35,
+    "tests/settings/test_on_a_node.py": 35,
+    "tests/alive/test_disk.py": 35,
+    "tests/apply/test_boot.py": 35,
+    "hooks": 30,
+    "tests/contracts/test_documented_commands.py": 30,
+    "tests/hooks/test_spank.py": 30,
+    "tests/lint/test_lint.py": 30,
+    "tests/measure/test_nccl_in_jobs.py": 30,
+    "tests/measure/test_nccl_measure.py": 30,
+    "tests/provision/test_hostile_answers.py": 30,
+    "tests/release/test_collection.py": 30,
     "tests/settings/test_settings.py": 30,
-    "tests/driver/test_bundle.py": 30,
-    "tests/alive/test_disk.py": 30,
-    "tests/alive/test_kernel_log.py": 30,
-    "tests/apply/test_apply.py": 25,
-    "tests/apply/test_image.py": 25,
-    "tests/hooks/test_in_real_jobs.py": 25,
-    "tests/host/test_gather.py": 25,
     "tests/host/test_snapshot.py": 25,
-    "tests/host/test_nvml.py": 25,
-    "tests/checks/test_sources.py": 20,
+    "tests/hooks/test_in_real_jobs.py": 25,
+    "tests/hooks/test_task_prolog_stopped.py": 25,
+    "tests/cli/test_output_lost.py": 20,
+    "tests/apply/test_image.py": 20,
+    "tests/contracts/test_docs.py": 20,
+    "tests/contracts/test_kernel_lines.py": 20,
+    "tests/contracts/test_quickstarts.py": 20,
+    "tests/driver/test_bundle.py": 20,
+    "tests/driver/test_full_disk.py": 20,
+    "tests/gpu/test_proof.py": 20,
+    "tests/gpu/test_put_back.py": 20,
+    "tests/host/test_nvml_activity.py": 20,
+    "tests/slurm/test_interleave.py": 20,
+    "tests/alive/test_alerts.py": 15,
+    "tests/alive/test_every_call.py": 15,
+    "tests/alive/test_kernel_log.py": 15,
+    "tests/apply/test_apply.py": 15,
+    "tests/checks/test_described_machines.py": 15,
+    "tests/contracts/test_recipe.py": 15,
+    "tests/driver/test_lock_rpm.py": 15,
+    "tests/hooks/test_scratch_hostile.py": 15,
+    "tests/host/test_gather.py": 15,
+    "tests/host/test_nvml.py": 15,
+    "tests/jobenv/test_hostile_text.py": 15,
+    "tests/provision/test_maintain_invariants.py": 15,
+    "tests/provision/test_offline_bundle_check.py": 15,
 }
+
+
+def release_of(name: str) -> str:
+    """The suite among the parameters of a test, "" where there is none."""
+    return next((suite for suite in SUITES if re.search(rf"[\[-]{suite}[\]-]", name)), "")
 
 
 def unit(nodeid: str) -> str:
@@ -86,7 +123,7 @@ def unit(nodeid: str) -> str:
     if path in WHOLE:
         return path
     room = path.removeprefix("tests/").partition("/")[0]
-    suite = next((suite for suite in SUITES if re.search(rf"[\[-]{suite}[\]-]", name)), "")
+    suite = release_of(name)
     if suite and (room in ("slurm", "accounting") or path == "tests/hooks/test_on_slurm.py"):
         return f"{room} {suite}"
     if room in ("playbooks", "vm"):
@@ -105,6 +142,12 @@ def weight(nodeid: str) -> int:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Before pytest leaves out what is slow: what has the mark ``release`` is slow on all other releases."""
+    for item in items:
+        named = item.get_closest_marker("release")
+        suite = release_of(item.name)
+        if named is not None and suite and suite not in named.args:
+            item.add_marker(pytest.mark.slow)
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: -weight(item.nodeid))
 

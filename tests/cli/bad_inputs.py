@@ -13,6 +13,8 @@ from tests.lab.trees import MACHINES
 TREE = str(MACHINES / "l40s-pcie")  # the smallest
 X = "INPUT"  # what stands for the bad input in a command line
 BINARY = bytes(range(256)) * 16
+#: The name of the threads that write to pipes.
+WRITER = "writer of a pipe"
 
 
 def _fifo(content: bytes) -> Callable[[Path], str]:
@@ -23,14 +25,19 @@ def _fifo(content: bytes) -> Callable[[Path], str]:
         os.mkfifo(path)
 
         def feed() -> None:
-            while path.exists():
+            while True:
                 try:
-                    with path.open("wb", buffering=0) as pipe:
-                        pipe.write(content)
+                    pipe = os.open(path, os.O_WRONLY)  # Python's open() would make a file where the pipe was, again and again
+                except FileNotFoundError:
+                    return
+                try:
+                    os.write(pipe, content)
                 except OSError:
-                    continue  # the reader has closed it before it was read
+                    pass  # the reader has closed it before it was read
+                finally:
+                    os.close(pipe)
 
-        threading.Thread(target=feed, daemon=True).start()
+        threading.Thread(target=feed, name=WRITER, daemon=True).start()
         return str(path)
 
     return make

@@ -6,6 +6,8 @@ import os
 import resource
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import pytest
 from fairlead import config
 from fairlead.cli import COMMANDS, main
 from fairlead.errors import ExitCode
-from tests.cli.bad_inputs import COMMAND_LINES, KINDS, TREE, X, end_pipe, is_tried
+from tests.cli.bad_inputs import COMMAND_LINES, KINDS, TREE, WRITER, X, end_pipe, is_tried
 
 PROJECT = Path(__file__).resolve().parents[2]
 SITE = 'schema = 1\n[classes.a]\nnodes = "n1"\nprofile = "l40s-pcie"\n[settings.driver]\ninstall = ["nvidia-open"]\n'
@@ -109,6 +111,21 @@ def test_bad_input(words: tuple[str, ...], tried: Tried) -> None:
 def test_every_pair(words: tuple[str, ...], tried: Tried) -> None:
     wrong = tried(words, KINDS)
     assert not wrong, wrong
+
+
+@pytest.mark.parametrize("kind", ["empty pipe", "binary pipe"])
+def test_the_writer_of_a_pipe_ends_with_it(kind: str, tmp_path: Path) -> None:
+    """One that went on would take the processor from all tests after it."""
+    for number in range(50):
+        (folder := tmp_path / str(number)).mkdir()
+        with open(KINDS[kind](folder), "rb") as reader:
+            reader.read()
+        end_pipe(folder)
+    deadline = time.monotonic() + 60
+    while left := [thread for thread in threading.enumerate() if thread.name == WRITER]:
+        assert time.monotonic() < deadline, f"{len(left)} of 50 go on"
+        time.sleep(0.01)
+    assert list(tmp_path.glob("*/pipe")) == []
 
 
 def test_every_command_is_tried() -> None:

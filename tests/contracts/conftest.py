@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,12 +32,25 @@ def install(wheel: Path, folder: Path, dependencies: Path) -> Path:
     return folder
 
 
+def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """A folder that one of the processes of this run makes, for all of them."""
+    of_run = factory.getbasetemp().parent if "PYTEST_XDIST_WORKER" in os.environ else factory.getbasetemp()
+    folder = of_run / f"contracts-{name}"
+    with open(of_run / f"contracts-{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "made").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            make(folder)
+            (folder / "made").touch()
+    return folder
+
+
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, as `python -m build` makes it."""
-    out = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, PROJECT)
-    (made,) = out.glob("fairlead-*.whl")
+    build = (sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir")
+    (made,) = once(tmp_path_factory, "dist", lambda out: run(*build, out, PROJECT)).glob("fairlead-*.whl")
     return made
 
 
@@ -51,4 +68,4 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A virtual environment with the wheel and everything that `pip install 'fairlead[provision]'` brings along."""
     here = Path(next(p for p in sys.path if (Path(p) / "msgspec").is_dir()))
-    return install(wheel, tmp_path_factory.mktemp("admin") / "venv", here)
+    return once(tmp_path_factory, "admin", lambda folder: install(wheel, folder / "venv", here)) / "venv"

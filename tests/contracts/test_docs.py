@@ -12,14 +12,30 @@ import pytest
 
 from fairlead.cli import COMMANDS
 from tests import docs_write, rooms
+from tests.measure import fabric_simulation
 
 ROOT = docs_write.ROOT
 
 
-@pytest.mark.parametrize("path", docs_write.GENERATED, ids=lambda p: str(p.relative_to(ROOT)))
+#: It takes a minute to make; `make test` compares what ROWS says.
+FABRIC = ROOT / "docs/reference/fabric-acceptance.md"
+ROWS = ("3 nodes slow by 15 %, topology unknown", "one uplink at 0.80, topology unknown")
+PATHS = [pytest.param(path, marks=pytest.mark.slow if path == FABRIC else ()) for path in docs_write.GENERATED]
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_generated_files_are_current(path: Path) -> None:
     there, expected = (docs_write.without_counts(path, text) for text in (path.read_text(), docs_write.GENERATED[path]()))
     assert there == expected, f"{path.relative_to(ROOT)} is stale: run `make docs`"
+
+
+def test_the_text_and_some_rows_of_the_page_of_fabrics_are_current() -> None:
+    cases = [case for case in fabric_simulation.CASES if case.words in ROWS]
+    there = FABRIC.read_text().splitlines()
+    left_out = {f"| {case.words} |" for case in fabric_simulation.CASES if case not in cases}
+    kept = [line for line in there if not line.startswith(tuple(left_out))]
+    assert kept == docs_write.fabric_page(cases).splitlines(), f"{FABRIC.relative_to(ROOT)} is stale: run `make docs`"
+    assert len(there) - len(kept) == len(left_out), "a row of the page is of no case, or a case has no row"
 
 
 def test_the_page_of_rooms_has_whole_sentences() -> None:

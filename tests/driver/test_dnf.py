@@ -69,6 +69,7 @@ def have(node: DnfNode, packages: Sequence[Package]) -> None:
     assert node.run("readlink", "-f", f"{el_repository.LIBRARY}.1").strip().endswith(library)
 
 
+@pytest.mark.release("bookworm")
 def test_install_hold_upgrade_and_back(either: DnfNode) -> None:
     node = either
     older, newer = driver_set(node.suite, OLDER, *CONTAINERS), driver_set(node.suite, NEWER, *CONTAINERS)
@@ -111,6 +112,7 @@ def test_install_hold_upgrade_and_back(either: DnfNode) -> None:
     assert node.versions("libnvidia-ml")
 
 
+@pytest.mark.release("trixie")
 def test_over_the_rename_and_back(either: DnfNode) -> None:
     """575 and 580 have other names for the fabric packages. libnvsdm-575 is obsoleted by nothing, so it goes by its name."""
     node = either

@@ -75,6 +75,7 @@ def applied(node: DnfNode) -> dict[str, Any]:
     return node.apply(code=None)
 
 
+@pytest.mark.release("bookworm")
 def test_the_module_is_built_for_the_kernel_that_boots_next(node: DnfNode) -> None:
     """The package's script builds for the running kernel only, so fairlead has dkms build for the next one."""
     next_one = kernel(node, 1)
@@ -92,6 +93,7 @@ def test_the_module_is_built_for_the_kernel_that_boots_next(node: DnfNode) -> No
     assert f"kernel {later} boots next and has no NVIDIA module" in item["message"], item
 
 
+@pytest.mark.release("trixie")
 def test_precompiled_modules_move_with_the_driver(node: DnfNode) -> None:
     """Their names have the driver's version and the kernel in them. So the former one goes by its name, and no dkms is needed."""
     release = kernel(node, 0)
@@ -108,6 +110,7 @@ def test_precompiled_modules_move_with_the_driver(node: DnfNode) -> None:
         assert f"version={version}" in text
 
 
+@pytest.mark.release("bookworm")
 def test_a_module_that_cannot_be_built_is_named_and_built_later(node: DnfNode) -> None:
     """The script of the package swallows the failure, and dnf ends with 0."""
     release = kernel(node, 0)
@@ -127,6 +130,7 @@ def test_a_module_that_cannot_be_built_is_named_and_built_later(node: DnfNode) -
     have(node, found)
 
 
+@pytest.mark.release("bookworm")
 def test_killed_in_the_script_of_the_dkms_package(node: DnfNode) -> None:
     """dnf never runs that script again: the next apply builds the module. So it does when its own build was killed."""
     release = kernel(node, 0)
@@ -146,6 +150,7 @@ def test_killed_in_the_script_of_the_dkms_package(node: DnfNode) -> None:
 
 
 @pytest.mark.parametrize("suite", ["bookworm", "trixie"])
+@pytest.mark.release("trixie")
 def test_an_image_that_is_not_the_running_system(suite: str, tmp_path: Path) -> None:
     """As for apt: the packages go into the image by chroot. The image's own database and its own kernels count."""
     major = el_roots.RELEASES[suite]

@@ -72,6 +72,7 @@ def install(node: DnfNode, locked: LockedSet, files: Path) -> dict[str, str]:
     return {n: v for n, v in node.versions().items() if before.get(n) != v}
 
 
+@pytest.mark.release("bookworm")
 def test_dnf_installs_from_the_locks_files_alone_what_libsolv_chose(node: DnfNode, tmp_path: Path) -> None:
     """First 580.82.07, then the upgrade from a lock for the node as it is then, then back over the renames to 575."""
     for version in ("580.82.07", "580.95.05", "575.57.08"):
@@ -85,6 +86,7 @@ def test_dnf_installs_from_the_locks_files_alone_what_libsolv_chose(node: DnfNod
         assert node.rpm("-V", "--nomtime", *wanted) == []
 
 
+@pytest.mark.release("trixie")
 def test_the_node_installs_the_lock_and_goes_up_and_back(node: DnfNode, tmp_path: Path) -> None:
     """The whole way: lock, document, `fairlead apply` on the node, each lock made from the node's database of then."""
     pytest.importorskip("fairlead.host.change.dnf_transaction")
@@ -111,6 +113,7 @@ def test_dnf_itself_would_choose_the_same_packages(node: DnfNode, tmp_path: Path
     assert {n: v if ":" in v else f"0:{v}" for n, v in rows} == wanted, said
 
 
+@pytest.mark.release("bookworm")
 def test_precompiled_modules_where_no_module_is_named(node: DnfNode, tmp_path: Path) -> None:
     node.repository()
     kernel = el_repository.KERNELS[node.major][0]

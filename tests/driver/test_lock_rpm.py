@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import http.server
+import io
 import os
 import re
 import shutil
@@ -13,10 +14,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import redirect_stderr
 from pathlib import Path
 
 import pytest
 
+from fairlead.cli import main
 from fairlead.config.driver_lock_file import LockedSet, load_lock
 from fairlead.errors import DataError, ProvisionError
 from fairlead.host.rpm_header import parse, read_package
@@ -91,19 +94,33 @@ def node(tmp_path: Path) -> Path:
     return rpm_writer.database(tmp_path / "rpmdb.sqlite", NODE)
 
 
-def lock(site: Path, *words: object, code: int = 0, path: str = "") -> str:
-    """What `fairlead lock` says on standard error. A failure is one line and its next step."""
+def lock(site: Path, *words: object, code: int = 0) -> str:
+    """What `fairlead lock` says on standard error. A failure is one line and its next step. It runs in this process, because a
+    hundred of them would take a minute to start."""
+    with pytest.MonkeyPatch.context() as patch, redirect_stderr(io.StringIO()) as err:
+        patch.setenv("XDG_CACHE_HOME", str(site.parent / "cache"))
+        patch.setenv("no_proxy", "127.0.0.1")
+        ended = main(["lock", "--site", str(site), *map(str, words)])
+    return answered(ended, code, err.getvalue(), *words)
+
+
+def answered(ended: int, code: int, said: str, *words: object) -> str:
+    assert ended == code, f"{words}: {ended}\n{said}"
+    if code:
+        at = said.index("fairlead lock: ")
+        lines = said[at:].splitlines()
+        assert len(lines) == 2 and lines[1].startswith("  next: "), said
+        assert not [c for c in said if c != "\n" and not c.isprintable()]
+    return said
+
+
+def lock_of_its_own_process(site: Path, *words: object, code: int = 0, path: str = "") -> str:
+    """``path``: where Python finds modules first."""
     command = [sys.executable, "-m", "fairlead", "lock", "--site", str(site), *map(str, words)]
     env = {**os.environ, "XDG_CACHE_HOME": str(site.parent / "cache"), "no_proxy": "127.0.0.1"}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, (path, str(PROJECT / "agent"))))
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
-    if code:
-        at = done.stderr.index("fairlead lock: ")
-        lines = done.stderr[at:].splitlines()
-        assert len(lines) == 2 and lines[1].startswith("  next: "), done.stderr
-        assert not [c for c in done.stderr if c != "\n" and not c.isprintable()]
-    return done.stderr
+    return answered(done.returncode, code, done.stderr, *words)
 
 
 def result(site: Path, name: str = "default") -> LockedSet:
@@ -140,7 +157,7 @@ def test_the_set_has_exact_versions_with_epoch_hash_size_and_room(site: Path, nv
     )  # fmt: skip
     assert packages["libnvidia-ml"].architecture == "x86_64", "not the one of 32 bits"
     before = (site.parent / "fairlead.lock").read_bytes()
-    lock(site, "--repository", nvidia, "--status", node)
+    lock_of_its_own_process(site, "--repository", nvidia, "--status", node)
     assert (site.parent / "fairlead.lock").read_bytes() == before, "the same inputs give the same lock"
     assert "holds" in subprocess_out(site, "--check")
 
@@ -542,7 +559,8 @@ def sign(repomd: Path, key: Path) -> Path:
 def test_without_libsolv_the_next_step_is_named(site: Path, nvidia: Path, node: Path, tmp_path: Path) -> None:
     (tmp_path / "hide").mkdir()
     (tmp_path / "hide/solv.py").write_text("raise ImportError('hidden')\n")
-    message = lock(site, "--repository", nvidia, "--status", node, code=69, path=str(tmp_path / "hide"))
+    words = ("--repository", nvidia, "--status", node)
+    message = lock_of_its_own_process(site, *words, code=69, path=str(tmp_path / "hide"))
     assert "libsolv for Python is not installed here" in message and "pip install 'fairlead[el]'" in message
 
 

@@ -73,7 +73,15 @@ def test_a_line_that_somebody_adds_while_packages_are_installed_stays(tmp_path: 
         assert "lustre-client-0:2.15.5-1.*\n" in listed and f"\nlibnvidia-ml-3:{NEWER}-1.el9.*\n" in listed
 
 
-@pytest.mark.parametrize("way", ["--undo", "a document without a driver", "an empty driver", "hold = false"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "--undo",
+        pytest.param("a document without a driver", marks=pytest.mark.slow),
+        pytest.param("an empty driver", marks=pytest.mark.slow),
+        "hold = false",
+    ],
+)
 def test_apt_no_longer_holds_what_fairlead_held_and_another_version_may_come(way: str, tmp_path: Path, debian: Debian) -> None:
     """Somebody else's holds stay. fairlead's own hold is not taken for somebody else's afterwards."""
     with AptNode(tmp_path / "node") as node:

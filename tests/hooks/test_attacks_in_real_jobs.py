@@ -96,7 +96,20 @@ def idle(site: Cluster) -> bool:
     return " State=IDLE " in site.scontrol("-o", "show", "node", "r1")
 
 
-@pytest.mark.parametrize("name", list(attacker.ATTACKS))
+#: The releases of `make test` for an attack; "stop" and "freeze" are tried on each.
+RELEASES = {
+    "kill": ("bookworm",),
+    "term": ("trixie",),
+    "trace": ("forky",),
+    "fork bomb": ("trixie",),
+    "rename": ("bookworm",),
+    "mounts": ("forky",),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.release(*RELEASES.get(name, SUITES))) for name in attacker.ATTACKS]
+)
 def test_no_user_holds_a_node_or_touches_root(site: Cluster, name: str) -> None:
     """A job begins and ends under the attack; then the node is idle, not drained, nothing of the user's is waited for, and
     another user's job runs, still under it."""

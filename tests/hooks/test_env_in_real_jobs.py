@@ -91,7 +91,7 @@ def site(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     if os.geteuid():
         pytest.skip("needs root: real Slurm runs in namespaces")
     hooks = {"prolog": HOOKS / "prolog", "epilog": HOOKS / "epilog", "task_prolog": HOOKS / "task-prolog"}
-    quick = "SchedulerParameters=batch_sched_delay=0,sched_min_interval=1000,bf_interval=1"
+    quick = "KillWait=3\nSchedulerParameters=batch_sched_delay=0,sched_min_interval=1000,bf_interval=1"
     binds = {AGENT: f"/run/lab-hooks{AGENT}"}
     with running(Cluster(request.param, nodes=2, simulated=True, extra_conf=quick, binds=binds, **hooks)) as up:  # type: ignore[arg-type]
         installed = up.folder / "etc/fairlead"

@@ -33,6 +33,8 @@ from tests.topology.trees import node as node_of
 
 pytestmark = pytest.mark.root
 KEPT = trees.names()
+#: How many steps are compared on each machine, in `make test` and in `make test-all`.
+FEW_SHAPES, SHAPES = 4, 10
 
 
 @cache
@@ -47,13 +49,18 @@ def machine_tree(name: str) -> Node:
     return msgspec.structs.replace(node, gpus=tuple(gpu(i, d.address, nvlinks=0) for i, d in enumerate(on_the_bus(node))))
 
 
+@cache
+def single_cpus(mask: int) -> list[int]:
+    """Masks of one CPU each."""
+    return [1 << cpu for cpu in range(mask.bit_length()) if mask >> cpu & 1]
+
+
 def assigned_by_slurm(machine: Machine, tasks: int, cores: int, *, cyclic: str, threads: int, skip: int) -> list[int]:
     """Masks as Slurm makes them: ``cores`` cores a task with ``threads`` CPUs of each, in blocks or in turns over the sockets
     or NUMA nodes (``cyclic``: "", "package", "numa"); [] where there are too few. The first ``skip`` cores are another job's."""
     groups: dict[int, list[int]] = {}
     for core in machine.cores:
-        cpus = [1 << cpu for cpu in range(core.cpus.bit_length()) if core.cpus >> cpu & 1]
-        groups.setdefault(getattr(core, cyclic) if cyclic else 0, []).append(sum(cpus[:threads]))
+        groups.setdefault(getattr(core, cyclic) if cyclic else 0, []).append(sum(single_cpus(core.cpus)[:threads]))
     free = [each[skip:] for each in groups.values()]
     masks = []
     for task in range(tasks):
@@ -73,7 +80,7 @@ def gpu_lists(machine: Machine) -> list[list[int]]:
     return [each for i, each in enumerate(lists) if each and each not in lists[:i]]
 
 
-def step_shapes(machine: Machine, count: int = 10) -> list[tuple[list[int], str]]:
+def step_shapes(machine: Machine, count: int) -> list[tuple[list[int], str]]:
     """Masks and GPU lists of steps, no two alike. Of all combinations ``count`` are drawn by chance, the same in every run."""
     chance = random.Random(len(machine.cores))
     threads = max(core.cpus.bit_count() for core in machine.cores)
@@ -93,13 +100,10 @@ def step_shapes(machine: Machine, count: int = 10) -> list[tuple[list[int], str]
     return [(list(masks), gpus) for masks, gpus in drawn]
 
 
-def by_python(node: Node, masks: list[int], gpus: str) -> list[int]:
-    """What the planner answers, as masks; Slurm's own where it knows no plan."""
-    allowed = published_files.planner_machine(node).online
+def by_python(topology: str, machine: Machine, masks: list[int], listed: str, gpus: str) -> list[int]:
+    """What the planner answers, as masks; Slurm's own where it knows no plan. listed: the masks as Slurm writes them."""
     try:
-        said = binding_plan.answer_lines(
-            published_files.render_topology(node), hexes(masks, node), gpus, allowed=allowed, cpus_on_node=""
-        )
+        said = binding_plan.answer_lines(topology, listed, gpus, allowed=machine.online, cpus_on_node="")
     except binding_plan.Doubt:
         return masks
     words = [line.split()[0] for line in said]
@@ -138,6 +142,16 @@ def orders(cpu_sets: list[int], seed: int) -> list[list[int]]:
     return [in_order, by_turns, [in_order[0], *mixed]]
 
 
+#: Starts the plug-in for each task: a line of what it asks for, or an empty one.
+EVERY_TASK = """i=0
+while [ $i -lt $STUB_TASKS ]; do
+	said=$(STUB_LOCAL=$i SLURM_LOCALID=$i "$0" /bin/true) || exit
+	echo "$said"
+	i=$((i + 1))
+done
+"""
+
+
 def by_plugin(stage: Stage, masks: str, gpus: str, visible: str = "") -> list[int]:
     """What the plug-in asks the kernel for, task by task; Slurm's mask where it asks for nothing."""
     words = {
@@ -147,29 +161,28 @@ def by_plugin(stage: Stage, masks: str, gpus: str, visible: str = "") -> list[in
         **step(1, 0, masks=masks, gpus=gpus),
     }
     words |= {"CUDA_VISIBLE_DEVICES": visible} if visible else {}
-    found = []
-    for local, mask in enumerate(masks.split(",")):
-        env = [f"{name}={value}" for name, value in {**words, "STUB_LOCAL": str(local), "SLURM_LOCALID": str(local)}.items()]
-        ran = stage.command("env", "-i", *env, str(spank.on_any_cpus()), "/bin/true")
-        assert (ran.rc, ran.err) == (0, "")
-        found.append(int(ran.out or mask, 16))
-    return found
+    ran = stage.command("/bin/sh", "-c", EVERY_TASK, str(spank.on_any_cpus()), env=words)
+    assert (ran.rc, ran.err) == (0, "")
+    return [int(said or mask, 16) for said, mask in zip(ran.out.removesuffix("\n").split("\n"), masks.split(","), strict=True)]
 
 
 ALL = [*KEPT, *NAMES]
 
 
+@pytest.mark.parametrize("shapes", [FEW_SHAPES, pytest.param(SHAPES, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ALL)
-def test_the_shell_assigns_what_python_assigns(site: Site, name: str) -> None:
+def test_the_shell_assigns_what_python_assigns(site: Site, name: str, shapes: int) -> None:
     """Part of a node, without a ready plan. Either every task is bound as Python says, or every task asks Python."""
     node = machine_tree(name)
     machine = published_files.planner_machine(node)
     if not machine.gpus:
         pytest.skip("no GPU there")
     site.cpuset(format_cpu_set(machine.online), version=1)
-    for masks, gpus in step_shapes(machine):
-        after = swapped(site.calls(node, hexes(masks, node), gpus), masks)
-        assert after is None or after == by_python(node, masks, gpus), (hexes(masks, node), gpus)
+    topology = published_files.render_topology(node)
+    for masks, gpus in step_shapes(machine, shapes):
+        listed = hexes(masks, node)
+        after = swapped(site.calls(topology, listed, gpus), masks)
+        assert after is None or after == by_python(topology, machine, masks, listed, gpus), (listed, gpus)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -178,6 +191,7 @@ def test_shell_and_plugin_apply_the_published_plan_alike(site: Site, name: str) 
     node = machine_tree(name)
     machine = published_files.planner_machine(node)
     files = published_files.plan_files(node)
+    topology = published_files.render_topology(node)
     gpus = ",".join(str(index) for index in sorted(g.index for g in machine.gpus))
     for tasks in [n for n in (2, len(machine.gpus), 2 * len(machine.gpus)) if n > 1 and f"{n}.ready" in files]:
         for masks in orders(binding_plan.whole_node_cpu_sets(machine, tasks), tasks):
@@ -185,10 +199,11 @@ def test_shell_and_plugin_apply_the_published_plan_alike(site: Site, name: str) 
                 continue
             wanted = by_published_plan(machine, masks)
             listed = hexes(masks, node)
-            assert swapped(site.calls(node, listed, gpus, plans=files), masks) == wanted, listed
+            assert swapped(site.calls(topology, listed, gpus, plans=files), masks) == wanted, listed
             assert by_plugin(site.stage, listed, gpus) == wanted, listed
             gpus_of_task = binding_plan.assign_gpus(machine.gpus, tasks)
-            least = binding_plan.total_distance(machine, by_python(node, masks, gpus), gpus_of_task)
+            best = by_python(topology, machine, masks, listed, gpus)
+            least = binding_plan.total_distance(machine, best, gpus_of_task)
             assert binding_plan.total_distance(machine, wanted, gpus_of_task) == least, listed
 
 
@@ -253,5 +268,6 @@ def test_the_shell_answers_many_steps_itself(site: Site) -> None:
     node = machine_tree("hgx-h100")
     machine = published_files.planner_machine(node)
     site.cpuset(format_cpu_set(machine.online), version=1)
-    answers = [swapped(site.calls(node, hexes(masks, node), gpus), masks) for masks, gpus in step_shapes(machine, 40)]
+    topology = published_files.render_topology(node)
+    answers = [swapped(site.calls(topology, hexes(masks, node), gpus), masks) for masks, gpus in step_shapes(machine, 40)]
     assert sum(after is not None for after in answers) >= 10, answers

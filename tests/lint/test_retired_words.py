@@ -10,7 +10,9 @@ import ast
 import re
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -57,6 +59,7 @@ def words(name: str) -> list[str]:
     return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
 
 
+@cache
 def retired(name: str) -> set[str]:
     """The retired words in a name."""
     if name in FIELD:
@@ -67,27 +70,52 @@ def retired(name: str) -> set[str]:
     return RETIRED & set(joined.split("_"))
 
 
-def defined(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """The names that a Python file defines, with their lines: functions, classes, parameters, attributes."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield node.lineno, node.name
-        elif isinstance(node, ast.arg):
-            yield node.lineno, node.arg
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            yield node.lineno, node.attr
+class Contents(NamedTuple):
+    """Of a Python file, with their lines: the functions, classes, parameters and attributes that it defines, the classes among
+    them, and each text with a space in it that is no docstring."""
+
+    names: list[tuple[int, str]]
+    classes: list[str]
+    texts: list[tuple[int, str]]
+
+
+def contents(text: str) -> Contents:
+    found = Contents([], [], [])
+    docstrings: set[ast.AST] = set()
+    for node in ast.walk(ast.parse(text)):  # a body comes before what is in it
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                found.names.append((node.lineno, node.name))
+            case ast.arg():
+                found.names.append((node.lineno, node.arg))
+            case ast.Attribute(ctx=ast.Store()):
+                found.names.append((node.lineno, node.attr))
+            case ast.Constant(value=str(value)) if " " in value and node not in docstrings:
+                found.texts.append((node.lineno, value))
+        if isinstance(node, ast.ClassDef):
+            found.classes.append(node.name)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and node.body and isinstance(node.body[0], ast.Expr):
+            docstrings.add(node.body[0].value)
         if isinstance(node, ast.ClassDef | ast.Module):
             for statement in node.body:
                 if isinstance(statement, ast.Assign | ast.AnnAssign):
                     targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-                    yield from ((statement.lineno, target.id) for target in targets if isinstance(target, ast.Name))
+                    found.names.extend((statement.lineno, target.id) for target in targets if isinstance(target, ast.Name))
+    return found
+
+
+@cache
+def contents_of(path: Path) -> Contents:
+    """Of a file of the package, which several tests read."""
+    return contents(path.read_text())
 
 
 def names(file: str, text: str) -> Iterator[tuple[int, str]]:
     """The names of a file: its folder and itself, what Python defines in it, what begins with ``fl_`` in shell, C and Lua."""
     yield from ((0, Path(part).stem) for part in file.split("/"))
     if file.endswith(".py") or text.startswith("#!/usr/bin/env python3"):
-        yield from ((line, name) for line, name in defined(ast.parse(text)) if not name.startswith("test_"))
+        found = contents_of(ROOT / file) if file.startswith("agent/") else contents(text)
+        yield from ((line, name) for line, name in found.names if not name.startswith("test_"))
     elif file.endswith((".c", ".h", ".lua", ".sh")) or text.startswith(("#!/bin/sh", "#!/bin/bash")):
         for number, line in enumerate(text.splitlines(), 1):
             yield from ((number, name) for name in re.findall(r"\bfl_\w+", line))
@@ -174,17 +202,7 @@ def doc_texts() -> Iterator[tuple[str, str]]:
 def messages() -> Iterator[tuple[str, str]]:
     """Each text of the package with a space in it that is no docstring: messages, reasons, help."""
     for path in sorted(PACKAGE.rglob("*.py")):
-        tree = ast.parse(path.read_text())
-        bodies = [n.body for n in ast.walk(tree) if isinstance(n, ast.Module | ast.ClassDef | ast.FunctionDef)]
-        docstrings = {id(body[0].value) for body in bodies if body and isinstance(body[0], ast.Expr)}
-        for node in ast.walk(tree):
-            if (
-                isinstance(node, ast.Constant)
-                and isinstance(node.value, str)
-                and " " in node.value
-                and id(node) not in docstrings
-            ):
-                yield f"{path.relative_to(ROOT)}:{node.lineno}", node.value
+        yield from ((f"{path.relative_to(ROOT)}:{line}", text) for line, text in contents_of(path).texts)
 
 
 @pytest.mark.parametrize("texts", [doc_texts, messages])
@@ -221,9 +239,8 @@ def _site_named(name: str, folders: set[str]) -> bool:
 def classes() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef):
-                found.setdefault(node.name, set()).add(path.parent.relative_to(PACKAGE).as_posix())
+        for name in contents_of(path).classes:
+            found.setdefault(name, set()).add(path.parent.relative_to(PACKAGE).as_posix())
     return found
 
 

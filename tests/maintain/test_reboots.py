@@ -85,6 +85,7 @@ def test_1_eight_nodes_with_jobs_and_what_goes_wrong_in_the_middle(admin: Admin)
     assert admin.lost(jobs) == []
 
 
+@pytest.mark.slow
 def test_2_what_failed_is_repaired_and_killed_at_random_moments(admin: Admin) -> None:
     """The drains of the run that has ended are taken over, a person's is not; slurmctld is restarted in the middle."""
     rack, jobs = admin.rack, {admin.job(5, "-wgpu6"): "gpu6"}

@@ -8,7 +8,7 @@ import pytest
 
 from tests.measure.fabric_simulation import CASES, Found, page, simulate
 
-RUNS, RUNS_OF_1024 = 40, 1
+RUNS, RUNS_OF_1024 = 20, 1
 BUDGET_ROUNDS, BUDGET_NODE_RUNS = 6, 330  # 64 nodes, 3 slow
 BY_WORDS = {case.words: case for case in CASES}
 

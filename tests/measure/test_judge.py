@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from statistics import median
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.measure.judge_figure import Judgement, judge
+from fairlead.measure.judge_figure import OWN_MIN, Judgement, judge, medians_of_others
 from fairlead.measure.tool import MeasuredOutcome, worst
 
 P, W, F, U = MeasuredOutcome.PASS, MeasuredOutcome.WARN, MeasuredOutcome.FAIL, MeasuredOutcome.UNKNOWN
@@ -72,6 +73,13 @@ def test_a_gpu_beside_the_others_of_its_node() -> None:
     alone = judge(370, own=own)  # equal GPUs of one node may all be slow
     assert alone.outcome is U and "no reference" in alone.why
     assert judge(370, own=[400.0, 400.0], reference=400).outcome is P  # too few
+
+
+@given(st.lists(st.one_of(st.integers(-1, 5), st.floats(0.5, 9.5)), max_size=9))
+def test_the_median_of_the_others_is_that_of_the_list_without_the_figure(values: list[float]) -> None:
+    for at, found in enumerate(medians_of_others(values)):
+        others = [v for v in values[:at] + values[at + 1 :] if v > 0]
+        assert found == (median(others) if len(others) >= OWN_MIN else None)
 
 
 def test_faster_is_noted_and_passes() -> None:

@@ -184,7 +184,7 @@ def test_a_gain_without_products_and_sums_is_not_for_use(bench: Bench) -> None:
 FAULTS = {
     "wrong": ("NCCL_ALGO=Tree", "4 wrong values"),
     "crash": ("NCCL_ALGO=Ring", "Segmentation fault"),
-    "hang": ("NCCL_NTHREADS=64", "ended after 15 s: 2 ranks listed, 0 sizes done"),
+    "hang": ("NCCL_NTHREADS=64", "ended after 6 s: 2 ranks listed, 0 sizes done"),
     "cut": ("NCCL_NTHREADS=128", "its footer is missing"),
     "unchecked": ("NCCL_NTHREADS=256", "the data was never checked"),
 }
@@ -194,7 +194,7 @@ def test_candidates_that_fail(bench: Bench) -> None:
     """Each is launched once. The others are measured to the end."""
     bench.truth(**{fault: setting for fault, (setting, _) in FAULTS.items()})
     words = ["--skip-versions", *(word for setting, _ in FAULTS.values() for word in ("--set", setting))]
-    code, out, err = bench.measure(*QUICK[:4], "--blocks", "4", *words, "--set", "NCCL_BUFFSIZE=8388608", "--timeout", "15")
+    code, out, err = bench.measure(*QUICK[:4], "--blocks", "4", *words, "--set", "NCCL_BUFFSIZE=8388608", "--timeout", "6")
     assert code == 2, out + err
     *failed, well = bench.result.candidates
     for (setting, said), found in zip(FAULTS.values(), failed, strict=True):

@@ -105,7 +105,7 @@ def test_a_text_of_a_node_forges_no_result_and_no_line_and_gets_to_no_terminal_a
         )
 
 
-@pytest.mark.parametrize("words", [("provision",), ("plan",)])
+@pytest.mark.parametrize("words", [("provision",), pytest.param(("plan",), marks=pytest.mark.slow)])
 def test_what_is_no_answer_fails_its_node_alone(admin: Admin, words: tuple[str, ...]) -> None:
     """gpu1: a value that is deep, in a report in another node's name; gpu2: an answer that never ends."""
     deep = line({"deep": 0}).replace(b"0", b"[" * 100_000 + b"]" * 100_000) if words == ("plan",) else line(report("gpu3"))

@@ -339,7 +339,7 @@ def ended(world: World, work: NodeWork, *, reboot: bool, aborted: bool) -> None:
         hold(work.node not in world.sick or record.base != "DOWN", f"{work.node} is sick and done")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(release=st.sampled_from(["22", "24", "26"]), script=scripts, reboot=st.booleans())
 def test_what_must_hold_does(release: str, script: Script, reboot: bool) -> None:
     play(release, script, reboot=reboot)
@@ -352,8 +352,15 @@ def test_what_must_hold_does_for_long(release: str, script: Script, reboot: bool
     play(release, script, reboot=reboot)
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("reboot", [False, True])
+@pytest.mark.parametrize(
+    ("reboot", "late"),
+    [
+        pytest.param(True, False, id="reboot-before"),
+        pytest.param(False, True, id="no reboot-after"),
+        pytest.param(True, True, id="reboot-after", marks=pytest.mark.slow),
+        pytest.param(False, False, id="no reboot-before", marks=pytest.mark.slow),
+    ],
+)
 def test_killed_at_every_write(reboot: bool, late: bool) -> None:
     """Of the journal and of Slurm: the run that is driven again comes to the same end."""
     kills = 0

@@ -22,6 +22,7 @@ STEP_MASKS = "srun -n8 -c14 --gpus-per-task=1 -m block:block sh -c 'echo $SLURM_
 
 
 @pytest.mark.parametrize("suite", SUITES)
+@pytest.mark.release("bookworm")
 def test_job_drain_resume(suite: str) -> None:
     with Cluster(suite, nodes=2) as slurm:
         version = slurm.run(["sinfo", "--version"]).stdout
@@ -40,6 +41,7 @@ def test_job_drain_resume(suite: str) -> None:
 
 
 @pytest.mark.parametrize("suite", SUITES)
+@pytest.mark.release("forky")
 def test_simulated_cpus_take_masks(suite: str) -> None:
     with Cluster(suite, nodes=1, simulated=True) as slurm:
         job = slurm.submit(f"#!/bin/sh\n{STEP_MASKS} | sort\n", "-n8", "-c14", "--gres=gpu:8", "--exclusive")
@@ -82,6 +84,7 @@ def test_slurmctld_away_and_back_keeps_a_drain() -> None:
 
 @pytest.mark.parametrize("suite", SUITES)
 @pytest.mark.skipif(not v1_controllers(), reason="no cgroup v1 on this machine (not hybrid): real cpusets of slurmd need it here")
+@pytest.mark.release("trixie")
 def test_real_cpusets(suite: str) -> None:
     with Cluster(suite, nodes=0, real=True, cgroup=True) as slurm:
         group = "g=/sys/fs/cgroup/cpuset$(sed -n s/.*:cpuset://p /proc/self/cgroup)"

@@ -292,6 +292,7 @@ def test_clean_of_an_unknown_name() -> None:
 
 
 @pytest.mark.parametrize("suite", ["trixie", "forky"])
+@pytest.mark.release("forky")
 def test_other_releases(suite: str) -> None:
     with Rack(2, suite=suite, name=own_name(f"test-{suite}")) as made:
         for host in made.hosts:
@@ -304,6 +305,7 @@ def test_other_releases(suite: str) -> None:
         made.wait_idle()
 
 
+@pytest.mark.slow
 def test_sixteen_nodes() -> None:
     with Rack(16, name=own_name("test-sixteen")) as made:
         assert int(INOTIFY.read_text()) > inotify.in_use()

@@ -22,8 +22,9 @@ def tools() -> None:
         (PROJECT / ".cache/packages").mkdir(exist_ok=True)
 
 
-def make_packages(folder: Path, key: str = "", umask: str = "022") -> subprocess.CompletedProcess[str]:
-    words = ["sh", "-c", f"umask {umask}; exec make --no-print-directory packages GPG_KEY='{key}'"]
+def make_packages(folder: Path, key: str = "", umask: str = "022", compression: str = "gzip") -> subprocess.CompletedProcess[str]:
+    """A release is compressed by xz, which takes most of the time."""
+    words = ["sh", "-c", f"umask {umask}; exec make --no-print-directory packages GPG_KEY='{key}' COMPRESSION={compression}"]
     return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
 
 

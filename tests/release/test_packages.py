@@ -47,7 +47,8 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory, keys: Path) -> Path:
-    return built(tmp_path_factory.mktemp("first") / "tree", key=str(keys / "private.asc"))
+    """The packages as a release has them."""
+    return built(tmp_path_factory.mktemp("first") / "tree", key=str(keys / "private.asc"), compression="xz")
 
 
 @pytest.fixture(scope="module")
@@ -220,6 +221,7 @@ def test_the_life_of_the_deb(apt: AptNode, first: Path, second: Path) -> None:
     assert sh(apt, "find /etc/fairlead /var/lib/fairlead 2>/dev/null || :") == ""
 
 
+@pytest.mark.release("bookworm")
 def test_the_deb_of_the_admin_host(apt: AptNode, first: Path, second: Path) -> None:
     install = "DEBIAN_FRONTEND=noninteractive apt-get -y -q install"
     sh(apt, f"{install} /srv/first/{deb(first)} /srv/first/{deb(first, 'fairlead-admin')} </dev/null")
@@ -331,6 +333,7 @@ def test_the_life_of_the_rpm(dnf: DnfNode, first: Path, second: Path) -> None:
     assert left == "", left
 
 
+@pytest.mark.release("trixie")
 def test_the_rpm_of_the_admin_host(dnf: DnfNode, first: Path, second: Path) -> None:
     sh(dnf, f"rpm -i --nodeps /srv/first/{rpm(first)} /srv/first/{rpm(first, 'fairlead-admin')} 2>/dev/null")
     assert dnf.rpm("-V", "--nodeps", "fairlead-admin") == []

@@ -190,8 +190,8 @@ def nodes_up(count: int, *, interval: float = FAST_INTERVAL, fast: int = -1) -> 
                 list(pool.map(ScoreNode.furnish, made))
             yield made
         finally:
-            for each in made:
-                each.down()
+            with ThreadPoolExecutor(count) as pool:
+                list(pool.map(ScoreNode.down, made))
 
 
 def play(faults: Iterable[Fault], nodes: Sequence[ScoreNode], *, tell: Callable[[Seen, bool], None] | None = None) -> list[Seen]:

@@ -192,7 +192,7 @@ def test_a_hook_that_hangs_is_killed_and_named(tmp_path: Path) -> None:
         shutil.copytree(PROJECT / name, tmp_path / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "slurm/prolog").write_text("#!/bin/sh\nwhile :; do :; done\n")
     tmp_path.chmod(0o755)
-    said = report(agent=tmp_path / "agent")
+    said = report(agent=tmp_path / "agent", env={"PYTHONDONTWRITEBYTECODE": ""})
     assert [row(said, "hooks", name)["state"] for name in ("prolog", "prolog-drain", "epilog")] == ["hung", "not_run", "run"]
     left = subprocess.run(["pgrep", "-f", str(tmp_path / "slurm/prolog")], capture_output=True, text=True, check=False).stdout
     assert left == ""

@@ -132,6 +132,7 @@ def test_a_drain_that_a_killed_slurmctld_forgot_is_made_again(agents: Make, clus
     assert '"drain lost"' in (agent.state_dir / "audit.jsonl").read_text()
 
 
+@pytest.mark.release("trixie")
 def test_a_persons_resume_is_seen_at_once_on_sigusr1(agents: Make, cluster: Cluster) -> None:
     """As `fairlead resume` and `fairlead hold` send it: until then our prolog would refuse jobs on a node in service."""
     agent = agents(agent={"interval_seconds": 600})
@@ -149,6 +150,7 @@ def test_a_persons_resume_is_seen_at_once_on_sigusr1(agents: Make, cluster: Clus
     assert not client_of(cluster).node("n1").drained
 
 
+@pytest.mark.release("bookworm")
 def test_what_comes_after_a_persons_resume_drains_again(agents: Make, cluster: Cluster) -> None:
     """The resume is not noticed yet: the new record must not be taken for part of what was acknowledged."""
     agent = agents(agent={"interval_seconds": 0.5}, policy={"budget_percent": 100})
@@ -164,6 +166,7 @@ def test_what_comes_after_a_persons_resume_drains_again(agents: Make, cluster: C
     assert client.node("n1").reason != reason and "0000:43:00.0" in client.node("n1").reason
 
 
+@pytest.mark.release("bookworm")
 def test_kernel_line_to_drain(agents: Make, cluster: Cluster) -> None:
     """Not a timed assertion: prints what `make bench` measures."""
     agent = agents(agent={"interval_seconds": 600}).start()
@@ -175,6 +178,7 @@ def test_kernel_line_to_drain(agents: Make, cluster: Cluster) -> None:
     print(f"\n{cluster.suite}: decided {1000 * (decided - began):.0f} ms, drained {1000 * (time.monotonic() - began):.0f} ms")
 
 
+@pytest.mark.release("bookworm", "forky")
 def test_an_admins_drain_is_left_alone(agents: Make, cluster: Cluster) -> None:
     cluster.scontrol("update", "nodename=n1", "state=drain", "reason=riser swap by ann")
     agent = agents().start()
@@ -185,6 +189,7 @@ def test_an_admins_drain_is_left_alone(agents: Make, cluster: Cluster) -> None:
     assert client_of(cluster).node("n1").reason == "riser swap by ann"
 
 
+@pytest.mark.release("forky")
 def test_a_drain_that_could_not_be_sent_is_sent(agents: Make, cluster: Cluster) -> None:
     agent = agents().start()
     cluster.stop_slurmctld()
@@ -200,6 +205,7 @@ def test_a_drain_that_could_not_be_sent_is_sent(agents: Make, cluster: Cluster) 
     assert client_of(cluster).node("n1").reason.startswith("fairlead:xid:")
 
 
+@pytest.mark.release("forky")
 def test_killed_and_started_again_the_drain_is_its_own(agents: Make, cluster: Cluster) -> None:
     agent = agents().start()
     agent.kernel(xid79())
@@ -210,6 +216,7 @@ def test_killed_and_started_again_the_drain_is_its_own(agents: Make, cluster: Cl
     assert client_of(cluster).node("n1").reason == reason
 
 
+@pytest.mark.release("trixie")
 def test_repaired_and_booted_again_it_resumes_its_own(agents: Make, cluster: Cluster, tmp_path: Path) -> None:
     agent = agents().start()
     agent.kernel(xid79())
@@ -266,6 +273,7 @@ def next_boot(agent: Agent, folder: Path, number: int) -> None:
     agent.start()
 
 
+@pytest.mark.release("trixie")
 def test_repaired_but_an_admin_took_over(agents: Make, cluster: Cluster, tmp_path: Path) -> None:
     agent = agents().start()
     agent.kernel(xid79())
@@ -280,6 +288,7 @@ def test_repaired_but_an_admin_took_over(agents: Make, cluster: Cluster, tmp_pat
     assert node.drained and node.reason == "ann keeps it"
 
 
+@pytest.mark.release("forky")
 def test_disabled_stops_every_drain(agents: Make, cluster: Cluster, tmp_path: Path) -> None:
     agent = agents(policy={"mode": "observe"}).start()
     agent.kernel(xid79())
@@ -289,6 +298,7 @@ def test_disabled_stops_every_drain(agents: Make, cluster: Cluster, tmp_path: Pa
     assert not client_of(cluster).node("n1").drained
 
 
+@pytest.mark.release("bookworm")
 def test_no_rpc_while_nothing_is_wrong(agents: Make, cluster: Cluster) -> None:
     from tests.slurm.test_drain import rpcs
 

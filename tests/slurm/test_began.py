@@ -55,6 +55,7 @@ def test_the_begin_is_the_primarys_own() -> None:
     assert parse_began("") == float("inf")
 
 
+@pytest.mark.release("trixie")
 def test_slurmctld_killed_before_it_has_saved_our_drain(cluster: Cluster, client: Scontrol, tmp_path: Path) -> None:
     """A write has it save; what comes in the next 5 s it saves only then (SAVE_MAX_WAIT), unless it is killed before."""
     drain = drain_of(client, tmp_path, "n1")

@@ -63,6 +63,7 @@ def test_idle_node_there_and_back(client: Scontrol, drain: DrainProtocol) -> Non
     assert drain.ledger.load() is None
 
 
+@pytest.mark.release("trixie")
 def test_each_drain_has_its_own_token(client: Scontrol, drain: DrainProtocol) -> None:
     reasons = set()
     for _ in range(2):
@@ -72,6 +73,7 @@ def test_each_drain_has_its_own_token(client: Scontrol, drain: DrainProtocol) ->
     assert len(reasons) == 2
 
 
+@pytest.mark.release("bookworm")
 def test_running_jobs_go_on(cluster: Cluster, client: Scontrol, tmp_path: Path) -> None:
     for node, tasks in (("n1", 1), ("n2", 8)):
         drain = drain_of(client, tmp_path, node)
@@ -170,6 +172,7 @@ def test_slurmctld_restarts_while_ours_stands(cluster: Cluster, client: Scontrol
     assert finish(drain.resume()).outcome is Outcome.RESUMED
 
 
+@pytest.mark.release("bookworm")
 def test_slurmctld_away_during_a_drain(cluster: Cluster, tmp_path: Path) -> None:
     client = client_of(cluster)
     drain = drain_of(client, tmp_path, "n1")
@@ -195,6 +198,7 @@ def test_slurmctld_away_during_a_drain(cluster: Cluster, tmp_path: Path) -> None
     assert drain.state.client.node("n1").reason == intended.token.text
 
 
+@pytest.mark.release("trixie")
 def test_an_intent_whose_write_arrived_unseen_is_still_ours(client: Scontrol, drain: DrainProtocol) -> None:
     """The write got through, its answer did not, and by the next attempt another check speaks first."""
     up_to(drain.drain("xid", WHY), "read back").close()
@@ -230,6 +234,7 @@ def test_maintenance_reservation_is_left_as_it_is(cluster: Cluster, client: Scon
     assert "Nodes=n1" in cluster.scontrol("-o", "show", "reservation", "m")
 
 
+@pytest.mark.release("forky")
 def test_a_completing_job_holds_the_resume(cluster: Cluster, client: Scontrol, tmp_path: Path) -> None:
     wait = "n=0; while [ ! -e /run/go-on ] && [ $n -lt 600 ]; do /bin/sleep 0.1; n=$((n+1)); done"
     files = {"/etc/slurm-epilog": f"#!/bin/sh\n{wait}\n"}
@@ -250,6 +255,7 @@ def test_a_completing_job_holds_the_resume(cluster: Cluster, client: Scontrol, t
             time.sleep(0.05)
 
 
+@pytest.mark.release("trixie")
 def test_what_was_hidden_holds_the_resume(client: Scontrol, drain: DrainProtocol) -> None:
     drained(drain)
     drain.state.hidden = lambda since: "an epilog failed"
@@ -257,6 +263,7 @@ def test_what_was_hidden_holds_the_resume(client: Scontrol, drain: DrainProtocol
     assert client.node("n1").drained
 
 
+@pytest.mark.release("trixie")
 def test_a_lost_ledger_leaves_an_orphan_that_a_person_can_adopt(client: Scontrol, drain: DrainProtocol) -> None:
     drained(drain)
     reason = client.node("n1").reason
@@ -268,6 +275,7 @@ def test_a_lost_ledger_leaves_an_orphan_that_a_person_can_adopt(client: Scontrol
     assert finish(drain.resume()).outcome is Outcome.RESUMED
 
 
+@pytest.mark.release("trixie")
 def test_a_drain_of_ours_with_a_persons_words_is_not_adopted(cluster: Cluster, client: Scontrol, drain: DrainProtocol) -> None:
     """Also by `fairlead resume --adopt`: whoever has written there may have the machine open."""
     drained(drain)
@@ -279,6 +287,7 @@ def test_a_drain_of_ours_with_a_persons_words_is_not_adopted(cluster: Cluster, c
     assert client.node("n1").drained and client.node("n1").reason == reason
 
 
+@pytest.mark.release("trixie")
 def test_another_machine_with_the_same_disk(client: Scontrol, drain: DrainProtocol, tmp_path: Path) -> None:
     drained(drain)
     drain.ledger.machine = "m2"
@@ -320,6 +329,7 @@ def test_rpcs_per_transition(cluster: Cluster, client: Scontrol, tmp_path: Path)
     assert not client.node("n2").drained
 
 
+@pytest.mark.release("trixie")
 def test_budget_is_looked_at_before_the_drain(cluster: Cluster, client: Scontrol, tmp_path: Path) -> None:
     admin(cluster, "n5", "old hardware", "down")
     result = finish(drain_of(client, tmp_path, "n1", Rules(budget_percent=13)).drain("xid", WHY))
@@ -328,12 +338,14 @@ def test_budget_is_looked_at_before_the_drain(cluster: Cluster, client: Scontrol
     assert not client.node("n1").drained
 
 
+@pytest.mark.release("trixie")
 def test_drains_by_maintain_are_counted_apart(cluster: Cluster, client: Scontrol, tmp_path: Path) -> None:
     admin(cluster, "n5", "fairlead:maintain:abcdef123456 driver roll-out")
     assert finish(drain_of(client, tmp_path, "n1", Rules(budget_percent=13)).drain("xid", WHY)).outcome is Outcome.DRAINED
 
 
 @pytest.mark.parametrize("budget_nodes", [1, 3, 8])
+@pytest.mark.release("forky")
 def test_eight_nodes_at_once(cluster: Cluster, tmp_path: Path, budget_nodes: int) -> None:
     """Whatever the order, no more stay drained than the budget has; those over it undo their own and say so."""
     rules = replace(ROOMY, budget_nodes=budget_nodes)

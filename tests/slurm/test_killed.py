@@ -49,6 +49,7 @@ def settled(client: Scontrol, drain: DrainProtocol) -> Outcome:
     return found
 
 
+@pytest.mark.release("trixie")
 def test_killed_before_every_step_of_a_drain(cluster: Cluster, client: Scontrol, tmp_path: Path) -> None:
     seen = []
     for at in range(20):
@@ -64,6 +65,7 @@ def test_killed_before_every_step_of_a_drain(cluster: Cluster, client: Scontrol,
     assert seen == [Outcome.FREE] * 3 + [Outcome.DRAINED] * 3
 
 
+@pytest.mark.release("forky")
 def test_killed_before_every_step_of_a_resume(cluster: Cluster, client: Scontrol, tmp_path: Path) -> None:
     seen = []
     for at in range(20):
@@ -79,6 +81,7 @@ def test_killed_before_every_step_of_a_resume(cluster: Cluster, client: Scontrol
     assert seen == [Outcome.DRAINED] * 3 + [Outcome.RESUMED] * 2 + [Outcome.FREE]
 
 
+@pytest.mark.release("trixie")
 def test_killed_while_it_undoes_a_drain_past_the_budget(cluster: Cluster, client: Scontrol, tmp_path: Path) -> None:
     """Between its write and its second look an admin drained another node; wherever it dies, the next start undoes the drain."""
     tight = Rules(budget_percent=100, budget_nodes=1)
@@ -93,6 +96,7 @@ def test_killed_while_it_undoes_a_drain_past_the_budget(cluster: Cluster, client
         cluster.wait_idle()
 
 
+@pytest.mark.release("forky")
 def test_a_person_comes_while_the_agent_is_dead(cluster: Cluster, client: Scontrol, tmp_path: Path) -> None:
     for at in range(5):
         outcome_of(child(cluster, tmp_path, "drain", at))
@@ -105,6 +109,7 @@ def test_a_person_comes_while_the_agent_is_dead(cluster: Cluster, client: Scontr
         cluster.scontrol("update", "nodename=n1", "state=undrain")
 
 
+@pytest.mark.release("trixie")
 def test_killed_at_random_moments(cluster: Cluster, client: Scontrol, tmp_path: Path) -> None:
     chance = random.Random(79)
     for turn in range(12):

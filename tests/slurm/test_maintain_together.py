@@ -162,7 +162,7 @@ def taken_over(bench: Bench, folder: Path) -> int:
     return subprocess.run([sys.executable, "-m", "fairlead", *words], env=env, timeout=120, check=False).returncode
 
 
-@EVERYWHERE
+@on("forky")
 def test_drains_that_a_lost_journal_hides_are_found(bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The journal is emptied while n1 waits: --list and --resume say so and name n1, and --take-over takes it up."""
     job = bench.cluster.submit("#!/bin/sh\nsleep 600\n", "-w", "n1")
@@ -205,7 +205,7 @@ def test_a_drain_of_maintenance_is_not_adopted_on_the_node(bench: Bench, tmp_pat
     assert found.outcome is Outcome.ORPHAN and reason in found.detail and bench.reason("n1") == reason
 
 
-@EVERYWHERE
+@on("trixie")
 def test_what_is_given_to_resume_holds_and_ctrl_c_ends_as_documented(bench: Bench, tmp_path: Path) -> None:
     """--batch and --floor of a run that goes on; 75 after one Ctrl-C with nodes left, 130 after two."""
     site = tmp_path / "site.toml"

@@ -78,8 +78,9 @@ AWAY_SECONDS = 8.0
 RPCS_OF_A_QUESTION = 2
 
 
+@pytest.mark.slow  # in `make test` couriers on a model show it (tests/daemon/slurmctld/test_slurm_link.py)
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("count", [32, pytest.param(128, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [32, 128])
 def test_a_slurmctld_that_is_back_is_asked_by_its_agents_one_after_the_other(count: int, tmp_path: Path) -> None:
     """Three quarters of the nodes are drained by their agents; one in eight goes bad while slurmctld is away. All of them are
     asked to register when it is back, and all of the agents want to look in that moment. At the end every drain is right.

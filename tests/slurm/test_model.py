@@ -58,7 +58,7 @@ OPERATIONS = (
 )
 
 
-@pytest.mark.parametrize("rounds", [16, pytest.param(240, marks=[pytest.mark.slow, pytest.mark.timeout(1500)])])
+@pytest.mark.parametrize("rounds", [12, pytest.param(240, marks=[pytest.mark.slow, pytest.mark.timeout(1500)])])
 def test_random_operations(strict: Cluster, rounds: int) -> None:
     chance = random.Random(f"{SEED} {rounds}")
     client, ctld = client_of(strict), model.Ctld(RELEASE[strict.suite], NODES)

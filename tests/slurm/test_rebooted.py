@@ -126,6 +126,7 @@ def test_a_reboot_by_slurmctld_acknowledges_nothing(site: Site, words: tuple[str
     assert site.reconcile() is Outcome.ACKNOWLEDGED
 
 
+@pytest.mark.release("bookworm", "forky")
 def test_a_slurmctld_without_its_saved_state_acknowledges_nothing(site: Site) -> None:
     for how in ({"before": f"rm -rf {STATE}"}, {"options": ("-c",)}):
         site.drained()
@@ -163,6 +164,7 @@ XID, GONE = "xid/0000:1b:00.0#0d6a4f0e-5b1c-4f65-9a39-3f1f6f9b7c21:812", "gpu_co
 
 
 @pytest.mark.parametrize("what", ["reconfigured, lifted", "lifted, reconfigured", "emptied, reconfigured"])
+@pytest.mark.release("bookworm", "forky")
 def test_of_a_resume_beside_a_reconfiguration_only_the_past_counts(site: Site, what: str) -> None:
     """slurmctld starts itself anew from 23.11 on, and nothing shows that it had not begun without its state before that. On 22.05
     it goes on; on 24.11 without slurmdbd our words are left where a person has lifted the drain."""

@@ -59,7 +59,7 @@ def test_what_broke_once(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
     "event",
     [
         moves.restart_without_state,
-        moves.reconfigure,
+        pytest.param(moves.reconfigure, marks=pytest.mark.slow),  # test_rebooted.py has it in `make test`
         pytest.param(moves.restart_cleared, marks=pytest.mark.slow),
         pytest.param(moves.restart_with_a_backup, marks=pytest.mark.slow),
         pytest.param(moves.restart, marks=pytest.mark.slow),
@@ -72,6 +72,7 @@ def test_slurmctld_starts_anew(lab: Lab, event: moves.Event, capsys: pytest.Capt
     kept(directed.together(cluster, wards[: len(directed.BEFORE)], event), capsys)
 
 
+@pytest.mark.slow  # in `make test` the random ones are those on the model (test_interleave.py)
 @pytest.mark.timeout(600)
 def test_a_few_at_random(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
     cluster, wards = lab

@@ -49,6 +49,7 @@ def alone(request: pytest.FixtureRequest) -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.mark.release("trixie")
 def test_a_persons_resume_is_noticed_when_slurmd_stirs(alone: Cluster, tmp_path: Path) -> None:
     wire = Wire(tmp_path / "wire", "n1", alone.bin)
     agent = Watching(tmp_path, alone, wire)

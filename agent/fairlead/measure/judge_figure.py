@@ -19,6 +19,7 @@ is not used here: healthy nodes reach 78 to 107 % of it, depending on the algori
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
@@ -91,16 +92,30 @@ def _middle(votes: Mapping[float, int]) -> float:
     raise ValueError("no votes")
 
 
+def medians_of_others(values: Sequence[float]) -> list[float | None]:
+    """Return, for the figure of each device of a node, the median of the figures of the other devices, or None if there are too
+    few. Figures that no tool can have measured, and those that are not positive, are left out."""
+    ordered = sorted(v for v in values if _sound(v))
+    found: list[float | None] = []
+    for v in values:
+        own = bisect_left(ordered, v) if _sound(v) else len(ordered)
+        count = len(ordered) - (own < len(ordered))
+        low, high = ((at + (at >= own)) for at in ((count - 1) // 2, count // 2))
+        found.append((ordered[low] + ordered[high]) / 2 if count >= OWN_MIN else None)
+    return found
+
+
 def judge(
     value: float,
     *,
     siblings: Class | Sequence[Sequence[float]] = (),
-    own: Sequence[float] = (),
+    own: Sequence[float] | float | None = None,
     reference: float | None = None,
     no_reference: str = "the profile has no reference",
 ) -> Judgement:
     """Judge one figure. siblings: the figures of each other node of the class, or what ``class_of`` has returned for them. own:
-    the figures of the same kind of the node's other devices. no_reference: why there is no reference, in words.
+    the figures of the same kind of the node's other devices, or what ``medians_of_others`` has returned for them.
+    no_reference: why there is no reference, in words.
 
     Figures that are not positive, and those that no tool can have measured, are left out. If ``value`` is such a figure, the
     outcome is UNKNOWN. Only a ``value`` of 0 is judged.
@@ -119,9 +134,9 @@ def judge(
         said.append(_by_class(value, centre, mad, others.nodes))
         if mad is not None and value > centre + MADS * mad:
             notes.append(f"{(value - centre) / mad:.0f} MAD above the class: is it measured right?")
-    mine = [v for v in own if _sound(v)]
-    if len(mine) >= OWN_MIN and value < WARN_RATIO * median(mine):
-        said.append((MeasuredOutcome.WARN, f"{value / median(mine):.2f} of its siblings on the node, {median(mine):.4g}"))
+    beside = medians_of_others([*own, value])[-1] if isinstance(own, Sequence) else own
+    if beside is not None and value < WARN_RATIO * beside:
+        said.append((MeasuredOutcome.WARN, f"{value / beside:.2f} of its siblings on the node, {beside:.4g}"))
     if reference is None and centre is None:
         said.append((MeasuredOutcome.UNKNOWN, f"no reference: {no_reference}, and {_few(others.nodes)}"))
     elif reference is None:

@@ -11,7 +11,7 @@ from msgspec import Struct
 from fairlead.errors import DataError, InputMissing
 from fairlead.measure.acceptance_plan import AcceptancePlan, PlannedNode
 from fairlead.measure.collective import size_text
-from fairlead.measure.judge_figure import Class, Judgement, class_of, judge
+from fairlead.measure.judge_figure import Class, Judgement, class_of, judge, medians_of_others
 from fairlead.measure.results_store import Kind, ResultStore
 from fairlead.measure.tool import Figure, MeasuredOutcome, worst
 from fairlead.model.isolated import isolated
@@ -212,11 +212,10 @@ def _judged(
 def _alike(target: PlannedNode, tool: str, figures: Sequence[Figure], others: Class) -> Judgements:
     """Judge the figures of one kind of a node's devices. All are compared with the same class and reference, and each with the
     figures of the node's other devices."""
-    values = [f.value for f in figures]
+    beside = medians_of_others([f.value for f in figures])
     reference, without = reference_of(target, tool, figures[0])
     found: Judgements = {}
-    for at, figure in enumerate(figures):
-        own = values[:at] + values[at + 1 :]
+    for figure, own in zip(figures, beside, strict=True):
         found[tool, figure] = judge(figure.value, siblings=others, own=own, reference=reference, no_reference=without)
     return found
 

@@ -9,12 +9,13 @@ run that was killed goes on with the same plan.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from functools import cache
 
 from msgspec import Struct
 
 from fairlead.measure.pairs.circle import circle, crowded_across, shuffled, spread_across
-from fairlead.measure.pairs.death_rounds import without_spoiled
+from fairlead.measure.pairs.death_rounds import SpoiledFigures, without_spoiled
 from fairlead.measure.pairs.fabric_verdict import FabricVerdict, GuiltyPart, PairLimits, PartKind
 from fairlead.measure.pairs.pair_judgement import PARTNERS_MIN, judge
 from fairlead.measure.pairs.pair_table import Leaves, Pair, PairValue, Stage, pair_of, whole
@@ -59,17 +60,28 @@ def next_round(plan: PairPlan, values: Sequence[PairValue], gone: Mapping[str, s
     order = list(Stage)
     last = rounds[max(rounds)] if rounds else None
     first = 0 if spoiled or last is None else order.index(last)
+    verdict = cache(lambda: judge(values, plan.leaves, plan.limits, gone))
     for stage in order[first:]:
         if had[stage] + max(0, spoiled[stage] - SPOILED_MAX) >= ROUNDS[stage]:
             continue
-        if pairs := _pairs(plan, stage, values, gone, had[stage]):
+        if pairs := _pairs(plan, stage, values, gone, had=had[stage], table=table, judged=verdict):
             rails = tuple(str(k) for k in range(plan.rails)) if stage is Stage.RAIL else ("",)
             return PlannedRound(number=max(rounds, default=0) + 1, stage=stage, pairs=tuple(sorted(pairs)), rails=rails)
     return None
 
 
-def _pairs(plan: PairPlan, stage: Stage, values: Sequence[PairValue], gone: Mapping[str, str], had: int) -> list[Pair]:
-    """Return the pairs of the next round of a stage. had: how many rounds of this stage count."""
+def _pairs(
+    plan: PairPlan,
+    stage: Stage,
+    values: Sequence[PairValue],
+    gone: Mapping[str, str],
+    *,
+    had: int,
+    table: SpoiledFigures,
+    judged: Callable[[], FabricVerdict],
+) -> list[Pair]:
+    """Return the pairs of the next round of a stage. had: how many rounds of this stage count. judged: returns the verdict of
+    ``values``."""
     nodes = frozenset(plan.leaves.of) - frozenset(gone)
     made = len({v.round for v in values if v.stage is stage})
     done = {v.pair for v in values if not v.rail}
@@ -84,8 +96,7 @@ def _pairs(plan: PairPlan, stage: Stage, values: Sequence[PairValue], gone: Mapp
         return spread_across(plan.leaves, nodes, made, done, plan.seed)
     if stage is Stage.CROWDED and not had:
         return crowded_across(plan.leaves, nodes, ACROSS_FIRST + made, done, plan.seed)
-    verdict = judge(values, plan.leaves, plan.limits, gone)
-    table = without_spoiled(values, plan.leaves, plan.limits, gone)
+    verdict = judged()
     match stage:
         case Stage.CONFIRM:
             return _confirmations(plan, verdict, table.kept, nodes)
