@@ -231,6 +231,8 @@ def _site_options(file: str) -> ReportOptions | str:
 def _running(args: argparse.Namespace, job: str, options: ReportOptions | str) -> list[tuple[JobReport, JobNotes]]:
     """Return the report of a job that runs now. A job of somebody else is as one that does not exist. options: those of the
     site, or why they are not known."""
+    from threading import Thread
+
     from fairlead.controller.accounting import Accounting
     from fairlead.controller.job_service import node_gpus
     from fairlead.controller.running_report import records_of
@@ -243,12 +245,16 @@ def _running(args: argparse.Namespace, job: str, options: ReportOptions | str) -
     reports = []
     for run in runs[:1]:
         srun, conf = f"{args.bin_dir}/srun", client.conf_path()
+        in_all: dict[str, int] = {}
+        asking = Thread(target=lambda: in_all.update(node_gpus(set(run.nodes) if run.gpus else set(), client)), daemon=True)
+        asking.start()  # the step takes longer, and this answer is there when it ends
         found = records_of(run, srun=srun, program=PROGRAM, conf=conf, seconds=args.timeout)
+        asking.join()
         report = merged(run, found.records, time.time())[0]
         if isinstance(options, str):
             notes = JobNotes(left_out=(f"advice and cost: {one_line(options, 200)}",))
         else:
-            notes = notes_of(report, options, node_gpus(set(run.nodes) if run.gpus else set(), client))
+            notes = notes_of(report, options, in_all)
         if found.denied:
             why = f"values of {fold(found.denied)}: only root can read records there, because their file system has no POSIX ACLs"
             notes = msgspec.structs.replace(notes, left_out=(why, *notes.left_out))
