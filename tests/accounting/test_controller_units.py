@@ -1,6 +1,7 @@
 """fairlead's units on a controller with real systemd: the timer collects, the socket answers, and hostile clients stop neither.
 
-bookworm has a systemd (252) that counts each connection as a start of the service. Those of trixie (257) and forky also limit polls.
+bookworm has a systemd (252) that counts each connection as a start of the service. Those of trixie (257) and forky also limit
+polls.
 """
 
 from __future__ import annotations

@@ -234,7 +234,6 @@ def _running(args: argparse.Namespace, job: str, options: ReportOptions | str) -
     from threading import Thread
 
     from fairlead.controller.accounting import Accounting
-    from fairlead.controller.job_service import node_gpus
     from fairlead.controller.running_report import records_of
 
     client = _client(args)
@@ -246,7 +245,7 @@ def _running(args: argparse.Namespace, job: str, options: ReportOptions | str) -
     for run in runs[:1]:
         srun, conf = f"{args.bin_dir}/srun", client.conf_path()
         in_all: dict[str, int] = {}
-        asking = Thread(target=lambda: in_all.update(node_gpus(set(run.nodes) if run.gpus else set(), client)), daemon=True)
+        asking = Thread(target=_ask_gpus, args=(in_all, set(run.nodes) if run.gpus else set(), client), daemon=True)
         asking.start()  # the step takes longer, and this answer is there when it ends
         found = records_of(run, srun=srun, program=PROGRAM, conf=conf, seconds=args.timeout)
         asking.join()
@@ -260,6 +259,13 @@ def _running(args: argparse.Namespace, job: str, options: ReportOptions | str) -
             notes = msgspec.structs.replace(notes, left_out=(why, *notes.left_out))
         reports.append((report, notes))
     return reports
+
+
+def _ask_gpus(found: dict[str, int], nodes: set[str], client: Scontrol) -> None:
+    """Add how many GPUs each node has in all."""
+    from fairlead.controller.job_service import node_gpus
+
+    found.update(node_gpus(nodes, client))
 
 
 def _serve(args: argparse.Namespace) -> ExitCode:

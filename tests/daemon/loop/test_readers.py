@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import cycle, islice
+from itertools import cycle, islice, pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,4 +62,4 @@ def test_nvml_is_asked_for_everything_only_in_thorough_sweeps(clock: Any) -> Non
         clock.now += seconds - 0.003
     assert thorough == worker.closely
     at = [number for number, each in enumerate(thorough) if each]
-    assert at[0] == 0 and all(later - earlier in (14, 15) for earlier, later in zip(at, at[1:], strict=False))
+    assert at[0] == 0 and all(later - earlier in (14, 15) for earlier, later in pairwise(at))
