@@ -68,13 +68,11 @@ def prefixes(document: Document) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def fresh(document: Document, node: Node) -> frozenset[str] | None:
-    """Return the names of the checks whose facts this sweep has read. Return None after a thorough sweep, which reads all facts.
+def quick_checks(document: Document) -> frozenset[str]:
+    """Return the names of the checks whose facts every sweep reads. A thorough sweep reads all facts.
 
     Only thorough sweeps judge the drift of settings, because a setting changes only if a person or a daemon changes it.
     """
-    if node.thorough:
-        return None
     return frozenset(n for n, check in checks.load().items() if document.checks[n].enabled and not check.slow)
 
 

@@ -1,6 +1,7 @@
 """fairlead's units on a controller with real systemd: the timer collects, the socket answers, and hostile clients stop neither.
 
-bookworm has a systemd (252) that counts each connection as a start of the service, and trixie one (257) that also limits polls.
+bookworm has a systemd (252) that counts each connection as a start of the service. Those of trixie (257) and forky also limit
+polls.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ while time.monotonic() < end:
 """
 
 
-@pytest.fixture(scope="module", params=["bookworm", "trixie"])
+@pytest.fixture(scope="module", params=["bookworm", "trixie", "forky"])
 def rack(request: pytest.FixtureRequest) -> Iterator[Rack]:
     if os.geteuid():
         pytest.skip("needs root: real Slurm runs in namespaces")

@@ -157,6 +157,7 @@ def test_a_broken_promise_of_the_agent_is_told_and_its_twin_is_not(tmp_path: Pat
 
 
 @promtool
+@pytest.mark.heavy  # promtool computes a day in steps of a minute
 def test_alerts_that_wait_for_an_hour_or_a_day(tmp_path: Path) -> None:
     series = {
         'fairlead_nvml_released{instance="n1"}': "1x1500",

@@ -49,7 +49,7 @@ def matrix(library: Path, folder: Path, tree: Path, codes: str) -> dict[str, Any
 @pytest.mark.parametrize(
     ("machine", "codes"),
     [
-        ("hgx-h100", "999,absent"),
+        pytest.param("hgx-h100", "999,absent", marks=pytest.mark.heavy),
         pytest.param("hgx-h100", SOME, marks=pytest.mark.slow),
         pytest.param("hgx-a100", SOME, marks=pytest.mark.slow),
         pytest.param("l40s-pcie", SOME, marks=pytest.mark.slow),

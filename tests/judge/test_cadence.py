@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from fairlead import checks, config
 from fairlead.checks import kernel_log
 from fairlead.config import Document
-from fairlead.judge import fresh, judge, prefixes, wanted
+from fairlead.judge import judge, prefixes, quick_checks, wanted
 from fairlead.model.check_definition import CheckParams, Past
 from fairlead.model.facts import unreadable
 from tests.checks.hosts import host_node
@@ -23,8 +23,7 @@ def document(**params: CheckParams) -> Document:
 def test_between_thorough_looks_only_quick_checks_are_judged() -> None:
     known = document()
     node = host_node()
-    assert fresh(known, node) is None
-    quick = fresh(known, replace(node, thorough=False))
+    quick = quick_checks(known)
     assert quick is not None and not quick & SLOW
     assert {"gpu_count", "nvml_responsive", "xid"} <= quick and "setting.persistence" not in quick
     blind = replace(node, host=unreadable("gone"), thorough=False)

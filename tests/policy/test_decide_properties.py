@@ -63,7 +63,7 @@ def test_nothing_but_bad_findings_drains_and_nothing_is_ordered_twice_over(histo
         assert "\n" not in decision.text
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.lists(LEVELS, min_size=1, max_size=40))
 def test_the_verdict_gets_better_at_most_once_per_recovery_window(levels: list[Level]) -> None:
     ranks = [RANKS[d.level] for d in run(*([bad(level=level)] if level else [] for level in levels))]
@@ -73,7 +73,7 @@ def test_the_verdict_gets_better_at_most_once_per_recovery_window(levels: list[L
         assert max(RANKS[level] for level in levels[fall - 2 : fall + 1]) <= ranks[fall]
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.lists(st.sampled_from(["clean", "bad", "unknown", "wake"]), min_size=1, max_size=25))
 def test_resume_only_after_so_many_clean_sweeps(sweeps: list[str]) -> None:
     state = run([bad()])[0].state

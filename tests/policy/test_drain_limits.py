@@ -330,7 +330,7 @@ def most_allowed(cluster: Cluster, rules: Rules) -> Iterator[tuple[set[str], int
             yield everyone, number
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     limits=LIMITS,
     total=st.integers(2, 16),
@@ -378,7 +378,7 @@ def test_in_the_end_every_limit_holds_and_one_node_at_least_is_drained(
         assert cluster.drained
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(total=st.integers(2, 16), budget=st.integers(1, 4), past=st.integers(1, 3), data=st.data())
 def test_of_n_past_the_limit_exactly_n_undo_when_all_see_the_same(
     total: int, budget: int, past: int, data: st.DataObject

@@ -204,7 +204,7 @@ def play(events: Events, tail: list[tuple[str, Pair] | None], rules: Rules) -> W
     return world
 
 
-@settings(max_examples=250)
+@settings(max_examples=100)
 @given(EVENTS, TAIL, RULES)
 def test_no_order_of_events_resumes_what_is_not_well(events: Events, tail: list[tuple[str, Pair] | None], rules: Rules) -> None:
     play(events, tail, rules)

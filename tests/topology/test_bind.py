@@ -114,11 +114,12 @@ def test_promises_on_a_machine_of_the_world(name: str, data: st.DataObject) -> N
     made = plan_binding(node, tasks, gpus=gpus, allowed=None if whole else mask, threads_per_core=threads)
     assert made == plan_binding(node, tasks, gpus=gpus, allowed=None if whole else mask, threads_per_core=threads)
     siblings = {c.id: set(c.siblings) for c in node.cpus if c.online}
-    pieces = []
+    pieces: list[set[int]] = []
+    taken: set[int] = set()
     for cpu in sorted(allowed):
-        if not any(cpu in p for p in pieces):
-            core = sorted(siblings.get(cpu, {cpu}) & allowed)
-            pieces.append(set(core))
+        if cpu not in taken:
+            pieces.append(siblings.get(cpu, {cpu}) & allowed)
+            taken |= pieces[-1]
     if threads:
         pieces = [set(sorted(p)[:threads]) for p in pieces]
         allowed = set().union(*pieces)
@@ -126,7 +127,7 @@ def test_promises_on_a_machine_of_the_world(name: str, data: st.DataObject) -> N
     if len(pieces) < tasks:
         pieces = [{c} for p in pieces for c in p]
     if len(pieces) >= tasks:
-        sizes = {sum(p <= numbers(t.cpus) for p in pieces) for t in made.tasks}
+        sizes = {sum(p <= held for p in pieces) for held in [numbers(t.cpus) for t in made.tasks]}
         assert sizes == {len(pieces) // tasks}
         no_better(made, distances(name), pieces)
 

@@ -25,7 +25,7 @@ DATA = Path(__file__).resolve().parents[3] / "shared/data/ibnetdiscover"
 SAMPLES = sorted(p.name for p in DATA.glob("*.ibnetdiscover")) or ["no dumps"]
 LEAF = "MF0;{}:MQM9700/U1"
 
-FEW = settings(max_examples=40, deadline=None)
+FEW = settings(max_examples=25, deadline=None)
 names = st.builds("{}{}".format, st.sampled_from(["a", "b", "n", "gpu-", "r1-n"]), st.integers(0, 12))
 
 

@@ -231,8 +231,9 @@ def _site_options(file: str) -> ReportOptions | str:
 def _running(args: argparse.Namespace, job: str, options: ReportOptions | str) -> list[tuple[JobReport, JobNotes]]:
     """Return the report of a job that runs now. A job of somebody else is as one that does not exist. options: those of the
     site, or why they are not known."""
+    from threading import Thread
+
     from fairlead.controller.accounting import Accounting
-    from fairlead.controller.job_service import node_gpus
     from fairlead.controller.running_report import records_of
 
     client = _client(args)
@@ -243,17 +244,28 @@ def _running(args: argparse.Namespace, job: str, options: ReportOptions | str) -
     reports = []
     for run in runs[:1]:
         srun, conf = f"{args.bin_dir}/srun", client.conf_path()
+        in_all: dict[str, int] = {}
+        asking = Thread(target=_ask_gpus, args=(in_all, set(run.nodes) if run.gpus else set(), client), daemon=True)
+        asking.start()  # the step takes longer, and this answer is there when it ends
         found = records_of(run, srun=srun, program=PROGRAM, conf=conf, seconds=args.timeout)
+        asking.join()
         report = merged(run, found.records, time.time())[0]
         if isinstance(options, str):
             notes = JobNotes(left_out=(f"advice and cost: {one_line(options, 200)}",))
         else:
-            notes = notes_of(report, options, node_gpus(set(run.nodes) if run.gpus else set(), client))
+            notes = notes_of(report, options, in_all)
         if found.denied:
             why = f"values of {fold(found.denied)}: only root can read records there, because their file system has no POSIX ACLs"
             notes = msgspec.structs.replace(notes, left_out=(why, *notes.left_out))
         reports.append((report, notes))
     return reports
+
+
+def _ask_gpus(found: dict[str, int], nodes: set[str], client: Scontrol) -> None:
+    """Add how many GPUs each node has in all."""
+    from fairlead.controller.job_service import node_gpus
+
+    found.update(node_gpus(nodes, client))
 
 
 def _serve(args: argparse.Namespace) -> ExitCode:

@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import IO, Annotated
 
 import msgspec
@@ -88,7 +87,7 @@ class RecordReader:
     def _pipes(self) -> tuple[IO[bytes], IO[bytes]]:
         """Return the output and the input of the process. Start it if it does not run."""
         if self._process is None:
-            package = str(Path(__file__).resolve().parents[2])
+            package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
             command = [sys.executable, "-P", "-m", "fairlead.controller.record_reader"]
             try:
                 self._process = subprocess.Popen(

@@ -44,7 +44,7 @@ class ActivitySums:
         nvml: the snapshot in nvml.json form that the GPUs were converted from. now: CLOCK_MONOTONIC in seconds. The GPUs of a
         machine tree have no part ``activity``, and stay as they are.
         """
-        entries = nvml.get("gpus") if isinstance(nvml, Mapping) else None
+        entries = nvml.get("gpus") if isinstance(nvml, dict) else None  # an abstract class takes much longer here
         if not isinstance(entries, list) or len(entries) != len(gpus) or not any(PART in e for e in entries):
             return gpus
         found = tuple(self._of(gpu, entry, now) for gpu, entry in zip(gpus, entries, strict=True))

@@ -24,6 +24,8 @@ T = TypeVar("T")
 _TICK_NANOSECONDS = 2_000_000_000
 _UNREAD = unreadable("not read")
 SLOW_SECONDS = 14.0  # just under the default sweep interval of 15 s, so that every sweep is thorough
+# A sweep that begins this much earlier is thorough too. NVML is asked before the sweep knows when its answer comes.
+EARLY_SECONDS = 0.5
 CPU_SECONDS = 600.0
 _NVIDIA, _AMD = 0x10DE, 0x1002
 _GLOB_MAX = 8  # a glob with more matches (one file per CPU or IOMMU group) is read in thorough sweeps only
@@ -84,9 +86,9 @@ class Gatherer:
         """Make the next sweep thorough."""
         self._next_thorough = 0.0
 
-    def is_due(self, within_seconds: float) -> bool:
-        """Return whether a sweep in the next ``within_seconds`` will be thorough."""
-        return time.monotonic() + within_seconds >= self._next_thorough
+    def is_due(self) -> bool:
+        """Return whether a sweep that begins now is thorough, if NVML is asked for everything."""
+        return time.monotonic() + EARLY_SECONDS >= self._next_thorough
 
     def gather(self, nvml: Mapping[str, Any] | Missing | None, *, closely: bool = True, stuck: StuckCall | None = None) -> Node:
         """Return the node as it is now.
@@ -96,7 +98,7 @@ class Gatherer:
         not thorough unless ``read_thoroughly`` was called. ``stuck``: an NVML call that has not returned.
         """
         now = time.monotonic()
-        thorough = now >= self._next_thorough and (closely or not self._next_thorough)
+        thorough = self.is_due() and (closely or not self._next_thorough)
         root = self._root
         gpus = self._converter.gpus(nvml)
         there = () if isinstance(gpus, Missing) else tuple((g.pci, g.lost) for g in gpus)

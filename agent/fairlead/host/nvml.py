@@ -34,6 +34,7 @@ KILL_SECONDS = 60.0  # nvmlInit without persistence mode initialises every GPU, 
 KILL_FACTOR = 3  # after ``hurry()``, a worker is killed if it has not answered for this many deadlines
 BACKOFF_SECONDS = (0.0, 60.0)  # the pause before a worker is started: after the first death, after each further death in a row
 _QUIT_SECONDS = 2.0
+_READ_BYTES = 65536  # what a pipe holds (pipe(7))
 _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # With -I neither the environment nor the current folder can replace the worker's modules.
 _START = "import sys; sys.path.insert(0, sys.argv[1]); from fairlead.host.nvml_worker import main; main(int(sys.argv[2]))"
@@ -310,14 +311,14 @@ class Worker:
         fd = self.fileno()
         while fd >= 0:
             try:
-                data = os.read(fd, 262144)
+                data = os.read(fd, _READ_BYTES)
             except OSError as e:
                 if e.errno not in (errno.EAGAIN, errno.EINTR):
                     self._kill_now()
                 break
-            if not data:
-                break
             self._buffer += data
+            if len(data) < _READ_BYTES:
+                break  # the pipe was empty then
         while len(self._buffer) >= FRAME.size:
             size, kind = FRAME.unpack_from(self._buffer)
             if size > FRAME_MAX_BYTES:

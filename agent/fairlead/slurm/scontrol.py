@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import signal
 import subprocess
 import time
@@ -102,7 +101,7 @@ class Scontrol:
         return found[0]
 
     def nodes(self, names: Sequence[str] = ()) -> tuple[NodeState, ...]:
-        mark = f"@{secrets.token_hex(12)}@"
+        mark = f"@{os.urandom(12).hex()}@"
         command = ["sinfo", "-h", "-a", "-N", "-O", ",".join(f"{field}:{mark}" for field in FIELDS)]
         if names:
             command += ["-n", ",".join(plain(name) for name in names)]

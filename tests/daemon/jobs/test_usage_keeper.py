@@ -12,7 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fairlead.host import job_cgroup
 from fairlead.host.bounded_disk import Direct
+from fairlead.host.job_records import Job
+from fairlead.host.root import Root
 from fairlead.model.finding import Finding, Level
 from tests.checks import nodes
 from tests.daemon.jobs.usage_stage import SECOND_BOOT, UNIX, Stage
@@ -334,6 +337,35 @@ def test_the_control_group_is_read_while_the_job_runs(stage: Stage) -> None:
     stage.run(6)
     stage.end(7)
     assert (stage.only().host.cpu_seconds, stage.only().host.memory_max_bytes) == (9, 1000)
+
+
+def test_where_slurm_makes_no_control_groups_they_are_looked_for_less_often(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[float] = []
+    read = job_cgroup.read
+
+    def counted(root: Root, job: Job) -> job_cgroup.JobGroup:
+        seen.append(stage.boot)
+        return read(root, job)
+
+    monkeypatch.setattr(job_cgroup, "read", counted)
+    stage.begin(7)
+    stage.run(59)
+    assert len(seen) >= 9, "a prolog may take long before the group is made"
+    seen.clear()
+    stage.run(120)
+    assert 4 <= len(seen) <= 5
+    group = stage.folder / "root/sys/fs/cgroup/system.slice/slurmstepd.scope/job_7"
+    group.mkdir(parents=True)
+    (stage.folder / "root/sys/fs/cgroup/cgroup.controllers").write_text("cpu\n")
+    (group / "cpu.stat").write_text("usage_usec 3000000\n")
+    stage.run(31)
+    seen.clear()
+    stage.run(30)
+    assert len(seen) >= 5
+    stage.end(7)
+    assert stage.only().host.cpu_seconds == 3
 
 
 def test_a_file_that_is_no_record_is_set_aside(stage: Stage) -> None:

@@ -138,14 +138,21 @@ def has_mig(node: Node) -> bool:
 
 def published(run_dir: str) -> Where:
     """Return what the topology file says (topology.binding.published_files). It is empty if the file cannot be read."""
+    path = f"{run_dir}/topology"
     try:
-        with open(os.path.join(run_dir, "topology"), encoding="ascii", errors="replace") as f:
-            return _where(f.read(TOPOLOGY_MAX_BYTES))
+        info = os.stat(path)
+        return _read_where(path, (info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns))
     except OSError:
         return _where("")
 
 
-@lru_cache(maxsize=2)  # the file is read at every sweep while a job runs, and hardly ever changes
+@lru_cache(maxsize=2)  # the file is needed at every sweep while a job runs, and hardly ever changes
+def _read_where(path: str, _stamp: tuple[int, ...]) -> Where:
+    """Return what the file says. ``_stamp``: it changes with the file, which is replaced as a whole."""
+    with open(path, "rb") as f:
+        return _where(f.read(TOPOLOGY_MAX_BYTES).decode("ascii", "replace"))
+
+
 def _where(text: str) -> Where:
     rows = [line.split("\t") for line in text.splitlines()]
     gpus = [row for row in rows if row[0] == "gpu" and len(row) > 4]

@@ -34,6 +34,8 @@ FLUSH_SECONDS = 60.0
 LAST_READING_SECONDS = 10.0  # so long an ended record waits for the last reading of the job's GPUs
 GROUP_SECONDS = 5.0  # a job's control group is read this often
 GROUP_SECONDS_EACH = 0.25  # ... and less often by this time for each job on the node
+# A job without a control group for so long is on a node where Slurm makes none. Its group is looked for this often.
+NO_GROUP_SECONDS, NO_GROUP_AGAIN_SECONDS = 60.0, 30.0
 DONE_MAX = 512  # ended jobs are remembered, in case their job records cannot be removed
 WAITING_MAX = 512  # ended records that could not be written yet
 MISSED_MAX = 3  # a job is lost after so many readings of the job records without it
@@ -292,11 +294,13 @@ class UsageKeeper:
 
     def _read_group(self, kept: Kept, boot: float) -> None:
         """Read the job's control group if that is due. It goes away before the epilog ends, so it is read often."""
-        if boot - kept.group_at < GROUP_SECONDS + GROUP_SECONDS_EACH * len(self._kept):
+        record = kept.usage.record
+        never = record.host.cpu_seconds is None and boot - record.begin_boot >= NO_GROUP_SECONDS
+        if boot - kept.group_at < max(GROUP_SECONDS + GROUP_SECONDS_EACH * len(self._kept), NO_GROUP_AGAIN_SECONDS * never):
             return
         kept.group_at = boot
         group = job_cgroup.read(self._root, kept.job)
-        total = None if kept.usage.record.host.memory_total_bytes else job_cgroup.memory_total_bytes(self._root)
+        total = None if record.host.memory_total_bytes else job_cgroup.memory_total_bytes(self._root)
         reading = HostReading(
             cpu_seconds=group.cpu_seconds,
             cpus=group.cpus,

@@ -23,9 +23,14 @@ def nvml_released(run_dir: str) -> bool:
 def _marked_by(run_dir: str, name: str) -> int | None:
     """Return the id of the process that wrote this file, or None if there is no such file or it has expired."""
     try:
-        with open(os.path.join(run_dir, name), encoding="ascii", errors="replace") as f:
-            fields = f.read(256).strip().split("\t")
+        fd = os.open(f"{run_dir}/{name}", os.O_RDONLY | os.O_CLOEXEC)  # most of the time there is no such file
     except OSError:
         return None
+    try:
+        fields = os.read(fd, 256).decode("ascii", "replace").strip().split("\t")
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
     valid = len(fields) == 3 and fields[1].isdigit() and fields[2].isdigit() and int(fields[2]) >= boottime()
     return int(fields[1]) if valid else None

@@ -55,7 +55,7 @@ from fairlead.host.bounded_disk import Disk
 from fairlead.host.pci_slots import chassis_slots
 from fairlead.host.process import jobs_running
 from fairlead.host.root import Root
-from fairlead.judge import fresh, judge, policies_of
+from fairlead.judge import judge, policies_of, quick_checks
 from fairlead.model.check_definition import Past
 from fairlead.model.facts import Node
 from fairlead.model.finding import Finding
@@ -121,6 +121,7 @@ class Loop:
     def _use(self, document: Document) -> None:
         self._document = document
         self._policies = policies_of(document)
+        self._quick_checks = quick_checks(document)
         self._modes = {name: policy.mode.value for name, policy in self._policies.items()}
 
     # -- the whole run ---------------------------------------------------------------------------
@@ -174,15 +175,14 @@ class Loop:
         self._schedule.begin_sweep()
         self._act_on_requests()
         self._schedule.set_next_sweep(interval)
-        self._metrics_due = self._publisher.metrics_due(interval if self._readers.thorough_due() else 0.0)
-        self._readers.start_sweep(shown=self._metrics_due)
+        self._metrics_due = self._readers.start_sweep(shown=self._publisher.metrics_due())
 
     def _finish_sweep(self) -> bool:
         """If the node has been read, judge it and act on the result. Return whether the node has been read."""
         node = self._readers.poll()
         if node is None:
             return False
-        judged_by = fresh(self._document, node)
+        judged_by = None if node.thorough else self._quick_checks
         findings = self._judge(node, judged_by)
         self._remember(node, judged_by)
         self._restore_settings(findings, judged_by)
@@ -290,7 +290,8 @@ class Loop:
         """Handle the requests of people (`fairlead ack`, `clear`)."""
         if not self._schedule.requests_due():
             return
-        state = self._requests.take(self._state, self._history, self._boot_id)
+        look = partial(self._hold.look, self._document.agent.state_dir)
+        state = self._requests.take(self._state, self._history, self._boot_id, look)
         if state is not self._state:
             self._state = state
             self._reporter.status_now()

@@ -24,8 +24,6 @@ from fairlead.model.check_definition import KernelRecord
 from fairlead.model.facts import Missing, Node, StuckCall, unreadable
 from fairlead.model.json_text import NOT_JSON
 
-ANSWER_SECONDS = 1.0  # the worker answers within this time, so a sweep is thorough if a thorough sweep becomes due within it
-
 
 class Readers:
     """Starts to read the node in ``start_sweep()``, and returns the node from ``poll()`` once it has been read. Neither waits.
@@ -99,15 +97,14 @@ class Readers:
             self.worker.reattach()
         return True
 
-    def thorough_due(self) -> bool:
-        """Return whether the next sweep will be thorough."""
-        return self._gatherer is None or self._gatherer.is_due(ANSWER_SECONDS)
-
-    def start_sweep(self, *, shown: bool = False) -> None:
-        """Start a sweep. ``shown``: True if metrics will be written after the sweep. NVML is then read as in a thorough sweep."""
+    def start_sweep(self, *, shown: bool) -> bool:
+        """Start a sweep, and return whether NVML is asked for all values: in a thorough sweep, and with ``shown``, which says
+        that metrics are due. Such a reading costs as much as several others, so thorough sweeps should make the metrics."""
+        closely = shown or self._gatherer is None or self._gatherer.is_due()
         self._asked = True
         if self.worker is not None:
-            self.worker.start_sweep(closely=shown or self.thorough_due())
+            self.worker.start_sweep(closely=closely)
+        return closely
 
     def poll(self) -> Node | None:
         """Return the node once per sweep, else None. All other facts are read after NVML has answered or failed."""

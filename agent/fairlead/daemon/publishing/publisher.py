@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from fairlead.daemon.publishing.metrics import Metrics, MetricsInput
     from fairlead.topology.binding.published_files import ListedDevices
 
-# The text file of metrics is written again after this time, because Prometheus scrapes about every 15 s. If a thorough sweep
-# comes at most one interval earlier, the file is written with that sweep.
+# The text file of metrics is written with each thorough sweep, and otherwise again after this time, because Prometheus scrapes
+# about every 15 s.
 TEXTFILE_SECONDS = 14.0
 
 
@@ -197,9 +197,9 @@ class Publisher:
         """Write status.json."""
         self._write("status.json", data)
 
-    def metrics_due(self, within_seconds: float = 0.0) -> bool:
-        """Return whether the text file of metrics is due within this time."""
-        return time.monotonic() + within_seconds >= self._textfile_at
+    def metrics_due(self) -> bool:
+        """Return whether the text file of metrics is due."""
+        return time.monotonic() >= self._textfile_at
 
     def write_metrics_soon(self) -> None:
         """Write the text file of metrics with the next sweep."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 
@@ -58,12 +58,15 @@ class Requests:
         self.trail = trail
         self._refused: set[str] = set()
 
-    def take(self, state: PolicyState, history: History, boot_id: str) -> PolicyState:
+    def take(
+        self, state: PolicyState, history: History, boot_id: str, beside: Callable[[], object] = lambda: None
+    ) -> PolicyState:
         """Apply the waiting requests, save the new state and return it. Without a new request, return ``state`` itself.
 
-        If the history cannot be written, the files of the requests stay for the next start.
+        If the history cannot be written, the files of the requests stay for the next start. ``beside``: something else to read
+        from the same disk in the same access, because each access is a change to another thread and back.
         """
-        found = self._found()
+        found = self._found(beside)
         if not found:
             return state
         new = [r for _, r in found if r.id not in state.requests]
@@ -83,14 +86,19 @@ class Requests:
             self._tell(request, history)
         return made
 
-    def _found(self) -> list[tuple[str, Request]]:
+    def _found(self, beside: Callable[[], object]) -> list[tuple[str, Request]]:
         """Return the waiting requests with their paths, in the order in which they were made. A file that is not a request from
         root is renamed and reported once."""
         found: list[tuple[str, Request]] = []
         wrong: list[tuple[str, str]] = []
-        for folder, disk in zip(self.folders, (self._disk, Direct()), strict=True):
+
+        def of_state_dir() -> tuple[list[tuple[str, Request]], list[tuple[str, str]]]:
+            beside()
+            return _waiting(self.folders[0])
+
+        for disk, act in ((self._disk, of_state_dir), (Direct(), partial(_waiting, self.folders[1]))):
             with suppress(OSError):
-                read, refused = disk.do(partial(_waiting, folder))
+                read, refused = disk.do(act)
                 found += read
                 wrong += refused
         for path, why in wrong:
