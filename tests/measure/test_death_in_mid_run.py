@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from fairlead.cli import main
 from fairlead.errors import DataError
 from fairlead.measure.pairs import pair_csv
+from fairlead.measure.pairs.death_rounds import without_spoiled
 from fairlead.measure.pairs.fabric_text import lines
 from fairlead.measure.pairs.fabric_verdict import FabricVerdict, PairLimits
 from fairlead.measure.pairs.pair_judgement import judge
@@ -144,6 +145,17 @@ def test_a_node_that_was_measured_only_while_another_one_went_down_gets_no_verdi
     verdict = judge(values, of, PairLimits(), {"n6": DOWN})
     assert verdict.nodes["n1"].why == "no verdict: it was measured only while another node went down"
     assert named(verdict) == [("gone", "n6")] and verdict.expected_gbps == GOOD
+
+
+def test_a_pair_that_failed_before_its_node_went_down_is_no_last_figure() -> None:
+    """n7 gave its last figure in round 2, failed in round 3 while slurmd still answered, and was gone in round 4."""
+    of = fabric(3, 4)
+    rows = [(1, "n7", "n8", GOOD), (1, "n1", "n2", 30.0), (2, "n6", "n7", GOOD), (2, "n1", "n3", 30.0), (3, "n2", "n9", 30.0)]
+    values = [PairValue(round=r, node_a=a, node_b=b, gbps=gbps) for r, a, b, gbps in rows]
+    values.append(PairValue(round=3, node_a="n1", node_b="n7", failed=True, why="hung, ended after 240 s"))
+    values.append(PairValue(round=4, node_a="n5", node_b="n7", why="n7 went down"))
+    table = without_spoiled(values, of, PairLimits(), {"n7": DOWN})
+    assert table.rounds == {2: ("n7",), 3: ("n7",)}
 
 
 def test_a_rail_that_is_slow_while_a_node_goes_down_is_not_named() -> None:
