@@ -192,9 +192,9 @@ def _resume(args: argparse.Namespace, site: config.Site | None, store: FabricSto
     record = store.load(args.resume)
     if record.ended is None:
         pid, host, began = store.process(args.resume)
-        if pid != os.getpid() and alive(pid, host, began):
+        if pid != os.getpid() and alive(pid, host, began, args.resume):
             raise UsageError(f"run {args.resume} is still at work (process {pid} on {host})")
-        store.taken_over(args.resume)
+        store.taken_over(args.resume, pid, host)
         jobs = FabricJobs(conf=args.slurm_conf, bin_dir=args.bin_dir)
         FabricRun(record.plan, jobs, store, lambda line: tell(args, line)).measure(resumed=True)
     return fabric_report.report(args, site, store.load(args.resume))
