@@ -6,12 +6,13 @@ test_fabric_on_slurm.py has the same under real Slurm, where a node really dies.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from fairlead.cli import main
 from fairlead.config.accept_options import AcceptOptions
 from fairlead.measure import fabric_plan
 from fairlead.measure.fabric_jobs import FabricJobs
@@ -23,6 +24,7 @@ from fairlead.measure.pairs.pair_table import unknown_leaves
 from fairlead.measure.results_store import ResultStore
 from fairlead.measure.slurm_jobs import AcceptanceJob
 from fairlead.slurm.client import NodeState
+from tests.measure.fabric_lab import passes
 from tests.measure.test_pair_judgement import named
 
 NODES = tuple(f"n{k}" for k in range(1, 7))
@@ -37,9 +39,9 @@ PRINTED = """# nccl-tests version 2.17.9 nccl-headers=22903 nccl-library=22903
 
 
 class StandIn(FabricJobs):
-    """Steps are commands of this machine. silent_from: the step of a pair from which slurmctld starts no step, until somebody asks
-    it for a job. dead: nodes on which no step starts from that step on. left: how often the steps of a killed process are asked for
-    until they have ended."""
+    """Steps are commands of this machine. silent_from: the step of a pair from which slurmctld starts no step, until somebody
+    asks it for a job. dead: nodes on which no step starts from that step on. left: how often the steps of a killed process are
+    asked for until they have ended."""
 
     def __init__(self, *, silent_from: int = 1000, dead: Sequence[str] = ()) -> None:
         super().__init__()
@@ -81,7 +83,7 @@ class StandIn(FabricJobs):
         return ["/bin/false"] if silent else ["/usr/bin/env"]
 
 
-def measured(jobs: StandIn, folder: Path, *, resumed: bool = False) -> Iterator[FabricRecord]:
+def measured(jobs: StandIn, folder: Path, *, resumed: bool = False) -> FabricRecord:
     (folder / "printed").write_text(PRINTED)
     plan = fabric_plan.make(
         unknown_leaves(NODES),
@@ -99,30 +101,49 @@ def measured(jobs: StandIn, folder: Path, *, resumed: bool = False) -> Iterator[
         fabric = FabricStore(store)
         fabric.begin(plan, user="root", fairlead="0")
         FabricRun(plan, jobs, fabric, lambda line: None).measure(resumed=resumed)
-        yield fabric.load(plan.run)
+        return fabric.load(plan.run)
 
 
 def test_a_slurmctld_that_starts_no_step_for_a_moment_makes_no_node_gone(tmp_path: Path) -> None:
-    """It stops in round 2 and answers again after the nodes were probed, as at its restart. Every step failed, and every probe."""
+    """It stops in round 2 and answers again after the nodes were asked, as at its restart. Every step failed until then."""
     jobs = StandIn(silent_from=4)
-    for record in measured(jobs, tmp_path):
-        assert record.gone == {}, "the nodes were not asked again after slurmctld had answered"
-        assert all(v.gbps == 47.0 for v in record.values)
-        assert named(judge(record.values, record.plan.leaves, PairLimits(), record.gone)) == []
+    record = measured(jobs, tmp_path)
+    assert record.gone == {}, "the nodes were not asked again after slurmctld had answered"
+    assert all(v.gbps == 47.0 for v in record.values)
+    assert named(judge(record.values, record.plan.leaves, PairLimits(), record.gone)) == []
     assert set(jobs.probes) == set(NODES)
 
 
 @pytest.mark.parametrize("dead", [("n3",), ("n1", "n6")])
 def test_a_node_on_which_no_step_starts_twice_is_gone(tmp_path: Path, dead: Sequence[str]) -> None:
     jobs = StandIn(silent_from=4, dead=dead)
-    for record in measured(jobs, tmp_path):
-        assert set(record.gone) == set(dead)
-        assert named(judge(record.values, record.plan.leaves, PairLimits(), record.gone)) == [("gone", n) for n in dead]
+    record = measured(jobs, tmp_path)
+    assert set(record.gone) == set(dead)
+    assert named(judge(record.values, record.plan.leaves, PairLimits(), record.gone)) == [("gone", n) for n in dead]
     assert all(jobs.probes[n] == 2 for n in dead)
 
 
 def test_a_resumed_run_waits_for_the_end_of_the_steps_that_were_left(tmp_path: Path) -> None:
     jobs = StandIn()
     jobs.left = 3
-    for record in measured(jobs, tmp_path, resumed=True):
-        assert all(v.gbps == 47.0 for v in record.values) and jobs.begun
+    record = measured(jobs, tmp_path, resumed=True)
+    assert all(v.gbps == 47.0 for v in record.values) and jobs.begun
+
+
+def test_nodes_of_two_kinds_are_no_pairs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The median of all nodes would accuse every node of the slower kind."""
+    path, topology = tmp_path / "accept.sqlite", tmp_path / "topology"
+    topology.write_text("leaf1: n[1-6]\n")
+    states = tuple(NodeState(name=node, hostname=node, states=frozenset({"IDLE"})) for node in NODES)
+    monkeypatch.setattr(FabricJobs, "nodes", lambda self, names=(): states)
+    passes(path, NODES[:4], kind="8 x NVIDIA H100 80GB HBM3")
+    passes(path, NODES[4:], kind="8 x NVIDIA A100-SXM4-80GB")
+    words = ["accept", "--fabric", "n[1-6]", "--dry-run", "--store", str(path), "--topology", str(topology)]
+    assert main(words) == 64
+    said = capsys.readouterr().err
+    assert "nodes of 2 kinds" in said and "n[1-4] (8 x NVIDIA H100 80GB HBM3); n[5-6] (8 x NVIDIA A100-SXM4-80GB)" in said
+    assert main([*words, "--expect", "20"]) == 0, "a person has said what each pair must reach"
+    passes(path, NODES[4:], kind="8 x NVIDIA H100 80GB HBM3")
+    assert main(words) == 0

@@ -17,7 +17,7 @@ from fairlead.errors import DataError, InputMissing
 from fairlead.measure.fabric_plan import FabricPlan
 from fairlead.measure.pairs.pair_table import PairValue
 from fairlead.measure.pairs.port_report import NodePorts
-from fairlead.measure.pairs.round_plan import PlannedRound
+from fairlead.measure.pairs.round_plan import PlannedRound, next_round
 from fairlead.measure.results_store import ResultStore, refuse_other
 from fairlead.model.json_text import NOT_JSON
 
@@ -47,6 +47,11 @@ class FabricRecord(Struct, frozen=True, kw_only=True):
     open_round: tuple[PairValue, ...]
     gone: Mapping[str, str]
     ports: tuple[Mapping[str, NodePorts], Mapping[str, NodePorts]]
+
+    @property
+    def complete(self) -> bool:
+        """Say whether all rounds were measured. A run that was cancelled has ended, and may lack the confirmations."""
+        return not self.open_round and next_round(self.plan.pairs, self.values, self.gone) is None
 
 
 class FabricStore:
