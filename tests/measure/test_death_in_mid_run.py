@@ -158,6 +158,14 @@ def test_a_pair_that_failed_before_its_node_went_down_is_no_last_figure() -> Non
     assert table.rounds == {2: ("n7",), 3: ("n7",)}
 
 
+def test_a_node_that_was_found_dead_at_the_end_may_have_died_since_its_last_figure() -> None:
+    """n7 had no pair after round 2, and no step started on it after the last round."""
+    of = fabric(3, 4)
+    rows = [(1, "n7", "n8", GOOD), (1, "n1", "n2", 30.0), (2, "n6", "n7", GOOD), (3, "n1", "n3", 30.0), (4, "n2", "n9", 30.0)]
+    values = [PairValue(round=r, node_a=a, node_b=b, gbps=gbps) for r, a, b, gbps in rows]
+    assert without_spoiled(values, of, PairLimits(), {"n7": DOWN}).rounds == {3: ("n7",), 4: ("n7",)}
+
+
 def test_a_rail_that_is_slow_while_a_node_goes_down_is_not_named() -> None:
     """n2 is slow with all rails. n9 goes down while single rails are measured, and rail 1 of one pair is slow only then."""
     of = fabric(3, 4)

@@ -41,12 +41,13 @@ PRINTED = """# nccl-tests version 2.17.9 nccl-headers=22903 nccl-library=22903
 class StandIn(FabricJobs):
     """Steps are commands of this machine. silent_from: the step of a pair from which slurmctld starts no step, until somebody
     asks it for a job. dead: nodes on which no step starts from that step on. left: how often the steps of a killed process are
-    asked for until they have ended."""
+    asked for until they have ended. dead_at_end: nodes on which no step starts after the last round."""
 
-    def __init__(self, *, silent_from: int = 1000, dead: Sequence[str] = ()) -> None:
+    def __init__(self, *, silent_from: int = 1000, dead: Sequence[str] = (), dead_at_end: Sequence[str] = ()) -> None:
         super().__init__()
         self.silent_from, self.dead = silent_from, frozenset(dead)
         self.begun, self.probes, self.left = 0, Counter[str](), 0
+        self.dead_at_end = frozenset(dead_at_end)
 
     def hold_nodes(self, nodes: Sequence[str], *, name: str, minutes: int, more: Sequence[str]) -> int:
         return 7
@@ -79,6 +80,8 @@ class StandIn(FabricJobs):
         assert not self.left, "steps of the killed process still run"
         self.begun += len(nodes) == 2
         self.probes.update(nodes if len(nodes) == 1 else ())
+        if self.begun and len(nodes) > 2 and self.dead_at_end:  # the counters of the ports are read once more
+            self.dead, self.silent_from = self.dead_at_end, 0
         silent = self.begun >= self.silent_from and (not self.dead or bool(self.dead & set(nodes)))
         return ["/bin/false"] if silent else ["/usr/bin/env"]
 
@@ -121,6 +124,13 @@ def test_a_node_on_which_no_step_starts_twice_is_gone(tmp_path: Path, dead: Sequ
     assert set(record.gone) == set(dead)
     assert named(judge(record.values, record.plan.leaves, PairLimits(), record.gone)) == [("gone", n) for n in dead]
     assert all(jobs.probes[n] == 2 for n in dead)
+
+
+def test_a_node_that_goes_down_after_its_last_pair_is_found_at_the_end(tmp_path: Path) -> None:
+    """What was slow since its last figure may be its doing, so that the run has to know it."""
+    record = measured(StandIn(dead_at_end=["n3"]), tmp_path)
+    assert set(record.gone) == {"n3"}
+    assert named(judge(record.values, record.plan.leaves, PairLimits(), record.gone)) == [("gone", "n3")]
 
 
 def test_a_resumed_run_waits_for_the_end_of_the_steps_that_were_left(tmp_path: Path) -> None:

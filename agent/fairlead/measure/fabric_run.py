@@ -67,7 +67,8 @@ class FabricRun:
                 self._hold(resumed=resumed)
                 self._ports(after=False)
                 self._rounds()
-                self._ports(after=True)
+                while self._find_gone(self._ports(after=True)):  # such a node may have made the last rounds slow
+                    self._rounds()
             except SlurmUnavailable as e:
                 hint = f"the job goes on: fairlead accept --fabric --resume {self.plan.run}"
                 raise SlurmUnavailable(str(e), hint=hint) from None
@@ -161,7 +162,7 @@ class FabricRun:
             found = self._measured(todo)
             if self._stop.is_set():
                 return
-            gone |= self._find_gone([v for v in found if v.gbps is None], gone)
+            gone |= self._find_gone({node for v in found if v.gbps is None for node in v.pair} - gone)
             values = [_without_gone(v, gone) for v in found]
             again = [v for v in values if not v.measured and not set(v.pair) & gone and attempt < TRIES]
             self._store.measured(self.plan.run, [v for v in values if v not in again])
@@ -221,12 +222,12 @@ class FabricRun:
             return replace(planned, gbps=said.figures[0].value)
         return replace(planned, failed=said.outcome is MeasuredOutcome.FAIL, why=why or str(said.outcome))
 
-    def _find_gone(self, without: Sequence[PairValue], gone: set[str]) -> set[str]:
-        """Return the nodes of these pairs on which no step starts any more. What a step wrote decides nothing, because the other
+    def _find_gone(self, doubtful: Set[str]) -> Set[str]:
+        """Return those of the nodes on which no step starts any more. What a step wrote decides nothing, because the other
         node of the pair can have written it. A node is asked again after slurmctld has answered, because no step starts on any
         node while slurmctld restarts."""
-        lost = {node for v in without for node in v.pair} - gone
-        for _ in range(PROBES):
+        lost = doubtful
+        for _ in range(PROBES if doubtful else 0):
             lost = self._without_step(lost)
             if lost and self._holding_ended():
                 raise HostError(
@@ -258,12 +259,13 @@ class FabricRun:
 
     # -- ports ------------------------------------------------------------------------------------
 
-    def _ports(self, *, after: bool) -> None:
-        """Store the counters of all ports. Without an answer the run goes on, because counters decide nothing."""
+    def _ports(self, *, after: bool) -> Set[str]:
+        """Store the counters of all ports, and return the nodes that did not answer. The run goes on without them, because
+        counters decide nothing."""
         record = self._store.load(self.plan.run)
         nodes = [node for node in self.plan.nodes if node not in record.gone]
         if self._stop.is_set() or (not after and record.ports[0]):
-            return
+            return frozenset()
         command = self._jobs.step_command(
             self._job, nodes, name=self.plan.job_name, seconds=int(PORTS_SECONDS), more=["--mpi=none", "--label"]
         )
@@ -273,8 +275,10 @@ class FabricRun:
         )["ports"]
         reports = {n: r for n, r in port_report.parse(self.plan.mark, output.texts[0]).items() if n in nodes}
         self._store.ports(self.plan.run, reports, after=after)
-        if missing := sorted(set(nodes) - set(reports)):
-            self._tell(f"no counters of the ports of {fold(missing)}: {last_line(*output.texts[::-1]) or 'no answer'}")
+        missing = set(nodes) - set(reports)
+        if missing:
+            self._tell(f"no counters of the ports of {fold(sorted(missing))}: {last_line(*output.texts[::-1]) or 'no answer'}")
+        return missing
 
 
 def _without_gone(v: PairValue, gone: set[str]) -> PairValue:
