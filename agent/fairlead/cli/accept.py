@@ -162,8 +162,8 @@ def _refuse_running(jobs: AcceptanceJobs, store: ResultStore, nodes: set[str]) -
 
     for job in jobs.own():
         name = job.name.removeprefix(PREFIX)
-        rows = store.read("SELECT pid, host, began FROM run WHERE run = ?", (name,))
-        if job.node in nodes and rows and not alive(*rows[0], name):
+        rows = store.read("SELECT pid, host, began, run FROM run WHERE run = ?", (name,))
+        if job.node in nodes and rows and not alive(*rows[0]):
             raise _RunAliveError(
                 f"job {job.id} of run {name}, which was killed, still has {job.node}",
                 hint=f"fairlead accept --resume {name} goes on with it; --cancel {name} ends it",
