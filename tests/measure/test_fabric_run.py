@@ -14,7 +14,8 @@ import pytest
 
 from fairlead.cli import main
 from fairlead.config.accept_options import AcceptOptions
-from fairlead.measure import fabric_plan
+from fairlead.errors import SlurmUnavailable
+from fairlead.measure import fabric_plan, fabric_run
 from fairlead.measure.fabric_jobs import FabricJobs
 from fairlead.measure.fabric_run import FabricRun
 from fairlead.measure.fabric_store import FabricRecord, FabricStore
@@ -41,19 +42,22 @@ PRINTED = """# nccl-tests version 2.17.9 nccl-headers=22903 nccl-library=22903
 class StandIn(FabricJobs):
     """Steps are commands of this machine. silent_from: the step of a pair from which slurmctld starts no step, until somebody
     asks it for a job. dead: nodes on which no step starts from that step on. left: how often the steps of a killed process are
-    asked for until they have ended. dead_at_end: nodes on which no step starts after the last round."""
+    asked for until they have ended. dead_at_end: nodes on which no step starts after the last round.
+    unknown: how often slurmctld then says that it does not know the states of the nodes, and starts no step on them."""
 
-    def __init__(self, *, silent_from: int = 1000, dead: Sequence[str] = (), dead_at_end: Sequence[str] = ()) -> None:
+    def __init__(
+        self, *, silent_from: int = 1000, dead: Sequence[str] = (), dead_at_end: Sequence[str] = (), unknown: int = 0
+    ) -> None:
         super().__init__()
         self.silent_from, self.dead = silent_from, frozenset(dead)
         self.begun, self.probes, self.left = 0, Counter[str](), 0
-        self.dead_at_end = frozenset(dead_at_end)
+        self.dead_at_end, self.unknown = frozenset(dead_at_end), unknown
 
     def hold_nodes(self, nodes: Sequence[str], *, name: str, minutes: int, more: Sequence[str]) -> int:
         return 7
 
     def state(self, job: int) -> AcceptanceJob | None:
-        if self.begun >= self.silent_from and not self.dead:
+        if self.begun >= self.silent_from and not self.dead and not self.unknown:
             self.silent_from = 1000
         return AcceptanceJob(id=job, name="", node="", state="RUNNING")
 
@@ -68,7 +72,11 @@ class StandIn(FabricJobs):
         assert steps
 
     def nodes(self, names: Sequence[str] = ()) -> tuple[NodeState, ...]:
-        return ()
+        word = "UNKNOWN" if self.unknown else "ALLOCATED"
+        if self.unknown:
+            self.unknown -= 1
+            self.silent_from = self.silent_from if self.unknown else 1000
+        return tuple(NodeState(name=name, states=frozenset({word})) for name in names)
 
     def cancel(self, name: str) -> None:
         return
@@ -115,6 +123,17 @@ def test_a_slurmctld_that_starts_no_step_for_a_moment_makes_no_node_gone(tmp_pat
     assert all(v.gbps == 47.0 for v in record.values)
     assert named(judge(record.values, record.plan.leaves, PairLimits(), record.gone)) == []
     assert set(jobs.probes) == set(NODES)
+
+
+def test_nodes_that_slurmctld_does_not_know_yet_are_not_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After its restart, slurmctld has every node as UNKNOWN until it has asked it, and starts no step on it (seen on 24.11)."""
+    monkeypatch.setattr(fabric_run, "UNKNOWN_POLL_SECONDS", 0.01)
+    record = measured(StandIn(silent_from=4, unknown=3), tmp_path)
+    assert record.gone == {} and all(v.gbps == 47.0 for v in record.values)
+    monkeypatch.setattr(fabric_run, "UNKNOWN_SECONDS", 0.05)
+    (tmp_path / "accept.sqlite").unlink()
+    with pytest.raises(SlurmUnavailable, match="does not know the state of n"):
+        measured(StandIn(silent_from=4, unknown=1000), tmp_path)
 
 
 @pytest.mark.parametrize("dead", [("n3",), ("n1", "n6")])

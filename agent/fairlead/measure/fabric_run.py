@@ -32,6 +32,8 @@ from fairlead.model.plain_text import one_line
 
 PROBES = 2  # how often a node is asked before it counts as gone
 PROBE_SECONDS = 45.0  # a step of a node that does nothing; slurmd has MessageTimeout to answer
+UNKNOWN_SECONDS = 400.0  # after SlurmdTimeout (300 s) slurmctld has a node that does not answer as DOWN
+UNKNOWN_POLL_SECONDS = 2.0
 PORTS_SECONDS = 60.0
 STEPS_SECONDS = 120.0  # how long the steps of a killed process may take to end; Slurm sends SIGKILL after KillWait (30 s)
 PROGRESS_SECONDS = 10.0
@@ -224,10 +226,11 @@ class FabricRun:
 
     def _find_gone(self, doubtful: Set[str]) -> Set[str]:
         """Return those of the nodes on which no step starts any more. What a step wrote decides nothing, because the other
-        node of the pair can have written it. A node is asked again after slurmctld has answered, because no step starts on any
-        node while slurmctld restarts."""
+        node of the pair can have written it. A node is asked again after slurmctld has answered and knows its state, because no
+        step starts on any node while slurmctld restarts."""
         lost = doubtful
         for _ in range(PROBES if doubtful else 0):
+            self._wait_until_known(lost)
             lost = self._without_step(lost)
             if lost and self._holding_ended():
                 raise HostError(
@@ -241,6 +244,18 @@ class FabricRun:
             self._store.gone(self.plan.run, node, why)
             self._tell(f"  {node}: {why}")
         return lost
+
+    def _wait_until_known(self, nodes: Set[str]) -> None:
+        """Wait until slurmctld knows the state of these nodes. After its restart it does not, until it has asked them. Raises
+        SlurmUnavailable if that takes too long."""
+        began = time.monotonic()
+        while nodes and not self._stop.is_set():
+            unknown = sorted(state.name for state in self._jobs.nodes(sorted(nodes)) if "UNKNOWN" in state.states)
+            if not unknown:
+                return
+            if time.monotonic() - began > UNKNOWN_SECONDS:
+                raise SlurmUnavailable(f"slurmctld does not know the state of {fold(unknown)}")
+            self._stop.wait(UNKNOWN_POLL_SECONDS)
 
     def _without_step(self, nodes: Set[str]) -> set[str]:
         """Return those of the nodes on which a step that does nothing does not end well. If the run was stopped, return none."""
