@@ -45,9 +45,11 @@ RELEASES = ["bookworm", *(pytest.param(suite, marks=pytest.mark.slow) for suite 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test that is repeated is repeated with one release of Slurm, and runs once with each of the others."""
+    """A test that is repeated is repeated with one release of Slurm, and runs once with each of the others. The variable
+    FAIRLEAD_REPEAT_ON names another release than bookworm to repeat with."""
+    release = os.environ.get("FAIRLEAD_REPEAT_ON", "bookworm")
     params = {item: item.callspec.params for item in items if isinstance(item, pytest.Function) and hasattr(item, "callspec")}
-    items[:] = [i for i in items if not (p := params.get(i, {})).get("repeat") or p.get("up", "bookworm") == "bookworm"]
+    items[:] = [i for i in items if not (p := params.get(i, {})).get("repeat") or p.get("up", release) == release]
 
 
 def install(folder: Path, *tools: str) -> Path:

@@ -165,14 +165,14 @@ class FabricLab:
         return self.slurm.run(["/usr/bin/squeue", "-h", "-o", "%A"]).stdout.split()
 
 
-def passes(path: Path, nodes: Sequence[str], *, outcome: str = "pass", age_seconds: float = 0) -> None:
-    """Write that each node passed alone."""
+def passes(path: Path, nodes: Sequence[str], *, outcome: str = "pass", age_seconds: float = 0, kind: str = "") -> None:
+    """Write that each node passed alone. kind: the node's GPUs."""
     with closing(ResultStore(str(path))):
         pass
     with closing(sqlite3.connect(path)) as db:
         run = f"alone-{time.monotonic_ns()}"
         at = time.time() - age_seconds
-        rows = [(run, node, 1, "", "", outcome, "", at, "") for node in nodes]
+        rows = [(run, node, 1, "", kind, outcome, "", at, "") for node in nodes]
         db.executemany("INSERT INTO node VALUES (?,?,?,?,?,?,?,?,?)", rows)
         gpus = [(run, node, k, f"GPU-{node}-{k}", "", f"0000:{27 + k:02x}:00.0", "none") for node in nodes for k in range(GPUS)]
         db.executemany("INSERT INTO gpu VALUES (?,?,?,?,?,?,?)", gpus)

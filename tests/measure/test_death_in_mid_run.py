@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from fairlead.cli import main
 from fairlead.errors import DataError
 from fairlead.measure.pairs import pair_csv
+from fairlead.measure.pairs.death_rounds import without_spoiled
 from fairlead.measure.pairs.fabric_text import lines
 from fairlead.measure.pairs.fabric_verdict import FabricVerdict, PairLimits
 from fairlead.measure.pairs.pair_judgement import judge
@@ -37,13 +38,25 @@ def fabric(leaves: int, each: int) -> Leaves:
     return Leaves(source=LeafSource.DECLARED, of=of, detail="test")
 
 
-def run(of: Leaves, dies: str, at_round: int, speed: Speed, *, seed: str = "x", rails: int = 1) -> list[PairValue]:
+class Rounds(list[PairValue]):
+    """The table of a run, and the nodes that went down in it."""
+
+    gone: dict[str, str]
+
+
+def run(of: Leaves, dies: str, at_round: int, speed: Speed, *, seed: str = "x", rails: int = 1) -> Rounds:
     """All rounds of a run in which ``dies`` goes down in round ``at_round``. Its pair of that round, or of the next one in
-    which it has a pair, is not measured."""
+    which it has a pair, is not measured. If it has no pair any more, the run finds it after the last round, and goes on."""
     plan = PairPlan(leaves=of, seed=seed, rails=rails)
-    values: list[PairValue] = []
-    gone: dict[str, str] = {}
-    while planned := next_round(plan, values, gone):
+    values = Rounds()
+    values.gone = gone = {}
+    while True:
+        planned = next_round(plan, values, gone)
+        if planned is None and dies not in gone and max(v.round for v in values) >= at_round:
+            gone[dies] = DOWN
+            continue
+        if planned is None:
+            return values
         assert planned.number < 30, "the run does not end"
         dead, found = planned.number >= at_round, False
         for a, b in planned.pairs:
@@ -57,16 +70,14 @@ def run(of: Leaves, dies: str, at_round: int, speed: Speed, *, seed: str = "x", 
                     values.append(PairValue(**{**_fields(row), "gbps": gbps}))
         if found:
             gone[dies] = DOWN
-    return values
 
 
 def _fields(row: PairValue) -> dict[str, object]:
     return {name: getattr(row, name) for name in row.__struct_fields__}
 
 
-def judged(of: Leaves, values: Sequence[PairValue], dies: str) -> FabricVerdict:
-    lost = {dies: DOWN} if any(not v.measured for v in values) else {}
-    return judge(values, of, PairLimits(), lost)
+def judged(of: Leaves, values: Rounds) -> FabricVerdict:
+    return judge(values, of, PairLimits(), values.gone)
 
 
 def noise(chance: random.Random, *, dying: float, slow: float = 0.05) -> Speed:
@@ -84,8 +95,8 @@ def noise(chance: random.Random, *, dying: float, slow: float = 0.05) -> Speed:
     return speed
 
 
-def only_the_dead(of: Leaves, values: Sequence[PairValue], dies: str) -> None:
-    verdict = judged(of, values, dies)
+def only_the_dead(of: Leaves, values: Rounds, dies: str) -> None:
+    verdict = judged(of, values)
     assert [part for part in named(verdict) if part != ("gone", dies)] == [], "\n".join(lines(verdict, of, values))
 
 
@@ -106,7 +117,7 @@ def test_no_noise_while_a_node_dies_names_anything_else(at: int, at_round: int, 
     dies = list(of.of)[at]
     values = run(of, dies, at_round, noise(random.Random(seed), dying=dying, slow=0), seed=str(seed))
     only_the_dead(of, values, dies)
-    verdict = judged(of, values, dies)
+    verdict = judged(of, values)
     assert all(node.outcome == "pass" for name, node in verdict.nodes.items() if name != dies), verdict.nodes
 
 
@@ -126,14 +137,14 @@ def test_the_round_of_a_death_and_the_round_before_clear_and_do_not_accuse() -> 
     of = fabric(3, 4)
     spoiled = lambda pair, round_, dies_now: GOOD * (0.6 if dies_now and "n1" in pair else 1)  # noqa: E731
     values = run(of, "n7", 2, spoiled)
-    verdict = judged(of, values, "n7")
+    verdict = judged(of, values)
     assert named(verdict) == [("gone", "n7")] and verdict.spoiled == {2} and verdict.nodes["n1"].outcome == "pass"
     assert "note: 1 slow figure of round 2 accuses nobody: n7 went down then" in lines(verdict, of, values)
     stages = {v.round: v.stage for v in values}
     assert Counter(stages.values())[Stage.LEAF] == 3, "the round in the leaf is made again"
     assert len({v.pair for v in values}) == len(values), "and no pair of it"
     quiet = run(of, "n7", 2, lambda pair, round_, dies_now: GOOD)
-    assert max(v.round for v in quiet) == 5 and not judged(of, quiet, "n7").spoiled, "what was fast needs no other round"
+    assert max(v.round for v in quiet) == 5 and not judged(of, quiet).spoiled, "what was fast needs no other round"
 
 
 def test_a_node_that_was_measured_only_while_another_one_went_down_gets_no_verdict() -> None:
@@ -144,6 +155,25 @@ def test_a_node_that_was_measured_only_while_another_one_went_down_gets_no_verdi
     verdict = judge(values, of, PairLimits(), {"n6": DOWN})
     assert verdict.nodes["n1"].why == "no verdict: it was measured only while another node went down"
     assert named(verdict) == [("gone", "n6")] and verdict.expected_gbps == GOOD
+
+
+def test_a_pair_that_failed_before_its_node_went_down_is_no_last_figure() -> None:
+    """n7 gave its last figure in round 2, failed in round 3 while slurmd still answered, and was gone in round 4."""
+    of = fabric(3, 4)
+    rows = [(1, "n7", "n8", GOOD), (1, "n1", "n2", 30.0), (2, "n6", "n7", GOOD), (2, "n1", "n3", 30.0), (3, "n2", "n9", 30.0)]
+    values = [PairValue(round=r, node_a=a, node_b=b, gbps=gbps) for r, a, b, gbps in rows]
+    values.append(PairValue(round=3, node_a="n1", node_b="n7", failed=True, why="hung, ended after 240 s"))
+    values.append(PairValue(round=4, node_a="n5", node_b="n7", why="n7 went down"))
+    table = without_spoiled(values, of, PairLimits(), {"n7": DOWN})
+    assert table.rounds == {2: ("n7",), 3: ("n7",)}
+
+
+def test_a_node_that_was_found_dead_at_the_end_may_have_died_since_its_last_figure() -> None:
+    """n7 had no pair after round 2, and no step started on it after the last round."""
+    of = fabric(3, 4)
+    rows = [(1, "n7", "n8", GOOD), (1, "n1", "n2", 30.0), (2, "n6", "n7", GOOD), (3, "n1", "n3", 30.0), (4, "n2", "n9", 30.0)]
+    values = [PairValue(round=r, node_a=a, node_b=b, gbps=gbps) for r, a, b, gbps in rows]
+    assert without_spoiled(values, of, PairLimits(), {"n7": DOWN}).rounds == {3: ("n7",), 4: ("n7",)}
 
 
 def test_a_rail_that_is_slow_while_a_node_goes_down_is_not_named() -> None:
@@ -175,14 +205,14 @@ def test_what_is_really_slow_is_named_beside_a_node_that_dies(at_round: int) -> 
             return other(pair, round_, dies_now) * (0.6 if sum(of.of[n] == "leaf1" for n in pair) == 1 else 1)
 
         values = run(of, dies, at_round, uplink, seed=str(number))
-        assert ("uplink", "leaf1") in named(judged(of, values, dies)), (dies, lines(judged(of, values, dies), of, values))
+        assert ("uplink", "leaf1") in named(judged(of, values)), (dies, lines(judged(of, values), of, values))
         sick = "n16" if dies != "n16" else "n1"
 
         def node(pair: Pair, round_: int, dies_now: bool, sick: str = sick, other: Speed = other) -> float:
             return other(pair, round_, dies_now) * (0.6 if sick in pair else 1)
 
         values = run(of, dies, at_round, node, seed=str(number))
-        assert ("node", sick) in named(judged(of, values, dies)), (dies, lines(judged(of, values, dies), of, values))
+        assert ("node", sick) in named(judged(of, values)), (dies, lines(judged(of, values), of, values))
 
 
 def test_a_leaf_is_named_only_beside_enough_fast_pairs_of_other_leaves() -> None:

@@ -265,6 +265,30 @@ def test_a_job_that_somebody_cancels_accuses_nobody_and_the_run_goes_on(quick: F
     assert code == 0 and "12 pass" in out, out + err
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("away", ["restart", "stop"])
+def test_a_slurmctld_that_is_away_in_mid_run_accuses_nobody(quick: FabricLab, away: str) -> None:
+    """While it is away, no step starts on any node. If it is back before it is asked, the run goes on; else it is resumed."""
+    process = quick.start(ALL)
+    assert process.stderr is not None and process.stdout is not None
+    with process.stderr, process.stdout:
+        lines = []
+        for line in process.stderr:
+            lines.append(line)
+            if "round 2 " in line:
+                quick.slurm.stop_slurmctld()
+                if away == "restart":
+                    quick.slurm.start_slurmctld()
+        code, said, out = process.wait(timeout=60), "".join(lines), process.stdout.read()
+    if away == "stop":
+        quick.slurm.start_slurmctld()
+        assert code == 75 and "the job goes on" in said, said
+        run = said.split("run ")[1].split(":")[0]
+        until(lambda: quick.slurm.run(["/usr/bin/scontrol", "ping"], check=False).returncode == 0, "slurmctld answers")
+        code, out, said = quick.accept("--resume", run)
+    assert code == 0 and "12 pass" in out, out + said
+
+
 def test_only_nodes_with_a_fresh_pass_take_part(quick: FabricLab) -> None:
     quick.store.unlink()
     passes(quick.store, NODES[:8])

@@ -63,6 +63,7 @@ def test_the_rounds_find_what_the_published_comparison_found(capsys: pytest.Capt
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # three minutes of CPU time
 def test_the_rounds_find_it_in_many_runs() -> None:
     no_worse(1000, 20)
 

@@ -296,6 +296,25 @@ def test_an_odd_node_rotates_and_everybody_gets_two_partners(count: int, known: 
     assert len({v.pair for v in values}) == len(values)
 
 
+@pytest.mark.parametrize("count", [5, 7, 9, 11])
+def test_a_node_without_a_pair_in_one_round_of_its_leaf_is_measured_three_times(count: int) -> None:
+    """With an odd number of nodes, one has no pair in each round. Two slow pairs by chance are then no accusation either."""
+    of = leaves(count)
+    for seed in map(str, range(60)):
+        plan, values = PairPlan(leaves=of, seed=seed), list[PairValue]()
+        alone: set[str] = set()
+        while planned := next_round(plan, values, {}):
+            if planned.number <= 2:
+                alone |= set(of.of) - {node for pair in planned.pairs for node in pair}
+            had = {node: sum(node in v.pair for v in values) for node in alone}
+            for a, b in planned.pairs:
+                slow = any(had.get(node, 2) < 2 for node in (a, b))
+                gbps = 30.0 if slow else GOOD
+                values.append(PairValue(round=planned.number, stage=planned.stage, node_a=a, node_b=b, gbps=gbps))
+        verdict = judge(values, of, PairLimits())
+        assert named(verdict) == [], (seed, [(v.round, v.stage, v.pair, v.gbps) for v in values if v.gbps != GOOD])
+
+
 def test_a_killed_run_plans_the_same_round_again() -> None:
     plan = PairPlan(leaves=FOUR, seed="run")
     values: list[PairValue] = []

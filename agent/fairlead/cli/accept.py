@@ -162,7 +162,7 @@ def _refuse_running(jobs: AcceptanceJobs, store: ResultStore, nodes: set[str]) -
 
     for job in jobs.own():
         name = job.name.removeprefix(PREFIX)
-        rows = store.read("SELECT pid, host, began FROM run WHERE run = ?", (name,))
+        rows = store.read("SELECT pid, host, began, run FROM run WHERE run = ?", (name,))
         if job.node in nodes and rows and not alive(*rows[0]):
             raise _RunAliveError(
                 f"job {job.id} of run {name}, which was killed, still has {job.node}",
@@ -185,8 +185,9 @@ def _resume(args: argparse.Namespace, path: str) -> ExitCode:
         found = load(store, args.resume)
         pid, host, began = store.read("SELECT pid, host, began FROM run WHERE run = ?", (found.run,))[0]
         if found.ended is None:
-            if pid != os.getpid() and alive(pid, host, began):
+            if pid != os.getpid() and alive(pid, host, began, found.run):
                 raise UsageError(f"run {found.run} is still at work (process {pid} on {host})")
+            store.taken_over(found.run, pid, host)
             jobs = AcceptanceJobs(conf=args.slurm_conf, bin_dir=args.bin_dir)
             AcceptanceRun(found.plan, jobs, store, lambda line: tell(args, line)).measure(resumed=True)
         return _show(args, store, found.run)

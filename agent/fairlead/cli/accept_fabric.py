@@ -78,6 +78,11 @@ def run(args: argparse.Namespace, site: config.Site | None, path: str) -> ExitCo
 
     if args.raw or args.tools or args.profile:
         raise UsageError("--raw, --tools and --profile are for nodes alone, not for the fabric")
+    if args.judge and args.drain:
+        raise UsageError(
+            "--drain with --judge: a recorded table does not say when it was measured, and of which cluster",
+            hint="fairlead accept --fabric --show RUN --drain",
+        )
     if args.judge:
         return fabric_report.judge_table(args, site)
     reading = bool(args.show or args.history or args.cancel or args.compare or args.resume)
@@ -123,6 +128,13 @@ def _measure(args: argparse.Namespace, site: config.Site | None, store: FabricSt
             f" and {fabric_plan.NODES_MIN} are needed",
             hint="fairlead accept NODELIST measures nodes alone",
         )
+    kinds = fabric_plan.kinds(store.store, chosen)
+    if len(kinds) > 1 and not args.expect:  # the slower kind would be accused: one median judges all nodes
+        words = "; ".join(f"{fold(names)} ({kind})" for kind, names in kinds.items())
+        raise UsageError(
+            f"nodes of {len(kinds)} kinds, whose pairs may have different bandwidths: {words}",
+            hint="measure the nodes of each kind in a run of their own, or say with --expect what each pair must reach",
+        )
     more = [f"--partition={args.partition}"] if args.partition else []
     more += [f"--reservation={args.reservation}"] if args.reservation else []
     plan = fabric_plan.make(
@@ -141,7 +153,7 @@ def _measure(args: argparse.Namespace, site: config.Site | None, store: FabricSt
         return _dry(plan, jobs, as_json=args.json)
     store.begin(plan, user=user(), fairlead=__version__)
     FabricRun(plan, jobs, store, lambda line: tell(args, line)).measure()
-    return fabric_report.report(args, site, store.load(plan.run))
+    return fabric_report.report(args, site, store, plan.run)
 
 
 class FabricOutlook(TypedDict):
@@ -192,12 +204,12 @@ def _resume(args: argparse.Namespace, site: config.Site | None, store: FabricSto
     record = store.load(args.resume)
     if record.ended is None:
         pid, host, began = store.process(args.resume)
-        if pid != os.getpid() and alive(pid, host, began):
+        if pid != os.getpid() and alive(pid, host, began, args.resume):
             raise UsageError(f"run {args.resume} is still at work (process {pid} on {host})")
-        store.taken_over(args.resume)
+        store.taken_over(args.resume, pid, host)
         jobs = FabricJobs(conf=args.slurm_conf, bin_dir=args.bin_dir)
         FabricRun(record.plan, jobs, store, lambda line: tell(args, line)).measure(resumed=True)
-    return fabric_report.report(args, site, store.load(args.resume))
+    return fabric_report.report(args, site, store, args.resume)
 
 
 def _cancel(args: argparse.Namespace, store: FabricStore) -> ExitCode:

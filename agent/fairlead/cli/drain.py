@@ -18,7 +18,7 @@ from fairlead.drains.from_document import drain_protocol
 from fairlead.drains.ledger import Ledger, machine_id
 from fairlead.drains.outcome import CONTEST_SECONDS, Outcome, Result, finish
 from fairlead.drains.protocol import DrainProtocol
-from fairlead.errors import ExitCode, NeedsRoot
+from fairlead.errors import ExitCode, NeedsRoot, UsageError
 from fairlead.host.boot_clock import boot_id
 from fairlead.host.root import Root
 from fairlead.policy.ownership import MAINTAIN, MANUAL
@@ -48,6 +48,9 @@ class DrainOutlook(TypedDict):
 
 def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reason", metavar="TEXT", required=True, help="why; `sinfo -R` and `fairlead why` show it")
+    parser.add_argument(
+        "--node", metavar="NAME", default="", help="refuse if this is not the node NAME, as after a wrong address of ssh"
+    )
     options(parser)
 
 
@@ -58,9 +61,14 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def protocol(path: str) -> DrainProtocol:
-    """Return the drain protocol of this node. Raise NeedsRoot, ConfigError, InputMissing."""
+def protocol(path: str, node: str = "") -> DrainProtocol:
+    """Return the drain protocol of this node. node: its name in Slurm, or "" if any name will do. Raise NeedsRoot, UsageError,
+    ConfigError, InputMissing."""
     document = config.load_document(path)
+    if node and node != document.slurm_node:
+        raise UsageError(
+            f"this is {document.slurm_node}, not {node}: nothing was changed", hint="look at the address of the node"
+        )
     if os.geteuid() != 0:
         raise NeedsRoot("only root may write the ledger of this node; run the command as root on the node")
     name = document.slurm_node
@@ -87,7 +95,7 @@ def tell(node: str, result: Result, *, as_json: bool, note: AuditOutcome) -> Exi
 
 
 def run(args: argparse.Namespace) -> ExitCode:
-    drain = protocol(args.document)
+    drain = protocol(args.document, args.node)
     if args.dry_run:
         return dry(drain, f"would drain with: {args.reason}", as_json=args.json)
     with audited(*drain.ledger.folders, "drain", why=args.reason) as note:

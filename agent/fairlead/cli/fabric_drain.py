@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import shlex
 import subprocess
+import time
+from collections.abc import Mapping
 
 import msgspec
 from msgspec import Struct
 
 from fairlead import config
 from fairlead.config.site import AnsibleOptions
+from fairlead.measure.fabric_plan import FRESH_DAYS
+from fairlead.measure.fabric_store import FabricRecord
 from fairlead.measure.pairs.fabric_verdict import FabricVerdict, PartKind
-from fairlead.measure.pairs.pair_table import NO_TOPOLOGY, LeafSource, Leaves
+from fairlead.measure.pairs.pair_table import NO_TOPOLOGY, LeafSource
 from fairlead.measure.tool import MeasuredOutcome
 from fairlead.model.json_text import NOT_JSON
 from fairlead.model.plain_text import one_line
@@ -40,26 +44,49 @@ def failed_nodes(verdict: FabricVerdict) -> dict[str, str]:
     }
 
 
+def refusal(record: FabricRecord) -> str:
+    """Return why no node is drained because of this run, or "". If the topology is unknown, a slow uplink makes good nodes fail.
+    A run that was interrupted lacks the confirmations. After an old run, a node may have been repaired."""
+    if record.plan.leaves.source is LeafSource.UNKNOWN:
+        return NO_TOPOLOGY
+    if not record.complete:
+        return "the run did not measure all of its rounds"
+    days = (time.time() - (record.ended or record.began)) / 86400
+    if not 0 <= days <= FRESH_DAYS:
+        return f"the run is {days:.0f} days old, and the node may have been repaired: measure again"
+    return ""
+
+
 def drain_failed(
-    verdict: FabricVerdict, leaves: Leaves, site: config.Site | None, *, run: str, program: str, dry_run: bool
+    verdict: FabricVerdict,
+    record: FabricRecord,
+    site: config.Site | None,
+    *,
+    cleared: Mapping[str, str],
+    program: str,
+    dry_run: bool,
 ) -> dict[str, str]:
-    """Drain the nodes that failed, one after the other, and return by node what became of it. If the topology is unknown, no node
-    is drained, because a slow uplink makes good nodes fail."""
+    """Drain the nodes that failed, one after the other, and return by node what became of it. cleared: the nodes that a newer run
+    has cleared, and how. The command names the node, so that another node at its address drains nobody."""
     failed = failed_nodes(verdict)
-    if leaves.source is LeafSource.UNKNOWN:
-        return dict.fromkeys(failed, f"not drained: {NO_TOPOLOGY}")
+    if refused := refusal(record):
+        return dict.fromkeys(failed, f"not drained: {refused}")
     ansible = site.ansible if site is not None else AnsibleOptions(user="")
     hosts = site.ansible.hosts if site is not None else {}
     found = {}
     for node, why in failed.items():
-        reason = one_line(f"slow over the fabric{f', run {run}' if run else ''}: {why}", 200)
+        reason = one_line(f"slow over the fabric, run {record.plan.run}: {why}", 200)
+        if node in cleared:
+            found[node] = f"not drained: {cleared[node]}"
+            continue
         if dry_run:
             found[node] = f"would be drained with: {reason}"
             continue
         address = hosts.get(node, node)
         options = shlex.split(ssh_options(ansible.ssh_args, ansible.private_key, address, program))
         user = ["-l", ansible.user] if ansible.user else []
-        command = [program, *options, *user, "--", address, f"{FAIRLEAD} drain --json --reason {shlex.quote(reason)}"]
+        words = f"{FAIRLEAD} drain --json --node {shlex.quote(node)} --reason {shlex.quote(reason)}"
+        command = [program, *options, *user, "--", address, words]
         found[node] = _drained(command)
     return found
 

@@ -6,14 +6,14 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NotRequired, TypedDict
 
 from msgspec import Struct
 
 from fairlead import config
 from fairlead.cli.accept_text import EXITS
-from fairlead.cli.fabric_drain import drain_failed
+from fairlead.cli.fabric_drain import drain_failed, failed_nodes
 from fairlead.cli.fabric_facts import rails_at
 from fairlead.cli.input_files import text_if_there, text_of
 from fairlead.cli.output import columns, print_json
@@ -28,6 +28,7 @@ from fairlead.measure.pairs.pair_judgement import judge
 from fairlead.measure.pairs.pair_table import LeafSource, Leaves, PairValue, unknown_leaves
 from fairlead.measure.pairs.port_report import evidence, rises
 from fairlead.measure.pairs.rail_ends import NodeRails, rail_ends
+from fairlead.measure.tool import MeasuredOutcome
 from fairlead.model.nodelist import fold, in_order
 
 FILE_BYTES = 64 << 20
@@ -114,7 +115,7 @@ def show(args: argparse.Namespace, site: config.Site | None, store: FabricStore)
         raise InputMissing(
             f"{store.store.path} has no run over the fabric", hint="fairlead accept --fabric NODELIST measures one"
         )
-    return report(args, site, store.load(args.show if args.show != "last" else runs[-1]))
+    return report(args, site, store, args.show if args.show != "last" else runs[-1])
 
 
 class PrintedFabricRun(JudgedFabric):
@@ -152,9 +153,10 @@ class RecordedFabricRun(TypedDict):
     guilty: str
 
 
-def report(args: argparse.Namespace, site: config.Site | None, record: FabricRecord) -> ExitCode:
+def report(args: argparse.Namespace, site: config.Site | None, store: FabricStore, run: str) -> ExitCode:
     """Judge and print a run, and drain its failed nodes if --drain asks for it."""
-    return _print(args, site, _judged(record, rails_at(args.facts, record.plan.nodes)))
+    record = store.load(run)
+    return _print(args, site, _judged(record, rails_at(args.facts, record.plan.nodes)), store)
 
 
 def _judged(record: FabricRecord, facts: Mapping[str, NodeRails] | None = None) -> JudgedTable:
@@ -165,7 +167,20 @@ def _judged(record: FabricRecord, facts: Mapping[str, NodeRails] | None = None) 
     return JudgedTable(verdict=verdict, leaves=plan.leaves, values=record.values, limits=plan.limits, record=record)
 
 
-def _print(args: argparse.Namespace, site: config.Site | None, table: JudgedTable) -> ExitCode:
+def _cleared(record: FabricRecord, nodes: Collection[str], store: FabricStore | None) -> dict[str, str]:
+    """Return those of the nodes that failed in a run, and did not fail in the last newer run that judged them, and why."""
+    found: dict[str, str] = {}
+    runs = store.runs() if store is not None and nodes else []
+    for name in runs[runs.index(record.plan.run) + 1 :] if record.plan.run in runs else ():
+        for node, judged in _judged(store.load(name)).verdict.nodes.items() if store is not None else ():
+            if node in nodes and judged.outcome is MeasuredOutcome.FAIL:
+                found.pop(node, None)
+            elif node in nodes and judged.outcome is not MeasuredOutcome.UNKNOWN:
+                found[node] = f"run {name}, which is newer, says {judged.outcome}"
+    return found
+
+
+def _print(args: argparse.Namespace, site: config.Site | None, table: JudgedTable, store: FabricStore | None = None) -> ExitCode:
     verdict, leaves, values = table.verdict, table.leaves, table.values
     title = f"Pairs of nodes{f', run {table.run}' if table.run else ''}"
     if args.svg:
@@ -174,7 +189,10 @@ def _print(args: argparse.Namespace, site: config.Site | None, table: JudgedTabl
         _write(args.html, heat_map.page(values, leaves, verdict, table.limits, title))
     if args.csv:
         _write(args.csv, pair_csv.render(values, verdict.named(PartKind.GONE)))
-    drained = drain_failed(verdict, leaves, site, run=table.run, program=args.ssh, dry_run=args.dry_run) if args.drain else {}
+    drained = {}
+    if args.drain and table.record is not None:
+        cleared = _cleared(table.record, failed_nodes(verdict), store)
+        drained = drain_failed(verdict, table.record, site, cleared=cleared, program=args.ssh, dry_run=args.dry_run)
     if args.json:
         data = fabric_text.as_data(verdict, leaves, values)
         print_json(data | _record_data(table.record) | ({"drained": drained} if args.drain else {}))
@@ -185,7 +203,9 @@ def _print(args: argparse.Namespace, site: config.Site | None, table: JudgedTabl
     for node, said in drained.items():
         print(f"{node}: {said}")
     if table.record is not None:
-        ended = "" if table.record.ended is not None else f"; it has not ended: fairlead accept --fabric --resume {table.run}"
+        ended = "" if table.record.complete else "; it was cancelled before its last round"
+        if table.record.ended is None:
+            ended = f"; it has not ended: fairlead accept --fabric --resume {table.run}"
         print(f"run {table.run} of {table.record.user}{ended}")
     return EXITS[verdict.outcome]
 

@@ -34,6 +34,7 @@ OVER_SECONDS = 600.0  # a job is given up this long after its time limit, becaus
 SILENT_SECONDS = 900.0  # how long slurmctld may give no answer
 WAIT_REPORT_SECONDS = 5.0  # a job that waits a shorter time gets no line of progress
 NODES_SECONDS = 10.0  # between two readings of the nodes' states
+ARGUMENTS_MAX = 1 << 16  # bytes of a command line that are read
 FILE_MAX = 8 << 20  # bytes of one job's output that are read; the tools write far less
 
 #: States in which a job can end, and the meaning of each. No such state says anything about the node's speed.
@@ -165,7 +166,6 @@ class AcceptanceRun:
             self._store.submitted(self.plan.run, node, progress.target.class_name, progress.job)
             if progress.job is None:
                 self._close(progress, "the run was killed before its job was submitted")
-        self._store.taken_over(self.plan.run)
         self._tell(f"run {self.plan.run}: {len(self._open())} jobs found again")
 
     # -- waiting ----------------------------------------------------------------------------------
@@ -339,13 +339,18 @@ def _result(step: ToolStep, ran: job_output.ToolRun, said: ToolReading) -> Store
     )
 
 
-def alive(pid: int, host: str, began: float) -> bool:
-    """Say whether the process of a run still lives. For a process on another host return True, because nobody here can know."""
+def alive(pid: int, host: str, began: float, run: str) -> bool:
+    """Say whether the process of a run still lives. For a process on another host return True, because nobody here can know.
+
+    A process that resumed the run began after the run did. It is known by the name of the run in its command line."""
     if host != os.uname().nodename:
         return True
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             ticks = int(file.read().rpartition(b")")[2].split()[19])
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            if run.encode() in file.read(ARGUMENTS_MAX):
+                return True
     except (OSError, IndexError, ValueError):
         return False
     with open("/proc/uptime", encoding="ascii") as file:

@@ -35,14 +35,15 @@ class FabricJobs(AcceptanceJobs):
         found = parse(self.ask(["squeue", "-h", "-a", "-t", "all", "-j", str(job), "-o", "%A|%T|%n|%j|%r"]))
         return found[0] if found else None
 
-    def end_steps(self, job: int, name: str) -> int:
-        """End the steps that a killed process has left in the job, and return how many they are. Steps are found by the name of
-        the run."""
+    def steps(self, job: int, name: str) -> list[str]:
+        """Return the steps of the run in the job that have not ended. Steps are found by the name of the run."""
         said = self.ask(["squeue", "-h", "-s", "-j", str(job), "-o", "%i|%j"])
-        steps = [line.partition("|")[0] for line in said.splitlines() if line.partition("|")[2] == name]
+        return [line.partition("|")[0] for line in said.splitlines() if line.partition("|")[2] == name]
+
+    def end_steps(self, steps: Sequence[str]) -> None:
+        """Begin to end these steps, and do not wait for it."""
         if steps:
             self.ask(["scancel", *steps])
-        return len(steps)
 
     def step_command(self, job: int, nodes: Sequence[str], *, name: str, seconds: int, more: Sequence[str]) -> list[str]:
         """Return the command that starts one step with one task on each of these nodes."""

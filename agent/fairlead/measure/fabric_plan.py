@@ -151,3 +151,13 @@ def fresh(store: ResultStore, nodes: Sequence[str]) -> tuple[list[str], dict[str
             chosen.append(node)
             counts.add(int(store.read("SELECT COUNT(*) FROM gpu WHERE run = ? AND node = ?", (run, node))[0][0]))
     return chosen, left_out, counts.pop() if len(counts) == 1 else 0
+
+
+def kinds(store: ResultStore, nodes: Sequence[str]) -> dict[str, list[str]]:
+    """Return the nodes by their kind: the class and the GPUs that the newest result alone of each node says."""
+    newest = {node: (name, gpus) for node, name, gpus in store.read("SELECT node, class, kind FROM node ORDER BY at, run")}
+    found: dict[str, list[str]] = {}
+    for node in nodes:
+        words = ", ".join(word for word in newest.get(node, ("", "")) if word)
+        found.setdefault(words or "no class", []).append(node)
+    return found

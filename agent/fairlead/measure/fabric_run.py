@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 
 from msgspec.structs import replace
 
@@ -30,8 +30,12 @@ from fairlead.measure.tool import MeasuredOutcome, Tool, last_line
 from fairlead.model.nodelist import fold
 from fairlead.model.plain_text import one_line
 
+PROBES = 2  # how often a node is asked before it counts as gone
 PROBE_SECONDS = 45.0  # a step of a node that does nothing; slurmd has MessageTimeout to answer
+UNKNOWN_SECONDS = 400.0  # after SlurmdTimeout (300 s) slurmctld has a node that does not answer as DOWN
+UNKNOWN_POLL_SECONDS = 2.0
 PORTS_SECONDS = 60.0
+STEPS_SECONDS = 120.0  # how long the steps of a killed process may take to end; Slurm sends SIGKILL after KillWait (30 s)
 PROGRESS_SECONDS = 10.0
 TRIES = 2  # how often a pair is measured that gave no figure for a reason that is not its nodes'
 WHY_MAX = 300
@@ -65,7 +69,8 @@ class FabricRun:
                 self._hold(resumed=resumed)
                 self._ports(after=False)
                 self._rounds()
-                self._ports(after=True)
+                while self._find_gone(self._ports(after=True)):  # such a node may have made the last rounds slow
+                    self._rounds()
             except SlurmUnavailable as e:
                 hint = f"the job goes on: fairlead accept --fabric --resume {self.plan.run}"
                 raise SlurmUnavailable(str(e), hint=hint) from None
@@ -92,8 +97,7 @@ class FabricRun:
         gone = self._store.load(plan.run).gone
         if found is not None:
             self._job = found.id
-            ended = self._jobs.end_steps(found.id, plan.job_name)
-            self._tell(f"run {plan.run}: job {found.id} found again{f', {ended} steps ended' if ended else ''}")
+            self._end_steps()
         else:
             nodes = [node for node in plan.nodes if node not in gone]
             self._job = self._jobs.hold_nodes(nodes, name=plan.job_name, minutes=plan.minutes, more=plan.sbatch)
@@ -114,6 +118,23 @@ class FabricRun:
             if time.monotonic() - began > plan.max_wait_seconds:
                 raise SlurmError(f"job {self._job} did not start in {plan.max_wait_seconds:g} s ({reason}); it is cancelled")
             self._stop.wait(min(5.0, 0.3 + (time.monotonic() - began) / 30))
+
+    def _end_steps(self) -> None:
+        """End the steps that a killed process has left in the job, and wait until they have ended. Their traffic would make the
+        pairs of the next round slow."""
+        left = self._jobs.steps(self._job, self.plan.job_name)
+        self._jobs.end_steps(left)
+        words = f", {_count(len(left), 'step')} ended" if left else ""
+        began = time.monotonic()
+        while left and not self._stop.is_set() and time.monotonic() - began < STEPS_SECONDS:
+            self._stop.wait(0.5)
+            left = self._jobs.steps(self._job, self.plan.job_name)
+        self._tell(f"run {self.plan.run}: job {self._job} found again{words}")
+        if left and not self._stop.is_set():
+            raise HostError(
+                f"{_count(len(left), 'step')} of the killed run cannot be ended: {left[0]}",
+                hint=f"its job is cancelled; fairlead accept --fabric --resume {self.plan.run} goes on with another job",
+            )
 
     # -- rounds -----------------------------------------------------------------------------------
 
@@ -143,7 +164,7 @@ class FabricRun:
             found = self._measured(todo)
             if self._stop.is_set():
                 return
-            gone |= self._find_gone([v for v in found if v.gbps is None], gone)
+            gone |= self._find_gone({node for v in found if v.gbps is None for node in v.pair} - gone)
             values = [_without_gone(v, gone) for v in found]
             again = [v for v in values if not v.measured and not set(v.pair) & gone and attempt < TRIES]
             self._store.measured(self.plan.run, [v for v in values if v not in again])
@@ -203,21 +224,19 @@ class FabricRun:
             return replace(planned, gbps=said.figures[0].value)
         return replace(planned, failed=said.outcome is MeasuredOutcome.FAIL, why=why or str(said.outcome))
 
-    def _find_gone(self, without: Sequence[PairValue], gone: set[str]) -> set[str]:
-        """Return the nodes of these pairs on which no step starts any more. What a step wrote decides nothing, because the other
-        node of the pair can have written it."""
-        nodes = sorted({node for v in without for node in v.pair} - gone)
-        commands = {
-            node: [*self._jobs.step_command(self._job, [node], name=self.plan.job_name, seconds=60, more=["--mpi=none"]), "true"]
-            for node in nodes
-        }
-        outputs = run_all(commands, seconds=PROBE_SECONDS, environment=self._jobs.environment(), stopped=self._stop.is_set)
-        lost = {node for node in nodes if outputs[node].status != 0} if not self._stop.is_set() else set()
-        if lost and self._holding_ended():
-            raise HostError(
-                f"job {self._job} has ended: somebody cancelled it, or it met its time limit",
-                hint=f"fairlead accept --fabric --resume {self.plan.run} goes on with another job",
-            )
+    def _find_gone(self, doubtful: Set[str]) -> Set[str]:
+        """Return those of the nodes on which no step starts any more. What a step wrote decides nothing, because the other
+        node of the pair can have written it. A node is asked again after slurmctld has answered and knows its state, because no
+        step starts on any node while slurmctld restarts."""
+        lost = doubtful
+        for _ in range(PROBES if doubtful else 0):
+            self._wait_until_known(lost)
+            lost = self._without_step(lost)
+            if lost and self._holding_ended():
+                raise HostError(
+                    f"job {self._job} has ended: somebody cancelled it, or it met its time limit",
+                    hint=f"fairlead accept --fabric --resume {self.plan.run} goes on with another job",
+                )
         states = {state.name: state for state in self._jobs.nodes(sorted(lost))} if lost else {}
         for node in sorted(lost):
             words = "+".join(sorted(states[node].states)) if node in states else "not known to slurmctld"
@@ -225,6 +244,27 @@ class FabricRun:
             self._store.gone(self.plan.run, node, why)
             self._tell(f"  {node}: {why}")
         return lost
+
+    def _wait_until_known(self, nodes: Set[str]) -> None:
+        """Wait until slurmctld knows the state of these nodes. After its restart it does not, until it has asked them. Raises
+        SlurmUnavailable if that takes too long."""
+        began = time.monotonic()
+        while nodes and not self._stop.is_set():
+            unknown = sorted(state.name for state in self._jobs.nodes(sorted(nodes)) if "UNKNOWN" in state.states)
+            if not unknown:
+                return
+            if time.monotonic() - began > UNKNOWN_SECONDS:
+                raise SlurmUnavailable(f"slurmctld does not know the state of {fold(unknown)}")
+            self._stop.wait(UNKNOWN_POLL_SECONDS)
+
+    def _without_step(self, nodes: Set[str]) -> set[str]:
+        """Return those of the nodes on which a step that does nothing does not end well. If the run was stopped, return none."""
+        commands = {
+            node: [*self._jobs.step_command(self._job, [node], name=self.plan.job_name, seconds=60, more=["--mpi=none"]), "true"]
+            for node in sorted(nodes)
+        }
+        outputs = run_all(commands, seconds=PROBE_SECONDS, environment=self._jobs.environment(), stopped=self._stop.is_set)
+        return {node for node in nodes if outputs[node].status != 0} if not self._stop.is_set() else set()
 
     def _holding_ended(self) -> bool:
         """Say whether the job that keeps the nodes does not run any more. A cancelled job completes for some time, and no step
@@ -234,12 +274,13 @@ class FabricRun:
 
     # -- ports ------------------------------------------------------------------------------------
 
-    def _ports(self, *, after: bool) -> None:
-        """Store the counters of all ports. Without an answer the run goes on, because counters decide nothing."""
+    def _ports(self, *, after: bool) -> Set[str]:
+        """Store the counters of all ports, and return the nodes that did not answer. The run goes on without them, because
+        counters decide nothing."""
         record = self._store.load(self.plan.run)
         nodes = [node for node in self.plan.nodes if node not in record.gone]
         if self._stop.is_set() or (not after and record.ports[0]):
-            return
+            return frozenset()
         command = self._jobs.step_command(
             self._job, nodes, name=self.plan.job_name, seconds=int(PORTS_SECONDS), more=["--mpi=none", "--label"]
         )
@@ -249,8 +290,10 @@ class FabricRun:
         )["ports"]
         reports = {n: r for n, r in port_report.parse(self.plan.mark, output.texts[0]).items() if n in nodes}
         self._store.ports(self.plan.run, reports, after=after)
-        if missing := sorted(set(nodes) - set(reports)):
-            self._tell(f"no counters of the ports of {fold(missing)}: {last_line(*output.texts[::-1]) or 'no answer'}")
+        missing = set(nodes) - set(reports)
+        if missing:
+            self._tell(f"no counters of the ports of {fold(sorted(missing))}: {last_line(*output.texts[::-1]) or 'no answer'}")
+        return missing
 
 
 def _without_gone(v: PairValue, gone: set[str]) -> PairValue:

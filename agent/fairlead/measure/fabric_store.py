@@ -17,8 +17,8 @@ from fairlead.errors import DataError, InputMissing
 from fairlead.measure.fabric_plan import FabricPlan
 from fairlead.measure.pairs.pair_table import PairValue
 from fairlead.measure.pairs.port_report import NodePorts
-from fairlead.measure.pairs.round_plan import PlannedRound
-from fairlead.measure.results_store import ResultStore
+from fairlead.measure.pairs.round_plan import PlannedRound, next_round
+from fairlead.measure.results_store import ResultStore, refuse_other
 from fairlead.model.json_text import NOT_JSON
 
 _TABLES = (
@@ -48,6 +48,11 @@ class FabricRecord(Struct, frozen=True, kw_only=True):
     gone: Mapping[str, str]
     ports: tuple[Mapping[str, NodePorts], Mapping[str, NodePorts]]
 
+    @property
+    def complete(self) -> bool:
+        """Say whether all rounds were measured. A run that was cancelled has ended, and may lack the confirmations."""
+        return not self.open_round and next_round(self.plan.pairs, self.values, self.gone) is None
+
 
 class FabricStore:
     """Reads and writes the tables of runs over the fabric. Every method may raise HostError with a message of one line."""
@@ -62,10 +67,13 @@ class FabricStore:
         statement = "INSERT INTO fabric_run (run, began, user, host, pid, plan, fairlead) VALUES (?,?,?,?,?,?,?)"
         self.store.write((statement, [row]))
 
-    def taken_over(self, run: str) -> None:
-        """Record that this process continues the run."""
-        statement = "UPDATE fabric_run SET pid = ?, host = ?, ended = NULL WHERE run = ?"
-        self.store.write((statement, [(os.getpid(), os.uname().nodename, run)]))
+    def taken_over(self, run: str, pid: int, host: str) -> None:
+        """Record that this process continues the run of another process, which is gone. Raises UsageError if meanwhile a third
+        process has done so."""
+        own = (os.getpid(), os.uname().nodename)
+        statement = "UPDATE fabric_run SET pid = ?, host = ?, ended = NULL WHERE run = ? AND pid = ? AND host = ?"
+        self.store.write((statement, [(*own, run, pid, host)]))
+        refuse_other(run, own, self.process(run)[:2])
 
     def job(self, run: str, job: int | None) -> None:
         self.store.write(("UPDATE fabric_run SET job = ? WHERE run = ?", [(job, run)]))

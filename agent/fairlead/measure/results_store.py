@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from fairlead.errors import DataError, HostError, InputMissing
+from fairlead.errors import DataError, HostError, InputMissing, UsageError
 from fairlead.measure.job_output import ReportedGpu
 from fairlead.measure.judge_figure import Judgement
 from fairlead.measure.tool import FIGURE_MAX, FIGURE_MIN, Figure
@@ -134,9 +134,12 @@ class ResultStore:
         self.write(("DELETE FROM run WHERE ended < ?", old))
         self.write(("INSERT INTO run (run, began, user, host, pid, folder, plan, fairlead) VALUES (?,?,?,?,?,?,?,?)", [row]))
 
-    def taken_over(self, run: str) -> None:
-        """Record that this process continues the run."""
-        self.write(("UPDATE run SET pid = ?, host = ? WHERE run = ?", [(os.getpid(), os.uname().nodename, run)]))
+    def taken_over(self, run: str, pid: int, host: str) -> None:
+        """Record that this process continues the run of another process, which is gone. Raises UsageError if meanwhile a third
+        process has done so."""
+        own = (os.getpid(), os.uname().nodename)
+        self.write(("UPDATE run SET pid = ?, host = ? WHERE run = ? AND pid = ? AND host = ?", [(*own, run, pid, host)]))
+        refuse_other(run, own, self.read("SELECT pid, host FROM run WHERE run = ?", (run,))[0])
 
     def submitted(self, run: str, node: str, class_name: str, job: int | None) -> None:
         row = (run, node, job, class_name, "", "unknown", "not measured", time.time(), "")
@@ -240,6 +243,12 @@ class ResultStore:
         except zlib.error as e:
             raise DataError(f"{self.path}: the output of {tool} on {node} in run {run} is damaged: {e}") from None
         return out, err
+
+
+def refuse_other(run: str, own: tuple[int, str], recorded: tuple[Any, ...]) -> None:
+    """Raise UsageError unless the recorded process of the run is this one. own, recorded: process and host."""
+    if recorded != own:
+        raise UsageError(f"run {run}: another process goes on with it (process {recorded[0]} on {recorded[1]})")
 
 
 def _packed(data: object) -> str:

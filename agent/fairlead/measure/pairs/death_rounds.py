@@ -45,12 +45,15 @@ def without_spoiled(
 
 
 def _dying(values: Sequence[PairValue], gone: Set[str]) -> dict[int, tuple[str, ...]]:
-    """Return the rounds in which each node may have gone down: from its last figure to the round in which it gave none."""
+    """Return the rounds in which each node may have gone down: from its last figure to the last round in which it gave none, or
+    to the end if it had no pair any more. A measurement that failed is no figure, because the node may have failed it while it
+    went down."""
     found: dict[int, tuple[str, ...]] = {}
+    end = max((v.round for v in values), default=0)
     for node in sorted(gone):
         own = [v for v in values if node in v.pair]
-        last = max((v.round for v in own if v.measured), default=0)
-        noticed = max((v.round for v in own if not v.measured), default=last + 1)
+        last = max((v.round for v in own if v.gbps is not None), default=0)
+        noticed = max((v.round for v in own if v.gbps is None), default=end)
         for round_ in range(max(last, 1), max(last, noticed) + 1):
             found[round_] = (*found.get(round_, ()), node)
     return found

@@ -9,7 +9,7 @@ run that was killed goes on with the same plan.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import cache
 
 from msgspec import Struct
@@ -23,6 +23,7 @@ from fairlead.measure.pairs.pair_table import Leaves, Pair, PairValue, Stage, pa
 #: The most rounds of each stage, without those that a node spoiled by going down.
 ROUNDS = {Stage.LEAF: 2, Stage.CONFIRM: 2, Stage.ACROSS: 3, Stage.CROWDED: 2, Stage.RAIL: 2}
 ACROSS_FIRST = 2  # the rounds across leaves of which each run has so many
+CONFIRMED_MIN = 3  # how many nodes of its leaf a suspect is measured with, as far as there are so many
 SPOILED_MAX = 2  # the most rounds of a stage that are made again because a node went down
 BETWEEN_LEAVES = (PartKind.UPLINK, PartKind.LEAF_PAIR, PartKind.SCALE)
 
@@ -118,8 +119,8 @@ def _in_leaf(plan: PairPlan, round_: int, nodes: Set[str], done: Set[Pair]) -> l
 
 def _confirmations(plan: PairPlan, verdict: FabricVerdict, values: Sequence[PairValue], nodes: Set[str]) -> list[Pair]:
     """Return for each suspect a pair with a node of its leaf that is known to be good. A suspect gets one such pair, and another
-    one if it was measured with fewer than two good nodes. values: the rows that are not
-    spoiled, so that a spoiled pair can be measured again."""
+    one if it was measured with fewer than two good nodes, or with fewer than three nodes, as the node of an odd leaf that had no
+    pair in one of its rounds. values: the rows that are not spoiled, so that a spoiled pair can be measured again."""
     done = {v.pair for v in values if not v.rail}
     confirmed = {node for v in values if v.stage is Stage.CONFIRM for node in v.pair}
     slow_leaves = set(verdict.named(PartKind.LEAF))
@@ -129,16 +130,13 @@ def _confirmations(plan: PairPlan, verdict: FabricVerdict, values: Sequence[Pair
     found = []
     for node in shuffled(nodes - verdict.good, plan.seed):
         leaf = plan.leaves.of[node]
-        enough = len(_partners(node, values) & verdict.good) >= PARTNERS_MIN and node in confirmed
+        had = {v.partner(node) for v in whole(values) if node in v.pair and plan.leaves.inside(v)}
+        enough = node in confirmed and len(had) >= CONFIRMED_MIN and len(had & verdict.good) >= PARTNERS_MIN
         partner = next((each for each in free[leaf] if pair_of(node, each) not in done), None)
         if partner is not None and not enough and leaf not in slow_leaves:
             free[leaf].remove(partner)
             found.append(pair_of(node, partner))
     return found
-
-
-def _partners(node: str, values: Iterable[PairValue]) -> set[str]:
-    return {v.partner(node) for v in whole(values) if node in v.pair}
 
 
 def _slow_pairs(plan: PairPlan, verdict: FabricVerdict, values: Sequence[PairValue], nodes: Set[str]) -> list[Pair]:
