@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,20 +11,10 @@ from fairlead.controller.accounting import Accounting
 from fairlead.slurm.listing import listed
 from fairlead.slurm.scontrol import Scontrol
 from tests.lab.cluster import Cluster
-from tests.lab.pause import pause
+from tests.lab.pause import until
 
 pytestmark = [pytest.mark.root, pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(240)]
 HOOKS = Path(__file__).resolve().parents[2] / "slurm"
-
-
-def until(met: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 90
-    while True:
-        began = time.monotonic()
-        if met():
-            return
-        assert time.monotonic() < deadline, what
-        pause(began)
 
 
 def test_ids_with_a_clusters_number_pass_everywhere() -> None:
