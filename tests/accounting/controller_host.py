@@ -12,7 +12,6 @@ from fairlead.jobs.usage_record import encoded
 from tests.jobs.job_reports import record_of
 from tests.lab.accounting import OPERATOR, STRANGER, query, wait_in_database
 from tests.lab.host import Host
-from tests.lab.pause import until
 from tests.lab.rack import Rack
 from tests.lab.wheels import admin_wheels, wheelhouse
 
