@@ -57,7 +57,7 @@ class ManyNodes(Cluster):
         super().__post_init__()
         self.slurm_nodes = tuple(replace(node, address=address(n)) for n, node in enumerate(self.slurm_nodes, 1))
         self.inits: dict[str, int] = {}  # the first process of each node, as this machine numbers it
-        self.places: dict[str, str] = {}  # the address of a node that has another one than slurm.conf says
+        self.addresses: dict[str, str] = {}  # the address of a node that has another one than slurm.conf says
 
     def leaf(self, number: int) -> tuple[str, ...]:
         """The nodes below leaf switch ``number`` (0 ...)."""
@@ -78,7 +78,7 @@ class ManyNodes(Cluster):
     def start_slurmd(self, name: str, *options: str) -> None:
         """Power the node on: namespaces, its place at the bridge, sshd, slurmd."""
         number = self.node_names.index(name) + 1
-        where = self.places.get(name) or address(number)
+        where = self.addresses.get(name) or address(number)
         go = self.folder / "nodes" / name / "go"
         go.unlink(missing_ok=True)
         os.mkfifo(go)

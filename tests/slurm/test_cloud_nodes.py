@@ -49,7 +49,7 @@ class Cloud(ManyNodes):
         path.write_text(text)
 
     def start_slurmd(self, name: str, *options: str) -> None:
-        if name in FIXED or name in self.places:
+        if name in FIXED or name in self.addresses:
             super().start_slurmd(name, *options)
 
     def wait_idle(self, seconds: float = 90, names: Sequence[str] = ()) -> None:
@@ -68,7 +68,7 @@ class Cloud(ManyNodes):
             shutil.rmtree(folder / part)
             (folder / part).mkdir()
         (folder / "kmsg").unlink(missing_ok=True)
-        self.places[name] = where
+        self.addresses[name] = where
         self.scontrol("update", f"nodename={name}", f"nodeaddr={where}", "nodehostname=lab")
         self.start_slurmd(name, "-b")
         agent = NodeAgent(self, name, tree)
