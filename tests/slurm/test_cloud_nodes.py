@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -70,6 +71,8 @@ class Cloud(ManyNodes):
         (folder / "kmsg").unlink(missing_ok=True)
         self.addresses[name] = where
         self.scontrol("update", f"nodename={name}", f"nodeaddr={where}", "nodehostname=lab")
+        asked = time.time()
+        until(lambda: time.time() > asked + 2, "a later second: slurmctld counts in whole ones")
         self.start_slurmd(name, "-b")
         agent = NodeAgent(self, name, tree)
         agent.begin()
