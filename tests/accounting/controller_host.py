@@ -6,14 +6,12 @@ import shutil
 import subprocess
 import time
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 from fairlead.jobs.usage_record import encoded
 from tests.jobs.job_reports import record_of
 from tests.lab.accounting import OPERATOR, STRANGER, query, wait_in_database
 from tests.lab.host import Host
-from tests.lab.pause import pause
 from tests.lab.rack import Rack
 from tests.lab.wheels import admin_wheels, wheelhouse
 
@@ -99,14 +97,3 @@ def ended_job(rack: Rack, seconds: int = 3600) -> int:
 def ask(host: Host, user: str, *words: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
     """``fairlead job`` of a user on a host."""
     return host.run([PROGRAM, "job", *words], user=user, check=False, timeout=timeout)
-
-
-def until(met: Callable[[], bool], what: str, seconds: float) -> None:
-    """Wait for a state."""
-    deadline = time.monotonic() + seconds
-    while True:
-        began = time.monotonic()
-        if met():
-            return
-        assert began < deadline, f"no {what} in {seconds:g} s"
-        pause(began)

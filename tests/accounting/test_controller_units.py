@@ -14,11 +14,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.accounting.controller_host import ask, ended_job, set_up, start_units, until
+from tests.accounting.controller_host import ask, ended_job, set_up, start_units
 from tests.lab.accounting import OPERATOR, STRANGER
 from tests.lab.enter import enter_command
 from tests.lab.host import Host
 from tests.lab.ledger import own_name
+from tests.lab.pause import until
 from tests.lab.rack import Rack
 from tests.lab.roots import USER
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from tests.accounting.controller_host import HOME, KEY, PROGRAM, SITE, install, until
+from tests.accounting.controller_host import HOME, KEY, PROGRAM, SITE, install
 from tests.lab.ledger import own_name
+from tests.lab.pause import until
 from tests.lab.rack import Rack
 from tests.rack.provisioned import ProvisionedRack
 

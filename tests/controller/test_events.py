@@ -22,7 +22,7 @@ import pytest
 from msgspec.structs import replace
 
 from fairlead.cli import main
-from fairlead.controller.event_channels import OUTPUT_MAX_BYTES, SiteCommand, Webhook, channels_of, ran
+from fairlead.controller.event_channels import OUTPUT_MAX_BYTES, EventChannel, SiteCommand, Webhook, channels_of, ran
 from fairlead.controller.event_program import TRIES_MAX, WAIT_MAX_SECONDS, EventProgram, body
 from fairlead.controller.event_store import NODE_EVENTS_MAX, EventStore, event_id
 from fairlead.controller.fleet_store import FleetStore
@@ -63,6 +63,7 @@ class Site:
         self.folder, self.channel, self.said, self.now = folder, Recorder(), list[str](), NOW
         self.options = EventsOptions(command=("/bin/true",))
         self.lemons: Callable[[], list[FleetEvent]] = list
+        self.first: dict[str, EventChannel] = {}  # channels that come before the one above
 
     def history(self, *records: ServiceRecord, outs: tuple[NodeOut, ...] | None = None) -> None:
         with FleetStore(str(self.folder), write=True) as fleet:
@@ -77,7 +78,7 @@ class Site:
                 store,
                 fleet,
                 self.options,
-                {self.channel.name: self.channel},
+                {**self.first, self.channel.name: self.channel},
                 say=self.said.append,
                 clock=lambda: self.now,
                 lemons=self.lemons,
@@ -290,6 +291,30 @@ def test_a_restored_history_that_is_older_is_one_line(site: Site) -> None:
     site.history(record(drained(T), drained(T + HOUR), written_unix=NOW + 120))
     site.run()
     assert site.channel.kinds == ["drained", "drained"] and len(site.said) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("sleep 300 & exec sleep 300", "no answer in 0.3 s: it was ended"), ("exec yes", "wrote more than 64 KiB: it was ended")],
+    ids=["hangs", "floods"],
+)
+def test_a_hook_that_hangs_or_floods_keeps_no_event_from_another_channel(site: Site, tmp_path: Path, text: str, why: str) -> None:
+    """It gets three events in a run at most, it is one line, and it gets all of them when it is mended."""
+    site.channel = Recorder("url")
+    taken = tmp_path / "taken"
+    site.first = {"command": SiteCommand(script(tmp_path, text), 0.3 if "0.3" in why else 20.0)}
+    site.history(record(*(drained(T + n) for n in range(5))))
+    began = time.monotonic()
+    found = site.run()
+    assert time.monotonic() - began < 15
+    assert len(site.channel.taken) == 5 and (found.delivered, found.failed) == (5, 3)
+    assert site.said == [f"command: {why}; the events wait and are tried again"]
+    site.first = {"command": SiteCommand(script(tmp_path, f"{{ cat; echo; }} >>{taken}"), 20.0)}
+    site.now += HOUR
+    site.run()
+    kept = [json.loads(line)["id"] for line in taken.read_text().splitlines()]
+    assert len(kept) == len(set(kept)) == 5 and set(kept) == {event["id"] for event in site.channel.taken}
+    assert len(site.channel.taken) == 5 and len(site.said) == 1
 
 
 def test_old_events_go_and_those_of_the_history_stay(site: Site) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fairlead.fleet.service_record import ServiceRecord, decoded
+from fairlead.fleet.service_memory import ServiceMemory, remembered
+from fairlead.fleet.service_record import DAY_SECONDS, ServiceRecord, VersionSeen, decoded
 from tests.daemon.conftest import XID79, Agent
 
 
@@ -30,3 +31,22 @@ def test_the_record_names_the_machine_and_what_is_wrong(agents: Callable[..., Ag
     assert [(x.code, x.count) for x in second.xids] == [("79", 1)]
     (finding,) = [f for f in second.findings if f.check == "xid"]
     assert finding.device == "0000:1b:00.0" and finding.enforced and finding.serial
+
+
+def test_a_clock_that_went_back_a_year_for_a_while_costs_no_time_that_was_watched() -> None:
+    memory, now = ServiceMemory(), 1.8e9
+
+    def sweep(unix: float) -> None:
+        nonlocal memory
+        memory = remembered(memory, unix, VersionSeen(since_unix=unix), {}, iter(()))
+
+    for second in (0, 600, 1200, 20_000, 20_600):
+        sweep(now + second)
+    before = memory.watched
+    assert before == ((now, now + 1200), (now + 20_000, now + 20_600))
+    back = now + 20_700 - 365 * DAY_SECONDS
+    for second in (0, 600):
+        sweep(back + second)
+    assert memory.watched == ((back, back + 600), *before), "in order, and what is to come again is kept"
+    sweep(now + 22_000)
+    assert memory.watched == ((now, now + 1200), (now + 20_000, now + 22_000)), "what is older than a month goes"

@@ -104,6 +104,22 @@ def test_values_are_kept_once_a_week_or_when_they_change() -> None:
     assert [day - DAY for day, _ in known["G0"]["load.seconds"]] == [0, 7, 14]
 
 
+def test_a_clock_that_went_back_a_year_for_a_while_costs_no_value() -> None:
+    def added(day: int) -> None:
+        nonlocal known
+        known = with_values(known, iter([("G0", "pcie.lanes", 16.0 - (DAY + day) % 2)]), (DAY + day) * DAY_SECONDS + 5)
+
+    known: dict[str, dict[str, tuple[Point, ...]]] = {}
+    for day in range(4):
+        added(day)
+    before = known["G0"]["pcie.lanes"]
+    added(3 - 365)
+    added(3 - 365)
+    assert len(known["G0"]["pcie.lanes"]) == len(before) + 1
+    added(4)
+    assert known["G0"]["pcie.lanes"] == (*before, (DAY + 4, 16.0 - (DAY + 4) % 2))
+
+
 def test_the_errors_of_all_links_are_summed_or_none_are() -> None:
     """A link that cannot be read once must not make the sum seem to fall and to grow again."""
     newer = [NvLink(link=n, active=True, effective_errors=3) for n in range(2)]

@@ -34,7 +34,7 @@ mount --bind /run/lab-nodes/{name}/run /run/fairlead
 mount --bind /run/lab-nodes/{name}/etc /etc/fairlead
 mount --bind /run/lab-nodes/{name}/var /var/lib/fairlead
 {sshd}
-/usr/sbin/slurmd -N {name}
+/usr/sbin/slurmd -N {name} {options}
 trap '' CHLD
 exec sleep infinity
 """
@@ -57,6 +57,7 @@ class ManyNodes(Cluster):
         super().__post_init__()
         self.slurm_nodes = tuple(replace(node, address=address(n)) for n, node in enumerate(self.slurm_nodes, 1))
         self.inits: dict[str, int] = {}  # the first process of each node, as this machine numbers it
+        self.addresses: dict[str, str] = {}  # the address of a node that has another one than slurm.conf says
 
     def leaf(self, number: int) -> tuple[str, ...]:
         """The nodes below leaf switch ``number`` (0 ...)."""
@@ -77,16 +78,19 @@ class ManyNodes(Cluster):
     def start_slurmd(self, name: str, *options: str) -> None:
         """Power the node on: namespaces, its place at the bridge, sshd, slurmd."""
         number = self.node_names.index(name) + 1
-        os.mkfifo(self.folder / "nodes" / name / "go")
-        sshd = f"/usr/sbin/sshd -o ListenAddress={address(number)} -o PidFile=none" if self.sshd else ":"
-        script = shlex.quote(_NODE.format(name=name, sshd=sshd))
+        where = self.addresses.get(name) or address(number)
+        go = self.folder / "nodes" / name / "go"
+        go.unlink(missing_ok=True)
+        os.mkfifo(go)
+        sshd = f"/usr/sbin/sshd -o ListenAddress={where} -o PidFile=none" if self.sshd else ":"
+        script = shlex.quote(_NODE.format(name=name, sshd=sshd, options=shlex.join(options)))
         spaces = "--mount --propagation private --net --pid --fork --kill-child --mount-proc"
         files = f"</dev/null >/dev/null 2>>/var/log/slurm/{name}.log"
         self._exec(f"setsid unshare {spaces} /bin/sh -ec {script} {files} & echo $! >/run/lab-nodes/{name}/pid")
         init = self.inits[name] = self._init_of(int((self.folder / "nodes" / name / "pid").read_text()))
         self.ip(self.pid, f"link add v{number} type veth peer name eth0 netns {init}\nlink set v{number} master lab0 up\n")
-        self.ip(init, f"addr add {address(number)}/16 dev eth0\nlink set lo up\nlink set eth0 up\n")
-        (self.folder / "nodes" / name / "go").write_text("go\n")
+        self.ip(init, f"addr add {where}/16 dev eth0\nlink set lo up\nlink set eth0 up\n")
+        go.write_text("go\n")
 
     def _init_of(self, unshare: int) -> int:
         """The first process of the node that unshare(1), by its number in the box, has made."""

@@ -6,6 +6,7 @@ FAIRLEAD_SCALE_NODES sets another number of nodes. docs/explanation/scale.md has
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -304,38 +305,69 @@ def test_a_quarter_of_the_nodes_loses_a_gpu(many: ManyNodes, agents: Agents, fig
     assert set(agents.limits().values()) == {"switch leaf2"}
 
 
+#: A command on a node whose machine is a tree: its ledger names that machine.
+ON_TREE = """\
+import sys
+from fairlead.cli import drain, main
+from fairlead.host.root import Root
+tree = sys.argv[1]
+drain.Root = lambda path: Root(tree)
+sys.exit(main(sys.argv[2:]))
+"""
+
+
 def test_commands_of_an_admin(many: ManyNodes, agents: Agents, figures: Figures, tmp_path: Path) -> None:
-    """fleet, version, why and collect over all nodes, with real sshds. Each twice, at last by connections that are kept."""
+    """fleet, version, why and collect over all nodes, with real sshds; hold and resume on a node. Each twice, the second time by
+    connections that are kept."""
     site, store = many.site(tmp_path), tmp_path / "store"
-    agents[many.node_names[7]].gpu_lost()
-    agents.until(lambda: agents.in_state(State.DRAIN) == {many.node_names[7]}, "a drain", 60)
+    bad = agents[many.node_names[7]]
+    bad.gpu_lost()
+    agents.until(lambda: agents.in_state(State.DRAIN) == {bad.name}, "a drain", 60)
     where = ["--bin-dir", str(many.bin), "--site", str(site)]
+    conf = ["--slurm-conf", "/etc/slurm/slurm.conf"]
+    folders = ["--state-dir", str(bad.state_dir), "--run-dir", str(bad.run_dir)]
     asks = {
-        "fleet": ["fleet", *where, "--slurm-conf", "/etc/slurm/slurm.conf", "--timeout", "120"],
-        "fleet without agents": ["fleet", *where, "--slurm-conf", "/etc/slurm/slurm.conf", "--no-agents"],
-        "version": ["version", "--fleet", *where, "--slurm-conf", "/etc/slurm/slurm.conf", "--timeout", "120"],
-        "why": ["why", many.node_names[7], *where],
-        "collect": ["collect", "--store", str(store), *where, "--slurm-conf", "/etc/slurm/slurm.conf", "--timeout", "120"],
+        "fleet": ["fleet", *where, *conf, "--timeout", "120"],
+        "fleet without agents": ["fleet", *where, *conf, "--no-agents"],
+        "version": ["version", "--fleet", *where, *conf, "--timeout", "120"],
+        "why": ["why", bad.name, *where],
+        "collect": ["collect", "--store", str(store), *where, *conf, "--timeout", "120"],
     }
+    python = [sys.executable, "-P"]
+    commands = {name: many.entered([*python, "-m", "fairlead", *words]) for name, words in asks.items()}
+    on_node = {
+        "hold": ["hold", "--reason", "riser", *folders],
+        "hold released": ["hold", "--release", *folders],
+        "resume": ["resume", "--document", str(bad.document)],
+    }
+    commands |= {name: [*python, "-c", ON_TREE, str(bad.tree), *words] for name, words in on_node.items()}
     took: dict[str, list[float]] = {}
+    env = {**os.environ, "PYTHONPATH": str(PROJECT / "agent")}
     try:
-        for name, words in asks.items():
+        for name, command in commands.items():
             for _ in range(2):
-                window, began = Window(many), time.monotonic()
-                env = {**os.environ, "PYTHONPATH": str(PROJECT / "agent")}
-                command = many.entered([sys.executable, "-m", "fairlead", *words])
+                window, began, cpu = Window(many), time.monotonic(), _children()
                 done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=180, check=False)
-                window_seconds = time.monotonic() - began
+                seconds = time.monotonic() - began
+                used = _children() - cpu
                 window.end()
-                took.setdefault(name, []).append(round(window_seconds, 2))
+                took.setdefault(name, []).append(round(seconds, 2))
                 took.setdefault(f"{name}, RPCs", []).append(sum(window.counts.values()))
+                took.setdefault(f"{name}, CPU", []).append(round(used, 2))
                 assert done.returncode == 0, f"{name}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
                 print(f"{name}: {done.stdout[-300:]}")
     finally:
         for connection in tmp_path.glob("[0-9a-f]*[0-9a-f]"):
             subprocess.run(["ssh", "-O", "exit", "-o", f"ControlPath={connection}", "n"], capture_output=True, check=False)
+    agents.until(lambda: not agents.in_state(State.DRAIN), "the resume in the verdict", 60)
     figures.add(
         "commands",
         **{key.replace(" ", "_"): value for key, value in took.items()},
         store_bytes=sum(p.stat().st_size for p in store.iterdir()),
     )
+
+
+def _children() -> float:
+    """CPU seconds of the programs that have ended: without a master connection of ssh, which stays."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime

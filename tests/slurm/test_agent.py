@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -370,3 +372,47 @@ def test_the_prologs_refusal_is_lifted(cluster: Cluster, tmp_path: Path) -> None
         finally:
             for agent in made:
                 agent.end()
+
+
+@pytest.mark.one_release
+def test_a_clock_that_goes_back_a_year_drains_nobody_and_loses_nothing(agents: Make, cluster: Cluster, tmp_path: Path) -> None:
+    """It goes back while the node is drained, stays so over a restart and a person's resume, and is right again."""
+    wrong = tmp_path / "wrong"
+    agent = agents()
+    agent.before = (sys.executable, "-m", "tests.slurm.wrong_clock", str(wrong))
+
+    def clock(seconds: float) -> None:
+        (tmp_path / "new").write_text(f"{seconds}")
+        (tmp_path / "new").rename(wrong)
+
+    def later() -> None:
+        before = agent.sequence()
+        agent.until(lambda: agent.sequence() > before + 4, "later verdicts")
+
+    def trail() -> list[str]:
+        lines = (agent.state_dir / "audit.jsonl").read_text().splitlines()
+        return [entry["what"] for entry in map(json.loads, lines) if entry["outcome"] != "asked"]
+
+    clock(0)
+    agent.start().kernel(xid79())
+    reason = drained(agent, cluster)
+    agent.until(lambda: (agent.status()["drain"] or {}).get("reason") == reason, "the drain in the status")
+    clock(-365 * 86400)
+    later()
+    agent.end()
+    agent.start()
+    later()
+    agent.until(lambda: (agent.status()["drain"] or {}).get("reason") == reason, "its own drain after the restart")
+    assert client_of(cluster).node("n1").reason == reason and trail().count("drained") == 1
+    cluster.scontrol("update", "nodename=n1", "state=resume")
+    agent.until(lambda: "acknowledged" in agent.verdict().text, "acknowledgement")
+    later()
+    clock(0)
+    later()
+    agent.end()
+    agent.start()
+    later()
+    assert "acknowledged" in agent.verdict().text and not client_of(cluster).node("n1").drained
+    assert trail().count("drained") == 1, trail()
+    agent.kernel(xid79(2))
+    assert drained(agent, cluster) != reason

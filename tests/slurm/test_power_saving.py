@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from fairlead.policy.decision_rules import Rules
 from fairlead.policy.ownership import MANUAL
 from fairlead.slurm.client import NodeState
 from tests.lab.cluster import Cluster
-from tests.lab.pause import pause
+from tests.lab.pause import until
 from tests.slurm.conftest import client_of, drain_of, running
 
 pytestmark = [pytest.mark.root, pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -44,16 +44,6 @@ def site(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     )
     with running(cluster):
         yield cluster
-
-
-def until(met: Callable[[], object], what: str, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while True:
-        began = time.monotonic()
-        if met():
-            return
-        assert time.monotonic() < deadline, what
-        pause(began)
 
 
 def seen(site: Cluster, name: str, *words: str) -> NodeState:

@@ -1,7 +1,8 @@
 """Collects what jobs used: finds ended jobs, asks their nodes, stores the records, and writes AdminComment. One round at a time.
 
 A round that is killed at any moment is continued by the next one: each step leaves the store whole, and each step may be done
-twice. A node that does not answer is asked again with longer and longer waits, for 24 hours after the end of the job.
+twice. A node that does not answer is asked again with longer and longer waits, for 24 hours after the end of the job, and
+``TRIES_MIN`` times in any case: after the controller was off, or an older backup was restored, these 24 hours are over.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ OVERLAP_SECONDS = 600  # slurmdbd may learn of an end so much later
 WINDOW_SECONDS = 6 * 3600  # the longest time that one sacct is asked for
 WAIT_SECONDS, WAIT_MAX_SECONDS = 60, 3600  # before a node is asked again: doubled each time
 GIVE_UP_SECONDS = DAY_SECONDS
+TRIES_MIN = 24  # with the waits above, they take 19 hours
 PARTIAL_SECONDS = 900  # AdminComment of a job with missing nodes is written so long after its end, and again when they answer
 CLOCK = "clock"  # the key of the clock as the last round saw it
 RUNS_AT_ONCE = 2000
@@ -175,9 +177,10 @@ class Collection:
         done.asked += 1
         done.complete += not left
         wait = min(WAIT_MAX_SECONDS, WAIT_SECONDS << min(each.tries, 6))
-        again = now + wait if left and now < ended + GIVE_UP_SECONDS else None
+        tries = each.tries + 1
+        again = now + wait if left and (now < ended + GIVE_UP_SECONDS or tries < TRIES_MIN) else None
         if left and again is None:
-            self._say(f"job {run.label}: no record from {fold(left)} in 24 h: given up")
+            self._say(f"job {run.label}: no record from {fold(left)} in {tries} tries: given up")
         due = bool(report.records) and (not left or again is None or now >= ended + PARTIAL_SECONDS)
         self._store.asked(run, again, comment_due=due)
 

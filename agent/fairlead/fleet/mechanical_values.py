@@ -73,13 +73,15 @@ def _link_errors(link: NvLink) -> int | None:
 def with_values(
     known: Mapping[str, Mapping[str, tuple[Point, ...]]], new: Iterator[tuple[str, str, float]], unix: float
 ) -> dict[str, dict[str, tuple[Point, ...]]]:
-    """Return the values with those of now: at most one a day of each, if it has changed, and one a week if not."""
+    """Return the values with those of now: at most one a day of each, if it has changed, and one a week if not. Days to come are
+    those of before the clock went back."""
     day = int(unix // DAY_SECONDS)
     found = {device: dict(of) for device, of in known.items()}
     for device, name, value in new:
-        points = tuple(p for p in found.get(device, {}).get(name, ()) if day - KEEP_DAYS <= p[0] <= day)
+        kept = [p for p in found.get(device, {}).get(name, ()) if p[0] >= day - KEEP_DAYS]
+        points, later = [p for p in kept if p[0] <= day], [p for p in kept if p[0] > day]
         last = points[-1] if points else (-WEEK_DAYS, 0.0)
         if day - last[0] >= WEEK_DAYS or (day > last[0] and name in DAILY and value != last[1]):
-            points = (*points, (day, value))
-        found.setdefault(device, {})[name] = points
+            points.append((day, value))
+        found.setdefault(device, {})[name] = (*points, *later)
     return {device: of for device, of in found.items() if any(points for points in of.values())}

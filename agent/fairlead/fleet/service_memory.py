@@ -42,14 +42,15 @@ def remembered(
 
 
 def _watched(spans: tuple[Span, ...], unix: float) -> tuple[Span, ...]:
-    """A span that ends later than now comes from a clock that was wrong."""
+    """A span that begins later than now is of before the clock went back, or of a clock that was ahead."""
     oldest = unix - KEEP_DAYS * DAY_SECONDS
     known = [(begin, min(end, unix)) for begin, end in spans if begin <= unix and end > oldest]
+    later = [span for span in spans if span[0] > unix]
     if known and unix - known[-1][1] <= GAP_SECONDS:
         known[-1] = (known[-1][0], unix)
     else:
         known.append((unix, unix))
-    return tuple((max(begin, oldest), end) for begin, end in known[-SPANS_MAX:])
+    return tuple((max(begin, oldest), end) for begin, end in [*known, *later][-SPANS_MAX:])
 
 
 def _cards(known: tuple[CardSeen, ...], cards: Mapping[str, str], unix: float) -> tuple[CardSeen, ...]:

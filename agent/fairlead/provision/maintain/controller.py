@@ -52,8 +52,8 @@ class Listing(Struct, frozen=True, kw_only=True):
     unix: float
 
     def fresh(self) -> bool:
-        """Say whether the listing is young enough to act on."""
-        return time.time() - self.unix < STALE_SECONDS
+        """Say whether the listing is young enough to act on. If the clock was set since, nobody knows."""
+        return abs(time.time() - self.unix) < STALE_SECONDS
 
 
 class Controller:
