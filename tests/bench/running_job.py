@@ -52,10 +52,11 @@ def rows(say: Callable[[str], None] = lambda text: print(f"bench:   {text}", fil
                     record = record_of(name, 60.0, 8, job=job, uid=None, ended_by="", **times)
                     (lines / name).write_text("\n".join(in_lines(name, encoded(record))) + "\n")
                 say(f"asking for a job on {count} nodes")
-                asked, plain = [], []
-                for _ in range(ASKED):  # in turn, so that other load falls on both
+                asked, plain, same = [], [], []
+                for _ in range(ASKED):  # in turn, so that other load falls on all
                     asked.append(_ask(slurm, bin_dir, job, count))
-                    plain.append(_plain_step(bin_dir, job, count))
+                    plain.append(_step(bin_dir, job, count, "/bin/true"))
+                    same.append(_step(bin_dir, job, count, PROGRAM))
                 slurm.run(["/usr/bin/scancel", str(job)])
                 slurm.wait_idle()
                 took, cpu = (median([each[at] for each in asked]) for at in (0, 1))
@@ -63,7 +64,10 @@ def rows(say: Callable[[str], None] = lambda text: print(f"bench:   {text}", fil
                     f"{cpu:.2f} s of CPU in fairlead, squeue and srun; the rest is {count} slurmstepds on {os.cpu_count()} CPUs"
                 )
                 budget = 2.0 if count == 128 else None
-                load = f"a plain step of srun takes {median(plain):.2f} s in turn; load {os.getloadavg()[0]:.0f}"
+                load = (
+                    f"in turn, a step of srun that does nothing takes {median(plain):.2f} s, one that prints the same records"
+                    f" {median(same):.2f} s; load {os.getloadavg()[0]:.0f}"
+                )
                 made.append(Row(f"fairlead job of a job that runs on {count} nodes", took, budget, "s", beside, load))
     return made
 
@@ -82,11 +86,12 @@ def _clients(slurm: Cluster, folder: Path) -> Path:
     return bin_dir
 
 
-def _plain_step(bin_dir: Path, job: int, count: int) -> float:
-    """Return the seconds of a step that does nothing, on the same nodes with the same options."""
-    words = [f"{bin_dir}/srun", *step_options(job, count), "/bin/true"]
+def _step(bin_dir: Path, job: int, count: int, program: str) -> float:
+    """Return the seconds of a step alone, on the same nodes with the same options."""
+    words = [f"{bin_dir}/srun", *step_options(job, count), program]
+    env = {"PATH": "/usr/bin:/bin", "SLURM_CONF": "/etc/slurm/slurm.conf"}
     began = time.monotonic()
-    subprocess.run(words, env={"PATH": "/usr/bin:/bin", "SLURM_CONF": "/etc/slurm/slurm.conf"}, timeout=180, check=True)
+    subprocess.run(words, env=env, stdout=subprocess.PIPE, timeout=180, check=True)
     return time.monotonic() - began
 
 

@@ -19,6 +19,7 @@ from fairlead.cli import COMMANDS, main
 from fairlead.errors import ExitCode
 from tests.cli.bad_inputs import COMMAND_LINES, KINDS, TREE, WRITER, X, end_pipe, is_tried
 
+pytestmark = pytest.mark.heavy  # many hundred command lines
 PROJECT = Path(__file__).resolve().parents[2]
 SITE = 'schema = 1\n[classes.a]\nnodes = "n1"\nprofile = "l40s-pcie"\n[settings.driver]\ninstall = ["nvidia-open"]\n'
 DOCUMENTED = set(ExitCode)

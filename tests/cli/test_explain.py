@@ -114,6 +114,7 @@ def test_a_document_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> Non
     assert "/nowhere/node.json" in capsys.readouterr().err
 
 
+@pytest.mark.heavy
 def test_every_code_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     for kind, codes in (("xid", ENTRIES), ("sxid", SXIDS)):
         for code in codes:

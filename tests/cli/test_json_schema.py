@@ -170,6 +170,7 @@ def printed(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> list[
     return [out]
 
 
+@pytest.mark.heavy  # each computes a report
 @pytest.mark.parametrize("words", COMMAND_LINES, ids=" ".join)
 def test_output_is_as_the_schema_says(
     words: tuple[str, ...], inputs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

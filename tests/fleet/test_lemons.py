@@ -161,8 +161,10 @@ def test_where_counts_spread_no_more_than_by_chance_all_nodes_are_about_equal() 
 
 # -- the simulated year --------------------------------------------------------------------------------
 
+SIZES = [pytest.param(nodes, marks=pytest.mark.heavy if nodes > 500 else ()) for nodes in simulation_table.SIZES]
 
-@pytest.mark.parametrize("nodes", simulation_table.SIZES)
+
+@pytest.mark.parametrize("nodes", SIZES)
 def test_chance_names_no_more_nodes_than_the_list_says(nodes: int) -> None:
     """The page has 1,000 shuffles. The spread of the mean of these few lists is allowed for."""
     found = simulation_table.shuffled(nodes, 12 if nodes < 500 else 2, every=8)
@@ -171,6 +173,7 @@ def test_chance_names_no_more_nodes_than_the_list_says(nodes: int) -> None:
     assert found.groups < 0.2
 
 
+@pytest.mark.heavy
 def test_the_page_has_what_the_lists_find() -> None:
     text = simulation_table.PAGE.read_text()
     assert simulation_table.put(text, "planted", simulation_table.found_rows()) == text, (
@@ -178,7 +181,7 @@ def test_the_page_has_what_the_lists_find() -> None:
     )
 
 
-@pytest.mark.parametrize("nodes", simulation_table.SIZES)
+@pytest.mark.parametrize("nodes", SIZES)
 def test_planted_causes_do_not_make_more_wrong_names_than_the_lists_say(nodes: int) -> None:
     """The page has 40 years. A list names few, so the spread of these few years is allowed for."""
     found = simulation_table.years(nodes, 4 if nodes < 500 else 2, first_seed=1)

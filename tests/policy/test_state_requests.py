@@ -229,11 +229,11 @@ KINDS = st.one_of(
 
 
 @given(st.lists(st.tuples(KINDS, st.lists(st.integers(0, 7), max_size=3)), max_size=8, unique_by=lambda each: each[0].id))
-def test_replayed_from_any_crash_the_end_is_the_same(story: list[tuple[Ack | Undo | Clear, list[int]]]) -> None:
+def test_replayed_from_any_crash_the_end_is_the_same(taken_again: list[tuple[Ack | Undo | Clear, list[int]]]) -> None:
     """Killed after the state was saved, before the file was removed: any of the taken ones comes again."""
     state = once = sweep(PolicyState(), bad(), bad(device=OTHER)).state
     taken: list[Ack | Undo | Clear] = []
-    for request, again in story:
+    for request, again in taken_again:
         taken.append(request)
         once = apply(once, request)
         state = apply(state, request)

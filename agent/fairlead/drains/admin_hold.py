@@ -38,10 +38,10 @@ class AdminHold:
         if (now := time.monotonic()) >= self._next:
             self._next = now + self._every_seconds
             with suppress(OSError):
-                self._disk.do(lambda: self.look(state_dir))
+                self._disk.do(lambda: self.read_now(state_dir))
         return self._known or _hold(os.path.join(run_dir, "hold"))
 
-    def look(self, state_dir: str) -> None:
+    def read_now(self, state_dir: str) -> None:
         """Read the admin hold now, where the disk is accessed anyway. This waits for the disk."""
         self._known = _hold(os.path.join(state_dir, "hold"))
         self._next = time.monotonic() + self._every_seconds

@@ -38,7 +38,7 @@ def test_requests_and_the_hold_are_read_in_one_access(tmp_path: Path) -> None:
     history, state = History(state_dir, "b1"), PolicyState()
     for reason in ("first", "second"):
         Path(state_dir, "hold").write_text(json.dumps({"reason": reason}))
-        assert requests.take(state, history, "b1", partial(hold.look, state_dir)) is state
+        assert requests.take(state, history, "b1", partial(hold.read_now, state_dir)) is state
         assert hold.read(state_dir, run_dir) == {"reason": reason}
     assert disk.count == 2
     history.close()

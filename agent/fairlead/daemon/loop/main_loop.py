@@ -290,8 +290,8 @@ class Loop:
         """Handle the requests of people (`fairlead ack`, `clear`)."""
         if not self._schedule.requests_due():
             return
-        look = partial(self._hold.look, self._document.agent.state_dir)
-        state = self._requests.take(self._state, self._history, self._boot_id, look)
+        read_hold = partial(self._hold.read_now, self._document.agent.state_dir)
+        state = self._requests.take(self._state, self._history, self._boot_id, read_hold)
         if state is not self._state:
             self._state = state
             self._reporter.status_now()
