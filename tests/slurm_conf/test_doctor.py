@@ -49,8 +49,6 @@ def test_power_saving_that_spares_drained_nodes_is_fine() -> None:
     saving = "SuspendProgram=/s\nSuspendTime=600\n"
     assert set(remarks(f"{GOOD}{saving}SuspendExcStates=DOWN,drain\n").values()) == {"ok"}
     assert set(remarks(f"{GOOD}SuspendProgram=/s\nSuspendTime=-1\n").values()) == {"ok"}
-    cloud = "SuspendExcStates=DRAIN\nPrivateData=jobs,cloud\nNodeName=c[1-9] Gres=gpu:8 State=CLOUD\n"
-    assert set(remarks(f"{GOOD}{saving}{cloud}").values()) == {"ok"}
     assert "SuspendTime also switches off drained nodes" in remarks(GOOD + saving, version=(22, 5, 8))
 
 
@@ -83,12 +81,6 @@ def test_slurmds_copy_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ("task/affinity,", "", "lacks task/affinity", "warn"),
         ("PrologEpilogTimeout=300\n", "", "PrologEpilogTimeout is not set", "note"),
         ("ClusterName=c", "SuspendProgram=/s\nSuspendTime=600", "SuspendExcStates lacks DRAIN", "warn"),
-        (
-            "ClusterName=c",
-            "SuspendProgram=/s\nSuspendTime=600\nSuspendExcStates=DRAIN\nPrivateData=jobs\nNodeName=DEFAULT State=Cloud",
-            "PrivateData lacks cloud",
-            "warn",
-        ),
     ],
 )
 def test_each_flaw_is_found(old: str, new: str, what: str, level: str) -> None:

@@ -215,14 +215,6 @@ def _power_saving(conf: SlurmConf, version: tuple[int, ...] | None) -> Iterator[
             fix=f"SuspendExcStates={','.join(sorted({*map(str.upper, conf.options('SuspendExcStates')), 'DOWN', 'DRAIN'}))}",
             source="slurm.conf(5) SuspendExcStates; docs/how-to/slurm-arrangements.md",
         )
-    if "cloud" not in conf.options("PrivateData") and any(node.get("state", "").lower() == "cloud" for node in conf.nodes):
-        yield Remark(
-            level="warn",
-            what="PrivateData lacks cloud",
-            why="slurmctld does not list a node of State=CLOUD that is off, so fleet does not show it, and Prometheus expects it",
-            fix=f"PrivateData={','.join(sorted({*conf.options('PrivateData'), 'cloud'}))}",
-            source="slurm.conf(5) PrivateData; docs/how-to/slurm-arrangements.md",
-        )
 
 
 def _limits(conf: SlurmConf) -> Iterator[Remark]:
