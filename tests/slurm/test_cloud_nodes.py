@@ -86,7 +86,7 @@ class Cloud(ManyNodes):
         until(lambda: not Path(f"/proc/{self.inits[name]}/ns/net").exists(), "end of the instance")
 
 
-@pytest.fixture(scope="module", params=["bookworm", "trixie", "forky"])
+@pytest.fixture(scope="module", params=["trixie"])
 def site(request: pytest.FixtureRequest) -> Iterator[Cloud]:
     if os.geteuid():
         pytest.skip("needs root: real Slurm runs in namespaces")
