@@ -400,7 +400,6 @@ KEEPS_NOTHING = {
     "cli/usage.py": "--html: the file that the person names",
     "controller/all_stores.py": "a copy in the folder that the person names; --restore fills the stores again",
     "controller/fleet_jobs.py": "reads jobs.sqlite",
-    "daemon/jobs/blame.py": "reads the topology file",
     "daemon/loop/state_link.py": "a link in /run/fairlead to the state folder",
     "host/atomic_file.py": "writes for others",
     "host/change/__init__.py": "what the document declares; `fairlead apply --undo` takes it back",
