@@ -166,6 +166,7 @@ def test_5_dns_srv_records_are_enough(site: ProvisionedRack) -> None:
     until("its own drain", lambda: site.status(1).get("drain"))
     assert host.run(["ls", COPY], check=False).returncode != 0
     host.run("systemctl start slurmd")
+    until("gpu1 registered", lambda: not states(site, "gpu1") & {"NOT_RESPONDING", "DOWN", "UNKNOWN"})
     rack.scontrol("update", "nodename=gpu1", "state=resume")
     until("gpu1 in service", lambda: states(site, "gpu1") == {"IDLE"})
     said = json.loads(host.run(["/usr/local/bin/fairlead", "doctor", "--json"], check=False).stdout)
