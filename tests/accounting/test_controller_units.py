@@ -1,7 +1,7 @@
 """fairlead's units on a controller with real systemd: the timer collects, the socket answers, and hostile clients stop neither.
 
-bookworm has a systemd (252) that counts each connection as a start of the service. Those of trixie (257) and forky also limit
-polls.
+bookworm has a systemd (252) that counts each connection as a start of the service, and trixie one (257) that also limits polls.
+The lab's root of forky has no ssh client, so its controller cannot collect.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ while time.monotonic() < end:
 """
 
 
-@pytest.fixture(scope="module", params=["bookworm", "trixie", "forky"])
+@pytest.fixture(scope="module", params=["bookworm", "trixie"])
 def rack(request: pytest.FixtureRequest) -> Iterator[Rack]:
     if os.geteuid():
         pytest.skip("needs root: real Slurm runs in namespaces")
