@@ -59,7 +59,7 @@ def set_up(rack: Rack) -> None:
     """Do what the how-to says: the account, its right in Slurm, its key on the nodes, the units."""
     for host in rack.hosts:
         install(host, rack.suite)
-        host.run("useradd --system --home-dir " + HOME + " --create-home --shell /usr/sbin/nologin fairlead")
+        host.run("useradd --system --uid 990 --home-dir " + HOME + " --create-home --shell /usr/sbin/nologin fairlead")
     for number, name in ((2002, OPERATOR), (2003, STRANGER)):
         for host in rack.nodes:
             host.run(f"useradd --uid {number} --create-home {name}")

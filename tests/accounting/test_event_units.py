@@ -68,7 +68,7 @@ def set_up(rack: Rack) -> None:
     """Do what docs/how-to/job-reports.md and events.md say."""
     install(rack.controller, rack.suite)
     for host in rack.hosts:
-        host.run(f"useradd --system --home-dir {HOME} --create-home --shell /usr/sbin/nologin fairlead")
+        host.run(f"useradd --system --uid 990 --home-dir {HOME} --create-home --shell /usr/sbin/nologin fairlead")
     rack.ctl("sacctmgr -iQ add user fairlead account=research adminlevel=Operator")
     key = rack.ctl(KEY.format(home=HOME, nodes=" ".join(host.name for host in rack.nodes))).strip()
     for host in rack.nodes:
