@@ -76,7 +76,6 @@ def test_a_slow_node_is_named_and_none_else(lab: FabricLab, repeat: int) -> None
     assert [node["node"] for node in data["nodes"] if node["outcome"] != "pass"] == ["n6"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("repeat", REPEATS)
 def test_a_node_with_one_slow_direction_is_named(lab: FabricLab, repeat: int) -> None:
     lab.rates("n11", receives=SLOW_KBIT)

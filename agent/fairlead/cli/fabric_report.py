@@ -170,9 +170,11 @@ def _judged(record: FabricRecord, facts: Mapping[str, NodeRails] | None = None) 
 def _cleared(record: FabricRecord, nodes: Collection[str], store: FabricStore | None) -> dict[str, str]:
     """Return those of the nodes that failed in a run, and did not fail in the last newer run that judged them, and why."""
     found: dict[str, str] = {}
-    runs = store.runs() if store is not None and nodes else []
-    for name in runs[runs.index(record.plan.run) + 1 :] if record.plan.run in runs else ():
-        for node, judged in _judged(store.load(name)).verdict.nodes.items() if store is not None else ():
+    if store is None or not nodes:
+        return found
+    runs = store.runs()
+    for name in runs[runs.index(record.plan.run) + 1 :]:
+        for node, judged in _judged(store.load(name)).verdict.nodes.items():
             if node in nodes and judged.outcome is MeasuredOutcome.FAIL:
                 found.pop(node, None)
             elif node in nodes and judged.outcome is not MeasuredOutcome.UNKNOWN:
