@@ -486,7 +486,7 @@ complete -c fairlead -n 'test (count (commandline -opc)) -eq 1' -a drain -d 'dra
 complete -c fairlead -n '__fairlead_first help' -a drain -d 'drain a node with a reason that fairlead owns'
 complete -c fairlead -n '__fairlead_is drain' -s h -l help -d 'show this help message and exit'
 complete -c fairlead -n '__fairlead_is drain' -l reason -x -d 'why; `sinfo -R` and `fairlead why` show it'
-complete -c fairlead -n '__fairlead_is drain' -l node -x -d 'refuse if this is not the node NAME, as after a wrong address of ssh'
+complete -c fairlead -n '__fairlead_is drain' -l node -x -d 'refuse on any other node than NAME; this guards against a wrong ssh address'
 complete -c fairlead -n '__fairlead_is drain' -l document -r -F -d 'the node'\''s document'
 complete -c fairlead -n '__fairlead_is drain' -s n -l dry-run -d 'say what would be done'
 complete -c fairlead -n '__fairlead_is drain' -l json -d 'print JSON'

@@ -49,7 +49,7 @@ class DrainOutlook(TypedDict):
 def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reason", metavar="TEXT", required=True, help="why; `sinfo -R` and `fairlead why` show it")
     parser.add_argument(
-        "--node", metavar="NAME", default="", help="refuse if this is not the node NAME, as after a wrong address of ssh"
+        "--node", metavar="NAME", default="", help="refuse on any other node than NAME; this guards against a wrong ssh address"
     )
     options(parser)
 
