@@ -32,7 +32,7 @@ class Case(Struct, frozen=True):
 
 CASES = {
     "hugepages": Case("pages_2_mib = 32", f"cat {HUGE}", "32\n", f"echo 0 > {HUGE}"),
-    "irq_affinity": Case('cpus = "0,4"', INTERRUPTS, "0\n4\n", f"echo 2 > /proc/irq/$({ONE_INTERRUPT})/smp_affinity_list"),
+    "irq_affinity": Case('cpus = "0,2"', INTERRUPTS, "0\n2\n", f"echo 3 > /proc/irq/$({ONE_INTERRUPT})/smp_affinity_list"),
     "journald": Case(
         'storage = "persistent"\nmax_use_mib = 100\nkeep_free_mib = 128',
         "journalctl -q -b -u systemd-journald -o cat | grep /var/log/journal | grep -o 'max [0-9.]*[KMGT]' | tail -n1",

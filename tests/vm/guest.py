@@ -19,7 +19,7 @@ from tests.lab.pause import pause
 from tests.lab.roots import LabError, ssh_key
 from tests.vm.qemu import PACKAGE, PROGRAM, Direct, arguments
 
-#: A boot takes 75 s under emulation on two idle cores.
+#: A boot takes 60 to 80 s under emulation on two idle cores.
 BOOT_SECONDS = 600
 
 

@@ -29,7 +29,7 @@ class Task:
     @property
     def socket(self) -> int:
         """The socket of its only CPU."""
-        return int(self.cpus) // 4
+        return int(self.cpus) // 2
 
 
 def srun(node: Node, words: str, environment: str = "") -> tuple[list[Task], str]:
@@ -51,20 +51,20 @@ def test_the_guest_has_cgroup_v2_alone(stages: Stages, node: Node) -> None:
 
 
 def test_each_task_of_a_whole_node_gets_a_core_of_its_own_gpu_s_socket(stages: Stages, node: Node) -> None:
-    """Slurm alone assigns the tasks in turn, one socket after the other; the published plan puts each beside its GPU."""
-    alone, _ = srun(node, "-n8 -c1 --gres=gpu:8", "FAIRLEAD_PROFILE=off")
-    assert len(alone) == 8 and any(task.socket != task.rank // 4 for task in alone), "without fairlead"
-    bound, _ = srun(node, "-n8 -c1 --gres=gpu:8")
-    assert [task.socket for task in bound] == [0, 0, 0, 0, 1, 1, 1, 1]
-    assert len({task.cpus for task in bound}) == 8, "no two tasks share a core"
+    """Slurm alone assigns the tasks in turn, one socket after the other; the published plan puts each beside its two GPUs."""
+    alone, _ = srun(node, "-n4 -c1 --gres=gpu:8", "FAIRLEAD_PROFILE=off")
+    assert len(alone) == 4 and any(task.socket != task.rank // 2 for task in alone), "without fairlead"
+    bound, _ = srun(node, "-n4 -c1 --gres=gpu:8")
+    assert [task.socket for task in bound] == [0, 0, 1, 1]
+    assert len({task.cpus for task in bound}) == 4, "no two tasks share a core"
 
 
 def test_a_job_on_part_of_a_node_gets_its_cores_from_the_planner(stages: Stages, node: Node) -> None:
     """Its tasks keep to the CPUs that Slurm's cpuset allows."""
-    bound, said = srun(node, "-n6 -c1 --gres=gpu:6")
-    assert len(bound) == 6, said
-    assert [task.socket for task in bound] == [gpu // 4 for gpu in bound[0].gpus], said
-    assert len({task.cpus for task in bound}) == 6 and len({task.cpuset for task in bound}) == 1
+    bound, said = srun(node, "-n3 -c1 --gres=gpu:6")
+    assert len(bound) == 3, said
+    assert [task.socket for task in bound] == [gpu // 4 for gpu in bound[0].gpus[::2]], said
+    assert len({task.cpus for task in bound}) == 3 and len({task.cpuset for task in bound}) == 1
 
 
 def test_a_job_cannot_open_a_gpu_that_is_not_its_own(stages: Stages, node: Node) -> None:
