@@ -111,6 +111,14 @@ def test_the_agent_is_restarted_though_the_run_that_changed_things_ended_early(m
     assert machine.systemctl_calls() == [] and not third["changed"]
 
 
+def test_systemd_reads_its_unit_files_once_for_all_units_of_a_fresh_node(machine: Machine) -> None:
+    """Each ``systemctl enable`` reads all unit files of the node again, as ``daemon-reload`` does."""
+    units = [{"name": f"fairlead-{name}", "start": False} for name in ("apply.service", "scratch@local.path")]
+    with pytest.raises(Stop):
+        machine.visit(machine.request(units=units), payload=True)
+    assert machine.systemctl_calls() == ["enable fairlead-apply.service fairlead-scratch@local.path"]
+
+
 def test_a_drop_in_that_differs_is_read_by_systemd_before_the_restart(machine: Machine) -> None:
     """Older systemd does not say of a new drop-in that it has not read it (NeedDaemonReload)."""
     with pytest.raises(Stop):

@@ -146,20 +146,19 @@ class NodeVisit:
         else:
             states = unit_states([u["name"] for u in units]) if units else {}
             reload = reload or any(state.stale for state in states.values())
-            if reload:
-                systemctl_or_stop("daemon-reload")
         for name in enabled_scratch_units():
             if not any(unit["name"] == name for unit in units):
                 self.add_change(name, "stop and disable: that disk is no longer declared")
                 if not self.check:
                     systemctl_or_stop("disable", "--now", name)
+        disabled = [unit["name"] for unit in units if not states.get(unit["name"], SystemdUnit()).enabled]
+        for name in disabled:
+            self.add_change(name, "enable")
+        if not self.check and (disabled or reload):
+            systemctl_or_stop(*(["enable", *disabled] if disabled else ["daemon-reload"]))  # "enable" reloads the unit files too
         late = []
         for unit in units:
             state = states.get(unit["name"], SystemdUnit())
-            if not state.enabled:
-                self.add_change(unit["name"], "enable")
-                if not self.check:
-                    systemctl_or_stop("enable", unit["name"])
             if unit["start"] and not state.active:
                 self.add_change(unit["name"], "start")
                 late.append(("start", unit["name"]))

@@ -14,7 +14,8 @@ BOOT_LOADER_SECONDS = 120.0
 
 
 def commands(change: Unit) -> list[list[str]]:
-    commands = [["daemon-reload"]] if change.daemon_reload else []
+    """Return the arguments of systemctl, one list for each run. ``enable`` and ``disable`` reload the unit files themselves."""
+    commands = [["daemon-reload"]] if change.daemon_reload and change.enabled is None else []
     if change.enabled is not None:
         commands.append(["enable" if change.enabled else "disable", change.name])
     if change.restart:
