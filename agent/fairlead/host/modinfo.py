@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import subprocess
 
+from fairlead.host.kept_answers import KeptAnswers
 from fairlead.host.root import Root
 from fairlead.model.facts import Missing, unreadable
 
 PREFIX = "/@modinfo/"
 SECONDS = 10.0
-_known: dict[str, tuple[tuple[int, ...] | None, str | Missing | None]] = {}
 
 
 def text(root: Root, path: str) -> str | Missing | None:
@@ -23,10 +23,7 @@ def text(root: Root, path: str) -> str | Missing | None:
         return root.read_text(path)
     release = root.value("/proc/sys/kernel/osrelease")
     stamp = root.stamp(f"/lib/modules/{release}/modules.dep") if isinstance(release, str) else None
-    known = _known.get(path)
-    if known is None or known[0] != stamp or stamp is None:
-        _known[path] = known = (stamp, _ask(path.removeprefix(PREFIX)))
-    return known[1]
+    return _answers.answer(path.removeprefix(PREFIX), stamp)
 
 
 def _ask(name: str) -> str | Missing | None:
@@ -42,3 +39,6 @@ def _ask(name: str) -> str | Missing | None:
         said = done.stderr.decode("utf-8", "replace").strip()
         return None if "not found" in said else unreadable(f"modinfo {name}: {said[:120]}")
     return done.stdout.decode("utf-8", "replace")
+
+
+_answers = KeptAnswers(_ask)

@@ -1,8 +1,8 @@
 """Reads the state of a systemd unit: loaded, enabled, active, and which units trigger it (``systemctl show``, systemctl(1)).
 
 Checks and settings read the output under the path ``/@unit/NAME``, and a machine tree can have a file of this name.
-``systemctl`` is run again only when the unit has started or ended (``/run/systemd/units/invocation:NAME``), or when a unit file
-was enabled or written.
+``systemctl`` is run again only when the unit has started or ended (``/run/systemd/units/invocation:NAME``), when a unit file was
+enabled or written, or a minute after it has not answered.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 
+from fairlead.host.kept_answers import KeptAnswers
 from fairlead.host.root import Root
 from fairlead.model.facts import Missing, unreadable
 
@@ -17,7 +18,6 @@ PREFIX = "/@unit/"
 PROPERTIES = "LoadState,ActiveState,UnitFileState,TriggeredBy"
 SECONDS = 10.0
 _FOLDERS = ("/etc/systemd/system", "/run/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
-_known: dict[str, tuple[tuple[object, ...], str | Missing | None]] = {}
 
 
 def text(root: Root, path: str) -> str | Missing | None:
@@ -25,11 +25,7 @@ def text(root: Root, path: str) -> str | Missing | None:
     if not root.is_live:
         return root.read_text(path)
     name = path.removeprefix(PREFIX)
-    stamp = _stamp(name)
-    known = _known.get(path)
-    if known is None or known[0] != stamp:
-        _known[path] = known = (stamp, _ask(name))
-    return known[1]
+    return _answers.answer(name, _stamp(name))
 
 
 def _stamp(name: str) -> tuple[object, ...]:
@@ -63,3 +59,6 @@ def _ask(name: str) -> str | Missing:
     if done.returncode:
         return unreadable(f"systemctl show {name}: {done.stderr.decode('utf-8', 'replace').strip()[:120]}")
     return done.stdout.decode("utf-8", "replace")
+
+
+_answers = KeptAnswers(_ask)
