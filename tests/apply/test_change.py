@@ -198,3 +198,27 @@ def test_an_interrupt_that_its_driver_manages_is_said_to_be_one(tmp_path: Path, 
     monkeypatch.setattr(os, "write", lambda fd, data: kernel(fd, data) if data == b"0\n" else real(fd, data))
     (outcome,) = change.execute(asked, Root(str(tmp_path)))
     assert not outcome.done and outcome.message.endswith("name the device in settings.irq_affinity.skip")
+
+
+@pytest.mark.parametrize(("free", "done"), [(1024, True), (40, False)], ids=["enough memory", "too little memory"])
+def test_huge_pages_that_the_kernel_reserves_in_parts_are_all_reserved(
+    free: int, done: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel ends early when a signal comes, and says that it has succeeded (mm/hugetlb.c, set_max_huge_pages). `fairlead
+    apply` gets a signal each second, with which it says that it still works."""
+    path = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages"
+    file = tmp_path / path[1:]
+    file.parent.mkdir(parents=True)
+    file.write_text("5\n")
+    real, reserved = os.write, [5]
+
+    def kernel(fd: int, data: bytes) -> int:
+        reserved.append(min(int(data), reserved[-1] + 30, free))
+        return real(fd, b"%d\n" % reserved[-1])
+
+    asked = [KernelValue(setting="hugepages", why="w", path=path, value="128", before="5")]
+    monkeypatch.setattr(os, "write", lambda fd, data: kernel(fd, data) if data == b"128\n" else real(fd, data))
+    (outcome,) = change.execute(asked, Root(str(tmp_path)))
+    assert outcome.done is done, outcome.message
+    assert reserved == ([5, 35, 65, 95, 125, 128] if done else [5, 35, 40, 40]), "it ends when nothing more is reserved"
+    assert done or "reads back '40'" in outcome.message

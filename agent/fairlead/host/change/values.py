@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 
 from fairlead.errors import HostError
@@ -22,7 +23,22 @@ def current_choice(text: str) -> str:
 
 
 def write_kernel_value(change: KernelValue, root: Root) -> None:
-    path = root.join(change.path)
+    """Write the value, and read it back. Raises OSError, or HostError if another value is read.
+
+    The kernel reserves huge pages in parts if a signal comes meanwhile, and succeeds (mm/hugetlb.c, set_max_huge_pages: "Bail for
+    signals"). So a number is written again as long as each write brings it nearer.
+    """
+    path, wanted = root.join(change.path), " ".join(change.value.split())
+    got, missing = _written(change, path), math.inf
+    while got != wanted and got.isdecimal() and wanted.isdecimal() and abs(int(wanted) - int(got)) < missing:
+        missing = abs(int(wanted) - int(got))
+        got = _written(change, path)
+    if got != wanted:
+        raise HostError(f"reads back {got!r} after {change.value!r} was written", hint="another program writes this value")
+
+
+def _written(change: KernelValue, path: str) -> str:
+    """Write the value, and return what is read then."""
     fd = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)  # never O_CREAT: an absent kernel file is an error
     try:
         os.write(fd, change.value.encode() + b"\n")
@@ -33,9 +49,7 @@ def write_kernel_value(change: KernelValue, root: Root) -> None:
     finally:
         os.close(fd)
     with open(path, encoding="utf-8", errors="replace") as f:
-        got = current_choice(f.read(65536))
-    if got != " ".join(change.value.split()):
-        raise HostError(f"reads back {got!r} after {change.value!r} was written", hint="another program writes this value")
+        return current_choice(f.read(65536))
 
 
 def write_bits(change: PciBits, root: Root) -> int:
