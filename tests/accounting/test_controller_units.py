@@ -1,7 +1,7 @@
 """fairlead's units on a controller with real systemd: the timer collects, the socket answers, and hostile clients stop neither.
 
-bookworm has a systemd (252) that counts each connection as a start of the service, and trixie one (257) that also limits polls.
-The lab's root of forky has no ssh client, so its controller cannot collect.
+bookworm has a systemd (252) that counts each connection as a start of the service. Those of trixie (257) and forky also limit
+polls.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ while time.monotonic() < end:
 """
 
 
-@pytest.fixture(scope="module", params=["bookworm", "trixie"])
+@pytest.fixture(scope="module", params=["bookworm", "trixie", "forky"])
 def rack(request: pytest.FixtureRequest) -> Iterator[Rack]:
     if os.geteuid():
         pytest.skip("needs root: real Slurm runs in namespaces")
@@ -99,6 +99,20 @@ def test_users_see_their_own_jobs_and_operators_see_all(rack: Rack, job: int) ->
     assert (theirs.returncode, theirs.stdout) == (none.returncode, none.stdout) == (66, "")
     assert theirs.stderr == none.stderr.replace("99999", str(job))
     assert ask(login, OPERATOR, str(job)).stdout == ask(login, USER, str(job)).stdout != ""
+
+
+def test_an_account_with_another_number_is_named(rack: Rack, job: int) -> None:
+    """A site that makes the account with `useradd --system` on each host can get this, and is told what to do about it."""
+    login, number = rack.nodes[0], rack.ctl("id -u fairlead").strip()
+    login.run("usermod --uid 1990 fairlead")
+    try:
+        said = ask(login, USER, str(job))
+    finally:
+        login.run(f"usermod --uid {number} fairlead")
+    assert said.returncode == 69 and said.stdout == ""
+    assert f"the answer is of the user {number}, and only root (0) and fairlead (1990) are trusted here" in said.stderr
+    assert "the same number here as on the controller" in said.stderr
+    assert ask(login, USER, str(job)).returncode == 0
 
 
 def test_a_bad_request_leaves_no_failed_unit(rack: Rack, job: int) -> None:

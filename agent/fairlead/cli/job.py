@@ -187,11 +187,11 @@ def _ask(args: argparse.Namespace, question: JobQuestion) -> JobAnswer:
     return answer
 
 
-def _trusted() -> list[int]:
+def _trusted() -> dict[str, int]:
     try:
-        return [0, pwd.getpwnam(USER).pw_uid]
+        return {"root": 0, USER: pwd.getpwnam(USER).pw_uid}
     except KeyError:
-        return [0]
+        return {"root": 0}
 
 
 def _controller(args: argparse.Namespace) -> tuple[str, int]:

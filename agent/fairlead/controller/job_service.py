@@ -15,7 +15,7 @@ import random
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 
 import msgspec
@@ -164,8 +164,8 @@ def _encoded(answer: JobAnswer) -> bytes:
     return data
 
 
-def asked(question: JobQuestion, host: str, port: int, trusted: Sequence[int]) -> JobAnswer:
-    """Ask the service, and return its answer. trusted: the users who may run the service. Raises HostError.
+def asked(question: JobQuestion, host: str, port: int, trusted: Mapping[str, int]) -> JobAnswer:
+    """Ask the service, and return its answer. trusted: names and numbers here of the users who may run it. Raises HostError.
 
     The service takes only some connections at once from one host. It closes the others without an answer. Then this asks again.
     """
@@ -177,8 +177,12 @@ def asked(question: JobQuestion, host: str, port: int, trusted: Sequence[int]) -
             )
         time.sleep(random.uniform(0.1, 0.5))
     answer = munge.opened(said)
-    if answer.uid not in trusted:
-        raise HostError(f"{host}:{port}: the answer is not of fairlead's service, but of the user {answer.uid}")
+    if answer.uid not in trusted.values():
+        known = " and ".join(f"{name} ({uid})" for name, uid in trusted.items()) + (" are" if len(trusted) > 1 else " is")
+        raise HostError(
+            f"{host}:{port}: the answer is of the user {answer.uid}, and only {known} trusted here",
+            hint="compare `id -u fairlead`: this account must have the same number here as on the controller",
+        )
     try:
         return msgspec.json.decode(answer.data, type=JobAnswer)
     except (msgspec.MsgspecError, RecursionError):
