@@ -22,7 +22,7 @@ from tests.lab.pause import pause
 from tests.lab.roots import USER, LabError
 
 PACKAGES = ("mariadb-server", "slurmdbd")
-#: What a controller's programs need and a root lacks. The ssh server of bookworm and trixie brings the client, that of forky does not.
+#: What programs of a controller need and the root lacks: the ssh server of forky no longer brings the client.
 MORE_PACKAGES = {"forky": ("openssh-client",)}
 #: A user with Slurm's right AdminLevel=Operator, and one without any right.
 OPERATOR, STRANGER = "oscar", "nadia"
