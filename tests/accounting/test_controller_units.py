@@ -101,6 +101,41 @@ def test_users_see_their_own_jobs_and_operators_see_all(rack: Rack, job: int) ->
     assert ask(login, OPERATOR, str(job)).stdout == ask(login, USER, str(job)).stdout != ""
 
 
+def test_last_user_and_array(rack: Rack, job: int) -> None:
+    """A user's own jobs only; an operator names another user. Words that are no id are refused before anybody is asked."""
+    login = rack.nodes[0]
+    assert ask(login, USER, "--last").stdout.startswith(f"job {job} ")
+    own, named = ask(login, USER, "--user"), ask(login, OPERATOR, "--user", USER)
+    assert own.stdout == named.stdout and own.stdout.splitlines()[1].split()[0] == str(job)
+    for user, words in ((STRANGER, ["--user", USER]), (STRANGER, ["--last"]), (STRANGER, ["--user"]), (OPERATOR, ["--last"])):
+        said = ask(login, user, *words)
+        assert (said.returncode, said.stdout) == (66, ""), words
+    theirs, nobody = (ask(login, STRANGER, "--user", name) for name in (USER, "nobody-of-this-name"))
+    assert theirs.stderr.replace(USER, "X") == nobody.stderr.replace("nobody-of-this-name", "X")
+    for words in (["17; id"], ["--array", "17_1"], ["--user", "a b"], ["17", "--last"], []):
+        assert ask(login, USER, *words).returncode == 64, words
+
+
+def test_a_running_job_of_somebody_else_is_named_to_operators_only(rack: Rack, job: int) -> None:
+    """Slurm lets only its own user start a step in it. Who is no operator gets the answer of a job that does not exist."""
+    login = rack.nodes[0]
+    running = rack.submit("#!/bin/sh\nsleep 300\n", "-wgpu2", "--gres=gpu:1", "--time=10")
+    rack.wait_job(running, "RUNNING")
+    try:
+        for user in (OPERATOR, ""):
+            said = ask(login, user, str(running))
+            assert (said.returncode, said.stdout) == (66, ""), said.stderr
+            assert f"job {running} runs, and Slurm lets only its own user read it in a step" in said.stderr
+        theirs, none = ask(login, STRANGER, str(running)), ask(login, STRANGER, "99999")
+        assert (theirs.returncode, none.returncode) == (66, 66)
+        assert theirs.stderr == none.stderr.replace("99999", str(running))
+        own = ask(login, USER, str(running))
+        assert own.returncode == 0 and own.stdout.startswith(f"job {running}  RUNNING"), own.stderr
+    finally:
+        rack.ctl(f"scancel {running}")
+        rack.wait_job(running)
+
+
 def test_an_account_with_another_number_is_named(rack: Rack, job: int) -> None:
     """A site that makes the account with `useradd --system` on each host can get this, and is told what to do about it."""
     login, number = rack.nodes[0], rack.ctl("id -u fairlead").strip()

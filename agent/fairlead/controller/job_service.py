@@ -55,7 +55,8 @@ class JobQuestion(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 class JobAnswer(Struct, frozen=True, kw_only=True):
     """Holds the reports, and the notes on each of them. An older service sends no notes. bare: the histograms were left out,
     because the answer would be too long. short: so were all values of each node. options: those of the site, as ``ReportOptions``
-    of the service's version. trouble: why there is no answer, or ""."""
+    of the service's version. trouble: why there is no answer, or "". operator: there is no report, and the asking user may see
+    the jobs of all users."""
 
     reports: Annotated[tuple[JobReport, ...], Meta(max_length=REPORTS_MAX)] = ()
     notes: Annotated[tuple[JobNotes, ...], Meta(max_length=REPORTS_MAX)] = ()
@@ -63,6 +64,7 @@ class JobAnswer(Struct, frozen=True, kw_only=True):
     bare: bool = False
     short: bool = False
     trouble: Annotated[str, Meta(max_length=300)] = ""
+    operator: bool = False
 
     def notes_on(self, at: int) -> JobNotes:
         """Return the notes on the report number ``at``."""
@@ -94,11 +96,17 @@ def serve(
     credential = source.readline(QUESTION_MAX_BYTES)
     signal.alarm(0)
     asker = munge.opened(credential)
+    told: list[bool] = []
+
+    def operator() -> bool:
+        told.append(is_operator(asker.uid, asker.user))
+        return told[-1]
+
     try:
         question = msgspec.json.decode(asker.data, type=JobQuestion)
         with JobStore(store, write=False) as opened:
-            reports = reports_for(question, asker.uid, opened, lambda: is_operator(asker.uid, asker.user), time.time())
-        answer = with_notes(reports, options(), client)
+            reports = reports_for(question, asker.uid, opened, operator, time.time())
+        answer = replace(with_notes(reports, options(), client), operator=not reports and any(told))
     except (msgspec.MsgspecError, RecursionError):
         answer = JobAnswer(trouble="the question makes no sense: is this fairlead older than that of the controller?")
     except FairleadError as e:
