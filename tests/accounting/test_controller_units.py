@@ -75,8 +75,17 @@ def job(rack: Rack) -> int:
     """A job of alice that the timer has collected."""
     ended = ended_job(rack)
     start_units(rack)
-    login = rack.nodes[0]
-    until(lambda: len(nodes_of(ask(login, USER, str(ended), "--json"))) == 2, "report of the ended job with both nodes", 240)
+    said = []
+
+    def reported() -> bool:
+        said[:] = [ask(rack.nodes[0], USER, str(ended), "--json")]
+        return len(nodes_of(said[0])) == 2
+
+    try:
+        until(reported, "report of the ended job with both nodes", 240)
+    except AssertionError as e:
+        told = rack.ctl("journalctl --no-pager -u fairlead-collect -u 'fairlead-job*' -n 20", check=False)
+        raise AssertionError(f"{e}; fairlead job said: {said[0].stderr}{told}") from None
     return ended
 
 
