@@ -75,7 +75,7 @@ def job(rack: Rack) -> int:
     """A job of alice that the timer has collected."""
     ended = ended_job(rack)
     start_units(rack)
-    said = []
+    said: list[subprocess.CompletedProcess[str]] = []
 
     def reported() -> bool:
         said[:] = [ask(rack.nodes[0], USER, str(ended), "--json")]
