@@ -1,4 +1,4 @@
-"""The agent and the hooks never cancel, requeue or signal a job: no file of theirs names a command that does (decision 46)."""
+"""The agent and the hooks never cancel, requeue or suspend a job: no file of theirs names a command that does (decision 46)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 AGENT = ROOT / "agent/fairlead"
-COMMANDS = re.compile(r"""\bscancel\b|scontrol["', ]+(?:requeue|requeuehold|suspend|notify)\b""")
+COMMANDS = re.compile(r"""\bscancel\b|scontrol["', ]+(?:requeue|requeuehold|suspend)\b""")
 #: Measurements start jobs of their own, and cancel them. The idle program is the site's choice, on the controller.
 OTHER_ROOMS = {"measure", "controller"}
 OTHER_FOLDERS = {"idle", "events", "controller"}  # of slurm/: what a site runs on the controller
@@ -22,5 +22,5 @@ def test_no_file_of_the_agent_or_of_a_hook_names_such_a_command() -> None:
 
 
 def test_those_that_do_are_found_by_the_same_look() -> None:
-    for name in ("agent/fairlead/measure/slurm_jobs.py", "agent/fairlead/controller/idle_channels.py", "slurm/idle/requeue"):
+    for name in ("agent/fairlead/measure/slurm_jobs.py", "slurm/idle/requeue", "slurm/idle/cancel"):
         assert COMMANDS.search((ROOT / name).read_text()), name
