@@ -55,11 +55,22 @@ def install(host: Host, suite: str) -> None:
     host.run([PYTHON, "-m", "compileall", "-q", "/opt/fairlead/current/lib"])
 
 
+def add_account(rack: Rack) -> None:
+    """Make the account on the controller with the number that useradd chooses, and on the nodes with the same number.
+
+    On trixie, useradd would choose 999 on the controller, which has an account of MariaDB, and 990 on the nodes.
+    """
+    rack.ctl(f"useradd --system --home-dir {HOME} --create-home --shell /usr/sbin/nologin fairlead")
+    number = rack.ctl("id -u fairlead").strip()
+    for host in rack.nodes:
+        host.run(f"useradd --system --uid {number} --no-create-home --shell /usr/sbin/nologin fairlead")
+
+
 def set_up(rack: Rack) -> None:
     """Do what the how-to says: the account, its right in Slurm, its key on the nodes, the units."""
     for host in rack.hosts:
         install(host, rack.suite)
-        host.run("useradd --system --uid 990 --home-dir " + HOME + " --create-home --shell /usr/sbin/nologin fairlead")
+    add_account(rack)
     for number, name in ((2002, OPERATOR), (2003, STRANGER)):
         for host in rack.nodes:
             host.run(f"useradd --uid {number} --create-home {name}")

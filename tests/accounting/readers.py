@@ -75,24 +75,24 @@ class Slurm(Protocol):
     def bin(self) -> Path: ...
 
 
-def environment() -> Path:
-    """Return the virtual environment with the readers of the package index, and make it first where it is not there.
+def environment(pinned: Path = PINNED) -> Path:
+    """Return the virtual environment with the packages of a file of pins, and make it first where it is not there.
 
     Raises ReaderMissing where pip cannot have them.
     """
-    recipe = hashlib.sha256(PINNED.read_bytes() + sys.version.encode()).hexdigest()[:12]
-    made = roots.lab_dir() / "build" / f"readers-{recipe}"
-    with roots.locked("readers"):
+    recipe = hashlib.sha256(pinned.read_bytes() + sys.version.encode()).hexdigest()[:12]
+    made = roots.lab_dir() / "build" / f"{pinned.stem}-{recipe}"
+    with roots.locked(pinned.stem):
         if not (made / ".complete").is_file():
             shutil.rmtree(made, ignore_errors=True)
-            roots.say(f"installing the readers of {PINNED.name} into {made}")
+            roots.say(f"installing the packages of {pinned.name} into {made}")
             subprocess.run([sys.executable, "-m", "venv", str(made)], check=True, timeout=120)
             words = [str(made / "bin/pip"), "install", "--quiet", "--disable-pip-version-check", "--only-binary=:all:"]
             done = subprocess.run(
-                [*words, "--requirement", str(PINNED)], capture_output=True, text=True, timeout=600, check=False
+                [*words, "--requirement", str(pinned)], capture_output=True, text=True, timeout=600, check=False
             )
             if done.returncode:
-                raise ReaderMissing(f"pip cannot install {PINNED}: {(done.stderr.strip().splitlines() or ['no word'])[-1]}")
+                raise ReaderMissing(f"pip cannot install {pinned}: {(done.stderr.strip().splitlines() or ['no word'])[-1]}")
             (made / ".complete").touch()
     return made
 

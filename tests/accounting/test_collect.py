@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -24,8 +25,9 @@ from fairlead.jobs.node_rows import SINFO, sacctmgr_words
 from fairlead.jobs.usage_record import encoded
 from tests.accounting import readers
 from tests.jobs.job_reports import record_of
-from tests.lab.accounting import OPERATOR, admin_comment, backdate, query, set_admin_comment, wait_in_database
+from tests.lab.accounting import OPERATOR, STRANGER, admin_comment, backdate, query, set_admin_comment, wait_in_database
 from tests.lab.cluster import Cluster
+from tests.lab.enter import enter_command
 from tests.lab.pause import pause
 from tests.lab.roots import USER
 
@@ -319,6 +321,25 @@ def test_without_slurmdbd_it_says_so_once_and_keeps_records(site: Site) -> None:
         assert "sacct" not in site.collect()[1]
     finally:
         site.slurm.start_slurmdbd()
+
+
+def test_without_the_right_it_says_so_once_keeps_records_and_writes_later(site: Site) -> None:
+    """The account that collects has no right of an operator."""
+    if site.slurm.suite == "bookworm":
+        pytest.skip("sacctmgr of 22.05 writes AdminComment in lower case")
+    commands = site.folder / "bin"
+    commands.mkdir()
+    for program in site.slurm.bin.iterdir():
+        become = ["/usr/bin/setpriv", f"--reuid={STRANGER}", f"--regid={STRANGER}", "--clear-groups", f"/usr/bin/{program.name}"]
+        (commands / program.name).write_text(f'#!/bin/sh\nexec {shlex.join([*enter_command(site.slurm.pid), *become])} "$@"\n')
+        (commands / program.name).chmod(0o755)
+    job = site.ended("-wn1", "--gres=gpu:2", seconds=3600)
+    site.record(job, "n1")
+    counted, said = site.collect("--bin-dir", str(commands))
+    assert counted["records"] >= 1 and counted["written"] == 0, said
+    assert said.count("this account may not write AdminComment") == 1 and admin_comment(site.slurm, job) == ""
+    assert "may not write" not in site.collect("--bin-dir", str(commands))[1]
+    assert site.collect()[0]["written"] >= 1 and decoded(admin_comment(site.slurm, job)) is not None
 
 
 def test_a_round_that_is_killed_is_continued(site: Site) -> None:

@@ -1,7 +1,7 @@
 """fairlead's units on a controller with real systemd: the timer collects, the socket answers, and hostile clients stop neither.
 
-bookworm has a systemd (252) that counts each connection as a start of the service, and trixie one (257) that also limits polls.
-The lab's root of forky has no ssh client, so its controller cannot collect.
+bookworm has a systemd (252) that counts each connection as a start of the service. Those of trixie (257) and forky also limit
+polls.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ while time.monotonic() < end:
 """
 
 
-@pytest.fixture(scope="module", params=["bookworm", "trixie"])
+@pytest.fixture(scope="module", params=["bookworm", "trixie", "forky"])
 def rack(request: pytest.FixtureRequest) -> Iterator[Rack]:
     if os.geteuid():
         pytest.skip("needs root: real Slurm runs in namespaces")
@@ -75,8 +75,17 @@ def job(rack: Rack) -> int:
     """A job of alice that the timer has collected."""
     ended = ended_job(rack)
     start_units(rack)
-    login = rack.nodes[0]
-    until(lambda: len(nodes_of(ask(login, USER, str(ended), "--json"))) == 2, "report of the ended job with both nodes", 240)
+    said: list[subprocess.CompletedProcess[str]] = []
+
+    def reported() -> bool:
+        said[:] = [ask(rack.nodes[0], USER, str(ended), "--json")]
+        return len(nodes_of(said[0])) == 2
+
+    try:
+        until(reported, "report of the ended job with both nodes", 240)
+    except AssertionError as e:
+        told = rack.ctl("journalctl --no-pager -u fairlead-collect -u 'fairlead-job*' -n 20", check=False)
+        raise AssertionError(f"{e}; fairlead job said: {said[0].stderr}{told}") from None
     return ended
 
 
@@ -99,6 +108,55 @@ def test_users_see_their_own_jobs_and_operators_see_all(rack: Rack, job: int) ->
     assert (theirs.returncode, theirs.stdout) == (none.returncode, none.stdout) == (66, "")
     assert theirs.stderr == none.stderr.replace("99999", str(job))
     assert ask(login, OPERATOR, str(job)).stdout == ask(login, USER, str(job)).stdout != ""
+
+
+def test_last_user_and_array(rack: Rack, job: int) -> None:
+    """A user's own jobs only; an operator names another user. Words that are no id are refused before anybody is asked."""
+    login = rack.nodes[0]
+    assert ask(login, USER, "--last").stdout.startswith(f"job {job} ")
+    own, named = ask(login, USER, "--user"), ask(login, OPERATOR, "--user", USER)
+    assert own.stdout == named.stdout and own.stdout.splitlines()[1].split()[0] == str(job)
+    for user, words in ((STRANGER, ["--user", USER]), (STRANGER, ["--last"]), (STRANGER, ["--user"]), (OPERATOR, ["--last"])):
+        said = ask(login, user, *words)
+        assert (said.returncode, said.stdout) == (66, ""), words
+    theirs, nobody = (ask(login, STRANGER, "--user", name) for name in (USER, "nobody-of-this-name"))
+    assert theirs.stderr.replace(USER, "X") == nobody.stderr.replace("nobody-of-this-name", "X")
+    for words in (["17; id"], ["--array", "17_1"], ["--user", "a b"], ["17", "--last"], []):
+        assert ask(login, USER, *words).returncode == 64, words
+
+
+def test_a_running_job_of_somebody_else_is_named_to_operators_only(rack: Rack, job: int) -> None:
+    """Slurm lets only its own user start a step in it. Who is no operator gets the answer of a job that does not exist."""
+    login = rack.nodes[0]
+    running = rack.submit("#!/bin/sh\nsleep 300\n", "-wgpu2", "--gres=gpu:1", "--time=10")
+    rack.wait_job(running, "RUNNING")
+    try:
+        for user in (OPERATOR, ""):
+            said = ask(login, user, str(running))
+            assert (said.returncode, said.stdout) == (66, ""), said.stderr
+            assert f"job {running} runs, and Slurm lets only its own user read it in a step" in said.stderr
+        theirs, none = ask(login, STRANGER, str(running)), ask(login, STRANGER, "99999")
+        assert (theirs.returncode, none.returncode) == (66, 66)
+        assert theirs.stderr == none.stderr.replace("99999", str(running))
+        own = ask(login, USER, str(running))
+        assert own.returncode == 0 and own.stdout.startswith(f"job {running}  RUNNING"), own.stderr
+    finally:
+        rack.ctl(f"scancel {running}")
+        rack.wait_job(running)
+
+
+def test_an_account_with_another_number_is_named(rack: Rack, job: int) -> None:
+    """A site that makes the account with `useradd --system` on each host can get this, and is told what to do about it."""
+    login, number = rack.nodes[0], rack.ctl("id -u fairlead").strip()
+    login.run("usermod --uid 1990 fairlead")
+    try:
+        said = ask(login, USER, str(job))
+    finally:
+        login.run(f"usermod --uid {number} fairlead")
+    assert said.returncode == 69 and said.stdout == ""
+    assert f"the answer is of the user {number}, and only root (0) and fairlead (1990) are trusted here" in said.stderr
+    assert "the same number here as on the controller" in said.stderr
+    assert ask(login, USER, str(job)).returncode == 0
 
 
 def test_a_bad_request_leaves_no_failed_unit(rack: Rack, job: int) -> None:

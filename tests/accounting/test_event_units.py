@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.accounting.controller_host import HOME, KEY, PROGRAM, SITE, install
+from tests.accounting.controller_host import HOME, KEY, PROGRAM, SITE, add_account, install
 from tests.lab.ledger import own_name
 from tests.lab.pause import until
 from tests.lab.rack import Rack
@@ -67,8 +67,7 @@ def site() -> Iterator[ProvisionedRack]:
 def set_up(rack: Rack) -> None:
     """Do what docs/how-to/job-reports.md and events.md say."""
     install(rack.controller, rack.suite)
-    for host in rack.hosts:
-        host.run(f"useradd --system --uid 990 --home-dir {HOME} --create-home --shell /usr/sbin/nologin fairlead")
+    add_account(rack)
     rack.ctl("sacctmgr -iQ add user fairlead account=research adminlevel=Operator")
     key = rack.ctl(KEY.format(home=HOME, nodes=" ".join(host.name for host in rack.nodes))).strip()
     for host in rack.nodes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fairlead.controller.idle_channels import Found, Outcome
@@ -80,12 +80,13 @@ def poll(
     switches: Sequence[str] = (),
     dry_run: bool = False,
     records: Sequence[UsageRecord] | None = None,
+    running: Callable[[], Sequence[RunningJob]] | None = None,
 ) -> IdleRun:
-    """One run of the program, so many seconds after the begin of the jobs. records: in place of those of the jobs."""
+    """One run of the program, so many seconds after the begin of the jobs. records, running: in place of those of the jobs."""
     return IdleProgram(
         options=options,
         folder=str(folder / "state"),
-        running=lambda: [each.job for each in played],
+        running=running or (lambda: [each.job for each in played]),
         records=lambda: [each.record(seconds) for each in played] if records is None else records,
         channel=channel,
         act=FileAct(channel),  # type: ignore[arg-type]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import suppress
+from inspect import signature
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
 from fairlead.controller.idle_journal import IdleJournal
-from fairlead.errors import HostError
-from fairlead.jobs.idle_rule import IdleOptions
+from fairlead.controller.idle_program import SWITCHES, IdleProgram
+from fairlead.errors import HostError, SlurmUnavailable
+from fairlead.jobs.idle_rule import IdleOptions, RunningJob
 from fairlead.jobs.idle_stages import STEPS, IdleEvent
 from tests.controller.played_idle import ACT, POLL_SECONDS, Deadly, FileChannel, Killed, files, poll
 from tests.jobs.idle_fleet import BEGIN, Played, a_run, fleet, idle_batch, training
@@ -156,3 +158,104 @@ def test_limits_over_a_fleet(tmp_path: Path) -> None:
         poll(tmp_path, many, seconds, channel, options=replace(ACT, notices_per_hour=3))
         counts.append(len(channel.got()))
     assert max(b - a for a, b in zip(counts, counts[3:], strict=False)) <= 3
+
+
+TWO = [IDLE, Played(a_run(2), idle_batch, False)]
+
+
+def test_a_kill_switch_that_appears_during_a_run_stops_the_jobs_that_are_left(tmp_path: Path) -> None:
+    switch = tmp_path / "off"
+
+    class Throws(FileChannel):
+        def deliver(self, message, job, text):  # type: ignore[no-untyped-def]
+            switch.touch()
+            return super().deliver(message, job, text)
+
+    channel = Throws(tmp_path)
+    for seconds in (3600, 7200):
+        poll(tmp_path, TWO, seconds, channel, switches=[str(switch)])
+    assert channel.got() == ["fairlead-1-1790000000-0-notify_1"]
+    assert [event.kind for event in IdleJournal(str(tmp_path / "state")).read() if event.step] == ["intent", "accepted"]
+
+
+def test_the_program_heeds_the_switch_of_everything_and_its_own() -> None:
+    assert SWITCHES == ("/etc/fairlead/disabled", "/etc/fairlead/idle-disabled")
+    assert signature(IdleProgram).parameters["switches"].default is SWITCHES
+
+
+def test_the_line_of_a_step_is_on_the_disk_before_the_step(tmp_path: Path) -> None:
+    """Also that of an act. The line names the job, its user, the step, the message and the evidence."""
+    seen = []
+
+    class Reads(FileChannel):
+        def deliver(self, message, job, text):  # type: ignore[no-untyped-def]
+            last = IdleJournal(str(tmp_path / "state")).read()[-1]
+            assert (last.kind, last.message, last.user) == ("intent", message, job.user) and "GPU-hours" in last.detail
+            seen.append(last.step)
+            return super().deliver(message, job, text)
+
+    channel = Reads(tmp_path)
+    for seconds in range(1200, 7 * 3600, POLL_SECONDS):
+        poll(tmp_path, [IDLE], seconds, channel)
+    assert seen == list(STEPS)
+
+
+def test_without_a_line_there_is_no_step(tmp_path: Path) -> None:
+    """The disk is full: the intent cannot be written, so nobody is told and nothing acts."""
+
+    class Full(IdleJournal):
+        def append(self, event: IdleEvent) -> None:
+            if event.kind == "intent":
+                raise HostError("no space left on device")
+            super().append(event)
+
+    channel = FileChannel(tmp_path)
+    poll(tmp_path, [IDLE], 3600, channel)
+    with pytest.raises(HostError):
+        poll(tmp_path, [IDLE], 7200, channel, journal=Full(str(tmp_path / "state")))
+    assert channel.got() == []
+
+
+def silent_slurmctld() -> list[RunningJob]:
+    raise SlurmUnavailable("slurmctld does not answer")
+
+
+def test_no_act_while_slurmctld_is_silent(tmp_path: Path) -> None:
+    """Neither at the begin of a run, nor when the program asks once more before the act."""
+    channel = FileChannel(tmp_path)
+    for seconds in range(1200, 13200, POLL_SECONDS):
+        poll(tmp_path, [IDLE], seconds, channel)
+    assert steps(channel.got()) == list(STEPS[:3])
+    found = poll(tmp_path, [IDLE], 13200, channel, running=silent_slurmctld)
+    assert found.doubts == ("slurmctld does not answer",)
+    answers = iter([[IDLE.job]])
+    found = poll(tmp_path, [IDLE], 13200, channel, running=lambda: next(answers, None) or silent_slurmctld())
+    assert (found.rows[0].decision.step, found.rows[0].done) == ("act", "")
+    assert steps(channel.got()) == list(STEPS[:3])
+    assert not [event for event in IdleJournal(str(tmp_path / "state")).read() if event.step == "act"]
+    poll(tmp_path, [IDLE], 14400, channel)
+    assert steps(channel.got()) == list(STEPS)
+
+
+def test_nodes_that_tell_nothing_stop_the_program(tmp_path: Path) -> None:
+    """Two of three nodes gave a record: also the idle job whose records are whole is not told."""
+    channel = FileChannel(tmp_path)
+    jobs = [*TWO, Played(a_run(3), idle_batch, False)]
+    for seconds in range(1200, 3 * 3600, POLL_SECONDS):
+        found = poll(tmp_path, jobs, seconds, channel, records=[each.record(seconds) for each in TWO])
+    assert found.doubts == ("only 2 of 3 nodes with GPU jobs gave a fresh record",)
+    assert channel.got() == []
+
+
+def test_answers_of_owners_who_worked_stop_the_program(tmp_path: Path) -> None:
+    channel = FileChannel(tmp_path)
+    many = [Played(a_run(n), idle_batch, False) for n in range(1, 7)]
+    for seconds in (3600, 7200):
+        poll(tmp_path, many, seconds, channel)
+    assert len(channel.got()) == 6
+    worked = [replace(each, job=replace(each.job, work=True)) if each.job.job == 1 else each for each in many]
+    answered = [replace(each, job=replace(each.job, idle=True)) if 1 < each.job.job < 6 else each for each in worked]
+    for seconds in (11400, 12600, 13800):
+        found = poll(tmp_path, answered, seconds, channel)
+        assert found.doubts == ("1 of 5 answers say that the job worked",)
+    assert len(channel.got()) == 6, "job 6 has not answered, and would be told again by now"

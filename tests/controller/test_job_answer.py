@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from pathlib import Path
 
 import msgspec
@@ -9,8 +11,9 @@ import pytest
 from msgspec import Struct
 
 from fairlead.cli import main
-from fairlead.controller.job_service import JobAnswer, with_notes
+from fairlead.controller.job_service import JobAnswer, JobQuestion, asked, with_notes
 from fairlead.controller.job_store import JobStore
+from fairlead.errors import HostError
 from fairlead.jobs.advice import AdviceOptions
 from fairlead.jobs.cost_and_energy import UsageOptions
 from fairlead.jobs.job_notes import ReportOptions
@@ -98,3 +101,31 @@ def test_a_site_with_a_mistake_takes_no_report_away(store: str, tmp_path: Path, 
     assert main(["job", "17", "--store", store, "--bin-dir", "/no/such/folder", "--site", named]) == 0
     out = capsys.readouterr().out
     assert out.startswith("job 17  COMPLETED") and "left out: advice and cost: the controller's" in out
+
+
+def refused(folder: Path, monkeypatch: pytest.MonkeyPatch, uid: int) -> HostError:
+    """Ask a service whose answer is a credential of the user ``uid``."""
+    for name, said in (("munge", "echo MUNGE:AAAA:"), ("unmunge", f"printf 'UID:          fairlead ({uid})\\n\\n'")):
+        (folder / name).write_text(f"#!/bin/sh\ncat >/dev/null\n{said}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            link, _ = listener.accept()
+            with link:
+                link.recv(100)
+                link.sendall(b"MUNGE:AAAA:\n")
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        with pytest.raises(HostError) as raised:
+            asked(JobQuestion(kind="last"), "127.0.0.1", listener.getsockname()[1], {"root": 0, "fairlead": 990})
+        thread.join(10)
+    return raised.value
+
+
+def test_an_answer_of_another_number_says_what_to_do_about_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = refused(tmp_path, monkeypatch, 999)
+    assert str(error).endswith(": the answer is of the user 999, and only root (0) and fairlead (990) are trusted here")
+    assert "the same number here as on the controller" in error.hint

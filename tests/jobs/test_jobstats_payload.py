@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fairlead.jobs.jobstats_payload import PAYLOAD_MAX, decoded, encoded, is_own, payload
 from fairlead.jobs.usage_merge import merged
-from fairlead.jobs.usage_record import HostUsage, UsageRecord
+from fairlead.jobs.usage_record import HostUsage, JobFinding, UsageRecord
 from tests.jobs.job_reports import BEGIN, GIB, gpu_of, record_of, run_of
 
 NOW = BEGIN + 90_000.0
@@ -52,6 +52,21 @@ def test_a_whole_payload() -> None:
         "cov": 100.0,
         "nodes": [1, 1],
     }
+
+
+def test_no_text_of_a_node_gets_into_it() -> None:
+    """The node's root may be hostile. The names of nodes are those of Slurm, and all else are numbers and keys of ours."""
+    text = {"uuid": "EVIL-1", "pci": "EVIL-2", "mig": "", "name": "EVIL-3", "throttled_seconds": {"EVIL-4": 1.0}}
+    finding = JobFinding(check="EVIL-5", level="EVIL-6", pci="EVIL-2")
+    record = msgspec.structs.replace(
+        record_of(),
+        gpus=tuple(gpu_of(n, **text) for n in range(8)),
+        boot_id="EVIL-7",
+        agent_version="EVIL-8",
+        findings=(finding,),
+    )
+    data = as_readers_do(made(records=[record]))
+    assert data["nodes"]["gpu001"]["gpu_utilization"] != {} and "EVIL" not in json.dumps(data)
 
 
 def test_the_same_report_is_always_the_same_text() -> None:

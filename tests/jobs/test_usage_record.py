@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.jobs.usage_record import RECORD_MAX_BYTES, BadRecord, GpuUsage, HostUsage, UsageRecord, decoded, encoded, known_part
+from fairlead.jobs.usage_record import (
+    RECORD_MAX_BYTES,
+    BadRecord,
+    GpuUsage,
+    HostUsage,
+    NicUsage,
+    UsageRecord,
+    decoded,
+    encoded,
+    known_part,
+)
 
 RECORD = UsageRecord(
     job=1234567,
@@ -49,6 +59,13 @@ def test_what_is_not_known_is_not_in_the_file() -> None:
     gpu = msgspec.json.decode(encoded(RECORD))["gpus"][0]
     assert "energy_joules" not in gpu
     assert "sm_active_seconds" not in gpu
+
+
+def test_it_has_sums_and_peaks_and_no_percentage_or_mean() -> None:
+    """A percentage or a mean is made when it is printed."""
+    for kind in (UsageRecord, GpuUsage, HostUsage, NicUsage):
+        for field in msgspec.structs.fields(kind):
+            assert not {"percent", "mean", "average", "ratio", "rate"} & set(field.name.split("_")), field.name
 
 
 @given(cut=st.integers(min_value=0, max_value=10_000))

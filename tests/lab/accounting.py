@@ -22,6 +22,8 @@ from tests.lab.pause import pause
 from tests.lab.roots import USER, LabError
 
 PACKAGES = ("mariadb-server", "slurmdbd")
+#: What programs of a controller need and the root lacks: the ssh server of forky no longer brings the client.
+MORE_PACKAGES = {"forky": ("openssh-client",)}
 #: A user with Slurm's right AdminLevel=Operator, and one without any right.
 OPERATOR, STRANGER = "oscar", "nadia"
 DATABASE = "slurm_acct_db"
@@ -94,26 +96,32 @@ sacctmgr -iQ add user {OPERATOR} account=research adminlevel=Operator
 """
 
 
+def build_script(suite: str) -> str:
+    """Return the script that builds the layer of ``suite``: it is part of the layer's hash, and a suite without more keeps it."""
+    return BUILD.replace("mariadb-server", " ".join(("mariadb-server", *MORE_PACKAGES.get(suite, ()))))
+
+
 def layer(suite: str) -> Path:
     """Return the folder of the layer of ``suite``, and build it first where it is not there (about a minute).
 
     Raises LabError where it cannot be built (no package mirror, another Slurm in the mirror than in the root).
     """
     root = roots.root(suite)
-    recipe = json.dumps([root.name, PACKAGES, MARIADB, BUILD, 1])
+    packages, script = (*PACKAGES, *MORE_PACKAGES.get(suite, ())), build_script(suite)
+    recipe = json.dumps([root.name, packages, MARIADB, script, 1])
     built = roots.lab_dir() / "build" / f"accounting-{suite}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
     with roots.locked(f"accounting-{suite}"):
         if not built.is_dir():
             roots.need_room(built.parent.parent, 1 << 30)
             began = time.monotonic()
-            roots.say(f"installing {' and '.join(PACKAGES)} into a layer over the {suite} root")
+            roots.say(f"installing {' and '.join(packages)} into a layer over the {suite} root")
             fresh = built.with_name(f".{built.name}")
             shutil.rmtree(fresh, ignore_errors=True)
             fresh.mkdir(parents=True)
             try:
                 (fresh / "mariadb.conf").write_text(MARIADB)
                 log = roots.lab_dir() / f"accounting-{suite}.log"
-                roots.isolated(["/bin/sh", "-ec", BUILD, "build", str(root), str(fresh)], log)
+                roots.isolated(["/bin/sh", "-ec", script, "build", str(root), str(fresh)], log)
                 (fresh / "up").rename(built)
             finally:
                 shutil.rmtree(fresh, ignore_errors=True)

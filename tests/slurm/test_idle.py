@@ -147,3 +147,27 @@ def test_a_program_that_is_killed_skips_no_step_and_tells_nobody_twice(
     if at < 7:  # the channel knows its messages, so only an act stays unconfirmed
         assert sent == list(STEPS)
     end(cluster, job)
+
+
+#: Does all that it is asked to, and its answers are lost: each call but a query ends as if the connection broke.
+LOST = '#!/bin/sh\n[ "$1" = query ] && {query}\n"{program}" "$@" >/dev/null\nexit 1\n'
+
+
+@pytest.mark.one_release
+@pytest.mark.slow
+@pytest.mark.parametrize("knows", [True, False], ids=["channel knows", "channel does not know"])
+def test_every_reply_is_lost_and_nobody_is_told_twice(cluster: Cluster, tmp_path: Path, knows: bool) -> None:
+    """A channel that can be asked what it took leads through all steps. With another one, nothing follows the first message."""
+    job = started(cluster, "--comment=fairlead:requeue", "--requeue")
+    prepared(tmp_path, job)
+    for name, query in (("channel", 'exec "$0.whole" "$@"' if knows else "exit 1"), ("act", "exit 1")):
+        whole = (tmp_path / name).rename(tmp_path / f"{name}.whole")
+        (tmp_path / name).write_text(LOST.format(query=query, program=whole))
+        (tmp_path / name).chmod(0o755)
+    command = [sys.executable, "-m", "tests.slurm.idle_killed", str(cluster.bin), str(tmp_path), str(10**6), "after"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stderr
+    sent = [line.rpartition("-")[2] for line in (tmp_path / "sent").read_text().split()]
+    assert sent == (list(STEPS) if knows else ["notify_1"])
+    assert restarts(cluster, job.job) == sent.count("act")
+    end(cluster, job)

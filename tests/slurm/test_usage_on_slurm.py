@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.root, pytest.mark.slurm, pytest.mark.slow, pytest.mark
 
 
 class OnNode(Agent):
-    """The agent of the cluster's only node: it shares the run directory with the node's hooks."""
+    """The agent of n1: it shares the run directory with the node's hooks. ``asked``: lists its calls of Slurm's commands."""
 
     def __init__(self, cluster: Cluster, folder: Path, library: Path) -> None:
         super().__init__(folder)
@@ -35,7 +35,13 @@ class OnNode(Agent):
             "FAIRLEAD_SIM_NVML": os.fspath(write_conf(self.tree, folder / "nvml.conf")),
             "FAIRLEAD_SIM_CONTROL": os.fspath(self.faults.control),
         }
-        slurm = {"conf": "/etc/slurm/slurm.conf", "bin_dir": str(cluster.bin), "node_name": "n1"}
+        self.asked, commands = folder / "asked", folder / "bin"
+        self.asked.touch()
+        commands.mkdir()
+        for program in cluster.bin.iterdir():
+            (commands / program.name).write_text(f'#!/bin/sh\necho {program.name} "$@" >>{self.asked}\nexec {program} "$@"\n')
+            (commands / program.name).chmod(0o755)
+        slurm = {"conf": "/etc/slurm/slurm.conf", "bin_dir": str(commands), "node_name": "n1"}
         agent = {"nvml_deadline_seconds": 20.0, "gpustat_dir": str(folder / "gpustat")}
         self.write_document(slurm=slurm, agent=agent, checks=NO_SLOW_CHECKS, policy={"budget_percent": 100})
         (cluster.node_dirs("n1").etc / "hooks").write_text("1\tallow\tfull\t-\t-\n")
@@ -73,7 +79,7 @@ def agent(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     if os.geteuid():
         pytest.skip("needs root: real Slurm runs in namespaces")
     library = build(Path(request.config.cache.mkdir("simulated-nvml"))).parent
-    with running(Cluster(request.param, nodes=1, cores=4, prolog=HOOKS / "prolog", epilog=HOOKS / "epilog")) as up:
+    with running(Cluster(request.param, nodes=2, cores=4, prolog=HOOKS / "prolog", epilog=HOOKS / "epilog")) as up:
         made = OnNode(up, tmp_path_factory.mktemp("agent"), library)
         try:
             yield made.start()
@@ -101,6 +107,8 @@ def test_a_job_of_twenty_seconds(agent: OnNode) -> None:
     """One GPU works and one does not."""
     agent.faults.work(0, "busy")
     stat = agent.folder / "gpustat"
+    assert "scontrol" in agent.asked.read_text(), "at its start it asks how Slurm sees the node"
+    asked = agent.asked.read_text()
     job = agent.cluster.submit("#!/bin/sh\nsleep 20\n", "-wn1", "--gres=gpu:2")
     until(lambda: (stat / "0").exists() and (stat / "0").read_text().startswith(f"{job} "), "file for jobstats' exporter")
     (record,) = agent.ended(1, job)
@@ -115,6 +123,7 @@ def test_a_job_of_twenty_seconds(agent: OnNode) -> None:
     assert busy.energy_joules == pytest.approx(600 * (record.alloc_seconds - busy.energy_gap_seconds), rel=0.2)
     assert busy.sm_active_seconds == pytest.approx(0.8 * busy.gpm_seconds, rel=0.1)
     assert not list(stat.iterdir())
+    assert agent.asked.read_text() == asked, "a record costs no command of Slurm and no RPC"
     agent.faults.work(0, "idle")
 
 
@@ -129,6 +138,19 @@ def test_an_array_has_a_record_for_each_raw_job_id(agent: OnNode) -> None:
     assert array in jobs
     assert len({record.gpus[0].uuid for record in records}) == 3
     assert not any(gpu.shared for record in records for gpu in record.gpus)
+
+
+@pytest.mark.parametrize(("nodes", "part"), [(("n1", "n2"), 0), (("n2", "n1"), 1)])
+def test_a_component_of_a_heterogeneous_job_has_a_record_under_its_own_id(
+    agent: OnNode, nodes: tuple[str, str], part: int
+) -> None:
+    first, second = (f"#SBATCH -w{node} -n1 --gres=gpu:{number}\n" for number, node in enumerate(nodes, 1))
+    script = f"#!/bin/sh\n{first}#SBATCH hetjob\n{second}srun --het-group=0,1 --chdir=/tmp sleep 15\n"
+    leader = agent.cluster.submit(script)
+    (record,) = agent.ended(1, leader + part)
+    consistent(record)
+    assert len(record.gpus) == part + 1 and record.alloc_seconds >= 14
+    assert agent.of(leader, leader + 1) == [record], "the other component was on the other node"
 
 
 def test_a_job_that_is_requeued_has_two_records(agent: OnNode) -> None:

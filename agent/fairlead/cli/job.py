@@ -87,6 +87,11 @@ def run(args: argparse.Namespace) -> ExitCode:
     if not reports:
         if trouble is not None:
             raise trouble
+        if answer.operator and question.kind == "job" and _runs_now(args, question.word):
+            raise InputMissing(
+                f"job {question.word} runs, and Slurm lets only its own user read it in a step",
+                hint="its report is there a minute or two after its end",
+            )
         raise InputMissing(_nothing(question), hint="a job that has just ended is there a minute or two later")
     return _print(args, question, answer, reports)
 
@@ -179,7 +184,8 @@ def _ask(args: argparse.Namespace, question: JobQuestion) -> JobAnswer:
 
         with JobStore(args.store, write=False) as store:  # who may read the file may see everything in it
             reports = reports_for(question, os.getuid(), store, lambda: True, time.time())
-        return with_notes(reports, _site_options(args.site), _client(args))
+        answer = with_notes(reports, _site_options(args.site), _client(args))
+        return msgspec.structs.replace(answer, operator=not reports)
     host, port = _controller(args)
     answer = asked(question, host, port, _trusted())
     if answer.trouble:
@@ -187,11 +193,11 @@ def _ask(args: argparse.Namespace, question: JobQuestion) -> JobAnswer:
     return answer
 
 
-def _trusted() -> list[int]:
+def _trusted() -> dict[str, int]:
     try:
-        return [0, pwd.getpwnam(USER).pw_uid]
+        return {"root": 0, USER: pwd.getpwnam(USER).pw_uid}
     except KeyError:
-        return [0]
+        return {"root": 0}
 
 
 def _controller(args: argparse.Namespace) -> tuple[str, int]:
@@ -247,7 +253,12 @@ def _running(args: argparse.Namespace, job: str, options: ReportOptions | str) -
         in_all: dict[str, int] = {}
         asking = Thread(target=_ask_gpus, args=(in_all, set(run.nodes) if run.gpus else set(), client), daemon=True)
         asking.start()  # the step takes longer, and this answer is there when it ends
-        found = records_of(run, srun=srun, program=PROGRAM, conf=conf, seconds=args.timeout)
+        try:
+            found = records_of(run, srun=srun, program=PROGRAM, conf=conf, seconds=args.timeout)
+        except SlurmError:
+            if os.getuid() == run.uid:
+                raise
+            continue  # not even root may start a step in a job of somebody else
         asking.join()
         report = merged(run, found.records, time.time())[0]
         if isinstance(options, str):
@@ -259,6 +270,15 @@ def _running(args: argparse.Namespace, job: str, options: ReportOptions | str) -
             notes = msgspec.structs.replace(notes, left_out=(why, *notes.left_out))
         reports.append((report, notes))
     return reports
+
+
+def _runs_now(args: argparse.Namespace, job: str) -> bool:
+    from fairlead.controller.accounting import Accounting
+
+    try:
+        return bool(Accounting(_client(args)).running(job))
+    except SlurmError:
+        return False
 
 
 def _ask_gpus(found: dict[str, int], nodes: set[str], client: Scontrol) -> None:

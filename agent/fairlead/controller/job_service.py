@@ -15,7 +15,7 @@ import random
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 
 import msgspec
@@ -55,7 +55,8 @@ class JobQuestion(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 class JobAnswer(Struct, frozen=True, kw_only=True):
     """Holds the reports, and the notes on each of them. An older service sends no notes. bare: the histograms were left out,
     because the answer would be too long. short: so were all values of each node. options: those of the site, as ``ReportOptions``
-    of the service's version. trouble: why there is no answer, or ""."""
+    of the service's version. trouble: why there is no answer, or "". operator: there is no report, and the asking user may see
+    the jobs of all users."""
 
     reports: Annotated[tuple[JobReport, ...], Meta(max_length=REPORTS_MAX)] = ()
     notes: Annotated[tuple[JobNotes, ...], Meta(max_length=REPORTS_MAX)] = ()
@@ -63,6 +64,7 @@ class JobAnswer(Struct, frozen=True, kw_only=True):
     bare: bool = False
     short: bool = False
     trouble: Annotated[str, Meta(max_length=300)] = ""
+    operator: bool = False
 
     def notes_on(self, at: int) -> JobNotes:
         """Return the notes on the report number ``at``."""
@@ -94,11 +96,17 @@ def serve(
     credential = source.readline(QUESTION_MAX_BYTES)
     signal.alarm(0)
     asker = munge.opened(credential)
+    told: list[bool] = []
+
+    def operator() -> bool:
+        told.append(is_operator(asker.uid, asker.user))
+        return told[-1]
+
     try:
         question = msgspec.json.decode(asker.data, type=JobQuestion)
         with JobStore(store, write=False) as opened:
-            reports = reports_for(question, asker.uid, opened, lambda: is_operator(asker.uid, asker.user), time.time())
-        answer = with_notes(reports, options(), client)
+            reports = reports_for(question, asker.uid, opened, operator, time.time())
+        answer = replace(with_notes(reports, options(), client), operator=not reports and any(told))
     except (msgspec.MsgspecError, RecursionError):
         answer = JobAnswer(trouble="the question makes no sense: is this fairlead older than that of the controller?")
     except FairleadError as e:
@@ -164,8 +172,8 @@ def _encoded(answer: JobAnswer) -> bytes:
     return data
 
 
-def asked(question: JobQuestion, host: str, port: int, trusted: Sequence[int]) -> JobAnswer:
-    """Ask the service, and return its answer. trusted: the users who may run the service. Raises HostError.
+def asked(question: JobQuestion, host: str, port: int, trusted: Mapping[str, int]) -> JobAnswer:
+    """Ask the service, and return its answer. trusted: names and numbers here of the users who may run it. Raises HostError.
 
     The service takes only some connections at once from one host. It closes the others without an answer. Then this asks again.
     """
@@ -177,8 +185,12 @@ def asked(question: JobQuestion, host: str, port: int, trusted: Sequence[int]) -
             )
         time.sleep(random.uniform(0.1, 0.5))
     answer = munge.opened(said)
-    if answer.uid not in trusted:
-        raise HostError(f"{host}:{port}: the answer is not of fairlead's service, but of the user {answer.uid}")
+    if answer.uid not in trusted.values():
+        known = " and ".join(f"{name} ({uid})" for name, uid in trusted.items()) + (" are" if len(trusted) > 1 else " is")
+        raise HostError(
+            f"{host}:{port}: the answer is of the user {answer.uid}, and only {known} trusted here",
+            hint="compare `id -u fairlead`: this account must have the same number here as on the controller",
+        )
     try:
         return msgspec.json.decode(answer.data, type=JobAnswer)
     except (msgspec.MsgspecError, RecursionError):

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from fairlead.daemon.publishing.metrics import MetricsInput
 from fairlead.model.facts import Node, unreadable
 from fairlead.model.gpu_activity import GpuActivity
+from fairlead.model.gpu_load import REASONS, ClockEvents, LoadSeen
 from fairlead.model.gpu_state import MigDevice
 from fairlead.model.node_jobs import GpuOfJob
 from tests.daemon.publishing.test_metrics_text import node_of, series
@@ -53,6 +54,24 @@ def test_an_instance_has_the_gpm_sums_with_its_uuid() -> None:
     (sample,) = found["fairlead_mig_sm_active_seconds_total"]
     assert sample.value == 4.0 and sample.labels["mig_uuid"] == "MIG-1" and sample.labels["pci"] == node.gpus[0].pci
     assert "fairlead_mig_tensor_active_seconds_total" not in found
+
+
+def test_throttled_seconds_are_counters_by_reason() -> None:
+    """The driver's own counters, and those of this agent under load. A counter that the driver does not have has no series."""
+    node = node_of()
+    assert isinstance(node.gpus, tuple)
+    first, *rest = node.gpus
+    seconds = tuple({"sw_power_cap": 4.0}.get(name, 0.0) for _, name in REASONS)
+    seen = LoadSeen(busy_seconds=60.0, reasons_seconds=seconds)
+    load = replace(first.load, events=ClockEvents(sw_power_cap_seconds=9.5), seen=seen)
+    found = series(MetricsInput(version="1", node=replace(node, gpus=(replace(first, load=load), *rest))))
+
+    def of(name: str) -> dict[str, float]:
+        return {s.labels.get("reason", ""): s.value for s in found[name] if s.labels["pci"] == first.pci}
+
+    assert of("fairlead_gpu_clock_event_seconds_total") == {"sw_power_cap": 9.5}
+    assert of("fairlead_gpu_loaded_clock_event_seconds_total") == {"sw_power_cap": 4.0}
+    assert of("fairlead_gpu_loaded_seconds_total") == {"": 60.0}
 
 
 def test_a_job_is_a_label_of_one_gauge_only() -> None:
