@@ -229,7 +229,8 @@ def test_the_newest_run_is_the_last_that_was_begun(tmp_path: Path, clock: Clock)
 def test_a_wrong_clock_does_not_make_the_journal_forget(tmp_path: Path, clock: Clock, wrong: float) -> None:
     """The reasons of nodes that a run has left drained are known by the journal only."""
     journal = Journal(str(tmp_path / "m.db"))
-    for clock.wrong, node in ((0.0, "n1"), (wrong, "n2"), (0.0, "n3"), (0.0, "n4")):
-        journal.end(begun(journal, node), "ended")
-    assert len(journal.runs()) == 4
+    for number in range(20):
+        clock.wrong = wrong if 15 <= number < 18 else 0.0
+        journal.end(begun(journal, f"n{number}"), "ended")
+    assert len(journal.runs()) == 20
     journal.close()

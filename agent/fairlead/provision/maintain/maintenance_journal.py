@@ -38,7 +38,8 @@ PATH = "/var/lib/fairlead/maintain.db"
 SCHEMA = 1
 SPARE_BYTES = 1 << 20
 KEEP_DAYS = 1100  # a run that has ended is kept for three years
-KEEP_RUNS = 12  # so many runs are always kept: a clock that is wrong for a day makes the journal forget nothing
+#: A run is forgotten when so many runs have begun more than KEEP_DAYS after its end. A clock that was wrong for a day forgets none.
+KEEP_RUNS = 12
 _TABLES = """
 CREATE TABLE IF NOT EXISTS run (id TEXT PRIMARY KEY, began REAL, ended REAL, state TEXT, who TEXT, site TEXT, plan BLOB)
                                 WITHOUT ROWID;
@@ -256,14 +257,15 @@ class Journal:
     # -- writing ---------------------------------------------------------------------------------------
 
     def begin(self, plan: MaintenancePlan, works: Sequence[NodeWork], *, site: str, who: str) -> MaintenanceRun:
-        """Add a new run and return it. Forget the runs that ended more than ``KEEP_DAYS`` ago, but not the last ``KEEP_RUNS``. If
-        another unfinished run is not done with a node, the new run skips that node, and the node's detail names the other run."""
+        """Add a new run and return it. Forget the runs that ended too long ago (see ``KEEP_RUNS``). If another unfinished run is
+        not done with a node, the new run skips that node, and the node's detail names the other run."""
         now = time.time()
         name = time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + "-" + secrets.token_hex(2)
 
         def act() -> tuple[NodeWork, ...]:
-            old = self._db.execute(f"SELECT id, ended {_NEWEST_FIRST}").fetchall()[KEEP_RUNS:]
-            gone = [(name,) for name, ended in old if 0 < ended < now - KEEP_DAYS * 86400.0]
+            runs = self._db.execute(f"SELECT id, began, ended {_NEWEST_FIRST}").fetchall()
+            late = sorted((began for _, began, _ in runs), reverse=True)[KEEP_RUNS - 1 : KEEP_RUNS]
+            gone = [(name,) for name, _, ended in runs[KEEP_RUNS:] if 0 < ended < late[0] - KEEP_DAYS * 86400.0]
             for table, key in (("step", "run"), ("node", "run"), ("run", "id")):
                 self._db.executemany(f"DELETE FROM {table} WHERE {key} = ?", gone)  # noqa: S608
             query = "SELECT slurm, run FROM node JOIN run ON run.id = node.run WHERE run.ended = 0 AND node.ended = 0"
