@@ -27,7 +27,7 @@ SCHEMA = 1
 RAW_MAX = 16 << 20  # bytes of one tool's output that are kept
 SIBLING_DAYS = 90
 KEEP_DAYS = 1100  # the results of a run are kept for three years: a warranty lasts as long
-#: A run is forgotten when so many runs have begun more than KEEP_DAYS after its end. A clock that was wrong for a day forgets none.
+#: A run is forgotten when so many runs have begun more than KEEP_DAYS after its end: a clock that was wrong once forgets none.
 KEEP_RUNS = 12
 BUSY_SECONDS = 10.0
 _TABLES = """

@@ -38,7 +38,7 @@ PATH = "/var/lib/fairlead/maintain.db"
 SCHEMA = 1
 SPARE_BYTES = 1 << 20
 KEEP_DAYS = 1100  # a run that has ended is kept for three years
-#: A run is forgotten when so many runs have begun more than KEEP_DAYS after its end. A clock that was wrong for a day forgets none.
+#: A run is forgotten when so many runs have begun more than KEEP_DAYS after its end: a clock that was wrong once forgets none.
 KEEP_RUNS = 12
 _TABLES = """
 CREATE TABLE IF NOT EXISTS run (id TEXT PRIMARY KEY, began REAL, ended REAL, state TEXT, who TEXT, site TEXT, plan BLOB)
