@@ -11,6 +11,7 @@ from fairlead.cli import main
 from fairlead.drains import admin_hold
 from fairlead.drains.admin_hold import read_hold
 from fairlead.host import boot_clock
+from tests import printed_json
 
 
 def test_a_hold_that_cannot_be_read_is_one(tmp_path: Path) -> None:
@@ -33,3 +34,15 @@ def test_the_end_of_a_hold_does_not_move_with_the_clock(tmp_path: Path, monkeypa
     assert read_hold(str(tmp_path), str(tmp_path)) is None
     monkeypatch.setattr(admin_hold, "boot_id", lambda root: "another")
     assert (read_hold(str(tmp_path), str(tmp_path)) is None) is (wrong > 0)
+
+
+def test_the_end_of_a_hold_is_shown_as_a_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ["--state-dir", str(tmp_path), "--run-dir", str(tmp_path)]
+    main(["hold", "--reason", "riser", "--until", "4h", *where])
+    capsys.readouterr()
+    assert main(["hold", "--show", "--json", *where]) == 0
+    shown = printed_json.hold("hold", capsys.readouterr().out)
+    assert shown["held"] is True and abs(shown["until_unix"] - time.time() - 4 * 3600) < 60
+    (tmp_path / "hold").write_text('{"reason": "riser", "until_unix": "soon"}')
+    assert main(["hold", "--show", "--json", *where]) == 0
+    assert printed_json.hold("hold", capsys.readouterr().out) == {"held": True, "reason": "riser"}

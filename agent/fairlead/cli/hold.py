@@ -11,6 +11,7 @@ import argparse
 import os
 import sys
 import time
+from contextlib import suppress
 from typing import Any, NotRequired, TypedDict
 
 import msgspec
@@ -119,6 +120,9 @@ def _show(args: argparse.Namespace) -> ExitCode:
     held = read_hold(args.state_dir, args.run_dir)
     if args.json:
         shown: Any = {"held": held is not None, **(held or {})}
+        if until := shown.pop("until_unix", ""):
+            with suppress(ValueError):  # a damaged file
+                shown["until_unix"] = float(until)
         print_json(shown)
     elif held:
         until = f" until {held['until']}" if held.get("until") else ""
