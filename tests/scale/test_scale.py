@@ -400,10 +400,12 @@ def test_hold_ack_and_resume_of_all_nodes(many: ManyNodes, agents: Agents, figur
     nodes here. The last scene: the agents keep these rules until its end only."""
     open_to_all = {"budget_percent": 100, "budget_group_percent": 100, "strikes_max": 99}
     try:
+        before = {name: agent.sequence() for name, agent in agents.items()}
         for agent in agents.values():
             agent.write_document(policy=open_to_all)
             assert agent.process is not None
             agent.process.send_signal(signal.SIGHUP)
+        agents.until(lambda: all(agent.sequence() > before[name] + 1 for name, agent in agents.items()), "new rules", 120)
         took: dict[str, float] = {}
 
         def timed(name: str, words: Callable[[NodeAgent], Sequence[str]], met: Callable[[], bool]) -> list[str]:
@@ -439,7 +441,9 @@ def test_hold_ack_and_resume_of_all_nodes(many: ManyNodes, agents: Agents, figur
             assert out == set(agents) and len(said) == len(agents)
             assert all(("acknowledged: " if end == "ack" else "resumed") in text for text in said), said[:3]
         figures.add("hold_ack_resume", nodes=len(agents), **took)
-        assert took["hold_rpcs"] == took["release_rpcs"] == 0
+        assert max(took["hold_rpcs"], took["release_rpcs"]) <= 2 * len(agents), (
+            "a woken agent asks slurmctld once for its own node"
+        )
     finally:
         for agent in agents.values():
             agent.write_document()
