@@ -1,4 +1,5 @@
-"""The release before this one, from the history of this repository. No release has a tag yet, so a commit takes its place."""
+"""The release before this one, from the history of this repository: the newest tag v* before this commit. No release has a tag
+yet, so a commit takes its place."""
 
 from __future__ import annotations
 
@@ -15,11 +16,19 @@ PROJECT = Path(__file__).resolve().parents[1]
 BEFORE = "09777dec5b98084859d9584523818f8dfe90ab7d"
 
 
+def name_before(project: Path = PROJECT) -> str:
+    """The newest tag v* of an earlier commit of this branch, or the commit that stands for it."""
+    words = ["git", "tag", "--list", "v*", "--merged", "HEAD", "--no-contains", "HEAD", "--sort=-version:refname"]
+    done = subprocess.run(words, cwd=project, capture_output=True, text=True, check=False)
+    return next(iter(done.stdout.split()), BEFORE)
+
+
 def release_before(folder: Path) -> Path:
     """Write the release before into the folder, or skip the test where this clone does not have it."""
-    done = subprocess.run(["git", "archive", BEFORE], cwd=PROJECT, capture_output=True, check=False)
+    name = name_before()
+    done = subprocess.run(["git", "archive", name], cwd=PROJECT, capture_output=True, check=False)
     if done.returncode:
-        pytest.skip(f"this clone does not have the commit {BEFORE[:8]}: {done.stderr.decode().strip()[:100]}")
+        pytest.skip(f"this clone does not have the commit {name[:8]}: {done.stderr.decode().strip()[:100]}")
     with tarfile.open(fileobj=BytesIO(done.stdout)) as archive:
         archive.extractall(folder, filter="data")
     return folder

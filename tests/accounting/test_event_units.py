@@ -1,6 +1,6 @@
-"""fairlead's timers on a controller with real systemd, Slurm and slurmdbd: a drain of a real agent is one event, sent once.
+"""fairlead's timers on a controller with real systemd, Slurm and slurmdbd: each change of a node's state is one event, sent once.
 
-The site's command and the webhook both refuse it at first, and the controller restarts before they take it.
+The site's command and the webhook both refuse the first one at first, and the controller restarts before they take it.
 """
 
 from __future__ import annotations
@@ -8,15 +8,18 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.accounting.controller_host import HOME, KEY, PROGRAM, SITE, add_account, install
+from tests.accounting.controller_host import HOME, KEY, PROGRAM, PYTHON, ROOT, SITE, add_account, install
 from tests.lab.ledger import own_name
 from tests.lab.pause import until
 from tests.lab.rack import Rack
+from tests.lab.wheels import wheelhouse
 from tests.rack.provisioned import ProvisionedRack
 
 pytestmark = [pytest.mark.root, pytest.mark.slurm, pytest.mark.slow, pytest.mark.rack, pytest.mark.timeout(900)]
@@ -154,3 +157,77 @@ def test_a_drain_is_one_event_that_each_channel_takes_once_over_a_restart(site: 
     second = [json.loads(json.loads(line)["body"]) for line in lines(rack, "/srv/posted")[1:]]
     assert [(e["kind"], e["node"], e["by"], e["summary"]) for e in second] == [("drained", "gpu2", "person", "fan is noisy")]
     assert len(lines(rack, "/var/lib/fairlead-events/taken")) == 2
+
+
+#: `fairlead events deliver` by a clock that is a day ahead: what the agents have reported is then also taken from slurmdbd, and
+#: the list of lemons is made again.
+A_DAY_LATER = """\
+import sys, time
+true = time.time
+time.time = lambda: true() + 86500.0
+from fairlead.cli import main
+sys.exit(main(["events", "deliver"]))
+"""
+
+
+def posted(rack: Rack) -> list[dict[str, Any]]:
+    return [json.loads(json.loads(line)["body"]) for line in lines(rack, "/srv/posted")]
+
+
+def begin(rack: Rack) -> None:
+    """Let the timers run and the channels take what comes, with gpu2 in service and no event on its way."""
+    until(lambda: rack.controller.path(f"{HOME}/fleet.sqlite").exists(), "history of the fleet", 120)
+    rack.ctl("touch /srv/open; systemctl enable -q --now fairlead-events.timer")
+    later_rounds(rack, 1)
+    if "DRAIN" in rack.node_state("gpu2").states:
+        before = len(posted(rack))
+        rack.scontrol("update", "nodename=gpu2", "state=resume")
+        until(lambda: len(posted(rack)) > before, "event of the resume", 240)
+
+
+def test_each_change_of_state_is_one_event_on_each_channel(site: ProvisionedRack) -> None:
+    """A hold, a drain of the agent, an acknowledgement with the agent's resume, a repair, a maintenance, and a lemon."""
+    rack, host = site.rack, site.node(2)
+    begin(rack)
+    old = len(posted(rack))
+
+    def came(kind: str) -> None:
+        until(lambda: kind in [event["kind"] for event in posted(rack)[old:]], f"event {kind}", 240)
+
+    host.run("/usr/local/bin/fairlead hold --reason 'riser swap' && /usr/local/bin/fairlead hold --release")
+    host.inject_kmsg(XID)
+    until(lambda: rack.node_state("gpu2").reason.startswith("fairlead:xid:"), "drain of gpu2", 90)
+    came("drained")
+    host.run("/usr/local/bin/fairlead ack --all --reason 'known, RMA 4711'")
+    until(lambda: "DRAIN" not in rack.node_state("gpu2").states, "resume by the agent", 180)
+    came("resumed")
+    host.run("/usr/local/bin/fairlead clear --all --reason 'GPU replaced'")
+    wheels = str(wheelhouse(rack.suite))
+    words = ("--site", str(site.site), "--journal", str(rack.folder / "maintain.db"), "--slurm-conf", "/etc/slurm/slurm.conf")
+    site.fairlead("maintain", "gpu2", "--reason", "new driver", *words, "--bin-dir", str(rack.bin), "--wheelhouse", wheels)
+    for kind in ("held", "acknowledged", "repaired", "maintenance"):
+        came(kind)
+    until(lambda: [event["kind"] for event in posted(rack)[old:]].count("resumed") == 2, "event of the second resume", 240)
+
+    rack.ctl("systemctl stop fairlead-collect.timer fairlead-events.timer fairlead-collect.service fairlead-events.service")
+    store = (ROOT / "tests/accounting/lemon_store.py").read_text()
+    rack.controller.run([PYTHON, "-I", "-c", store, HOME, str(time.time())], user="fairlead")
+    rack.controller.run([PYTHON, "-I", "-c", A_DAY_LATER], user="fairlead")
+    rack.ctl("systemctl start fairlead-collect.timer fairlead-events.timer")
+    later_rounds(rack, 2)
+    new = posted(rack)[old:]
+    assert Counter((event["kind"], event["node"]) for event in new) == {
+        ("held", "gpu2"): 1,
+        ("drained", "gpu2"): 1,
+        ("acknowledged", "gpu2"): 1,
+        ("resumed", "gpu2"): 2,
+        ("repaired", "gpu2"): 1,
+        ("maintenance", "gpu2"): 1,
+        ("lemon", "made7"): 1,
+    }, new
+    taken = [json.loads(line) for line in lines(rack, "/var/lib/fairlead-events/taken")][-len(new) :]
+    assert sorted(event["id"] for event in taken) == sorted({event["id"] for event in new}), "each id once on each channel"
+    by_kind = {event["kind"]: event for event in taken}
+    assert (by_kind["held"]["why"], by_kind["acknowledged"]["why"]) == ("riser swap", "known, RMA 4711")
+    assert (by_kind["drained"]["cause"], by_kind["repaired"]["why"]) == ("xid", "GPU replaced")
+    assert (by_kind["maintenance"]["by"], by_kind["maintenance"]["cause"]) == ("person", "maintain")

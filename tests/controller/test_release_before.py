@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from fairlead.controller.job_store import FILE, JobStore
-from tests.release_before import release_before
+from tests.release_before import BEFORE, name_before, release_before
 
 FILL = """
 import sys
@@ -48,3 +48,17 @@ def test_a_store_is_upgraded_and_refused_after_a_rollback(tmp_path: Path) -> Non
     assert hashlib.sha256((store / FILE).read_bytes()).digest() == told
     shown = by_the_release_before(before, "-m", "fairlead", "job", "17", "--store", str(restored))
     assert shown.returncode == 0 and "17" in shown.stdout, shown.stderr
+
+
+def test_the_release_before_is_the_newest_tag_of_an_earlier_commit(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        own = ("git", "-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "init.defaultBranch=main")
+        subprocess.run([*own, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    git("init", "-q")
+    assert name_before(tmp_path) == BEFORE, "no tag, and no commit"
+    for tags in (("v0.9.0",), ("v0.10.0", "nightly"), ("v0.11.0",)):
+        git("commit", "-q", "--allow-empty", "-m", "x")
+        for tag in tags:
+            git("tag", tag)
+    assert name_before(tmp_path) == "v0.10.0", "the tag of this commit is not before it"

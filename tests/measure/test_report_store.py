@@ -18,7 +18,7 @@ from fairlead.measure import job_output
 from fairlead.measure.acceptance_run import FILE_MAX
 from fairlead.measure.job_output import ToolRun
 from fairlead.measure.job_script import ToolStep, limit_minutes, script
-from fairlead.measure.results_store import KEEP_DAYS, ResultStore, StoredResult
+from fairlead.measure.results_store import KEEP_DAYS, KEEP_RUNS, ResultStore, StoredResult
 from fairlead.measure.slurm_jobs import parse as parse_jobs
 from fairlead.measure.tool import Figure, MeasuredOutcome
 from fairlead.measure.tools import load
@@ -240,7 +240,11 @@ def test_results_of_runs_that_ended_years_ago_go(tmp_path: Path, monkeypatch: py
     store.write(("UPDATE run SET ended = ? WHERE run = 'old'", [(time.time(),)]))
     clock = time.time
     monkeypatch.setattr(time, "time", lambda: clock() + (KEEP_DAYS + 1) * 86400)
-    store.begin("new", user="ada", host="h", folder="f", plan=b"", fairlead="0")
-    assert [run for (run,) in store.read("SELECT run FROM run ORDER BY run")] == ["new", "open"]
+    new = [f"new{number:02}" for number in range(KEEP_RUNS + 1)]
+    for number, run in enumerate(new):
+        known = [known for (known,) in store.read("SELECT run FROM run ORDER BY run")]
+        assert known == [*new[:number], "old", "open"], "a clock that was wrong for some runs makes it forget nothing"
+        store.begin(run, user="ada", host="h", folder="f", plan=b"", fairlead="0")
+    assert [run for (run,) in store.read("SELECT run FROM run ORDER BY run")] == [*new, "open"]
     assert store.read("SELECT run FROM node") == [("open",)]
     store.close()

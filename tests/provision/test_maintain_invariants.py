@@ -17,11 +17,13 @@ from typing import Any, cast
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from fairlead.errors import SlurmError
 from fairlead.policy.ownership import strip_suffixes
 from fairlead.provision.maintain import maintenance_steps
 from fairlead.provision.maintain.controller import Controller
+from fairlead.provision.maintain.maintenance_display import SilentDisplay
 from fairlead.provision.maintain.maintenance_journal import Journal
 from fairlead.provision.maintain.maintenance_loop import Maintenance
 from fairlead.provision.maintain.maintenance_steps import (
@@ -227,19 +229,16 @@ class Driver:
     aborting: bool = False
     maintenance: Maintenance | None = None
     journals: list[Journal] = field(default_factory=list)
+    shown: SilentDisplay = field(default_factory=SilentDisplay)
+    window_asked: bool = False
 
-    def begin(self, *, reboot: bool, seconds: tuple[float, float] = (0.05, 0.2)) -> None:
-        """``seconds``: how long a node may take to be well, and to come back; time passes here as on the machine."""
+    def begin(self, *, reboot: bool, seconds: tuple[float, float] = (0.05, 0.2), **more: float) -> None:
+        """``seconds``: how long a node may take to be well, and to come back; time passes here as on the machine. ``more``: other
+        limits of the plan."""
         plan = MaintenancePlan(
             reason="new driver", batch=BATCH, floors={"main": FLOOR}, reboot=reboot, max_failed=2, settle_seconds=0.0
         )
-        plan = MaintenancePlan(
-            **{
-                **{f: getattr(plan, f) for f in plan.__struct_fields__},
-                "verify_seconds": seconds[0],
-                "reboot_seconds": seconds[1],
-            }
-        )
+        plan = replace(plan, verify_seconds=seconds[0], reboot_seconds=seconds[1], **more)
         self.name = self._journal().begin(plan, [NodeWork(node=n, slurm=n) for n in MINE], site="", who="").id
 
     def _journal(self) -> Journal:
@@ -254,7 +253,15 @@ class Driver:
             journal = self._journal()
             controller = Controller(cast(Scontrol, self.world))
             m = Maintenance(
-                journal.run(self.name), journal, controller, self.world, budgets={}, aborting=self.aborting, poll_seconds=0.0
+                journal.run(self.name),
+                journal,
+                controller,
+                self.world,
+                budgets={},
+                shown=self.shown,
+                aborting=self.aborting,
+                window_asked=self.window_asked,
+                poll_seconds=0.0,
             )
             self.maintenance = m
             self._alive(m._take_up)

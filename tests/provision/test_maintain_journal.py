@@ -18,7 +18,7 @@ import pytest
 
 from fairlead.cli import main
 from fairlead.errors import DataError, HostError, InputMissing
-from fairlead.provision.maintain.maintenance_journal import _TABLES, SPARE_BYTES, Journal, MaintenanceRun
+from fairlead.provision.maintain.maintenance_journal import _TABLES, KEEP_RUNS, SPARE_BYTES, Journal, MaintenanceRun
 from fairlead.provision.maintain.maintenance_report import report
 from fairlead.provision.maintain.maintenance_steps import MaintenancePlan, MaintenanceStep, NodeWork
 
@@ -83,7 +83,9 @@ def test_runs_that_ended_years_ago_go_and_unfinished_ones_stay(journal: Journal,
     begin(journal, "gpu003")
     assert {run.id for run in journal.runs()} >= {ended.id, open_.id}
     monkeypatch.setattr(time, "time", lambda: clock() + 1101 * 86400)
-    last = begin(journal, "gpu004")
+    for number in range(KEEP_RUNS + 1):
+        assert ended.id in {run.id for run in journal.runs()}, "as long as few runs have begun since"
+        last = begin(journal, f"gpu{100 + number}")
     known = {run.id for run in journal.runs()}
     assert ended.id not in known and {open_.id, last.id} <= known
     assert journal._db.execute("SELECT count(*) FROM step WHERE run = ?", (ended.id,)).fetchone() == (0,)

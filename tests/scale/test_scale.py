@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -22,7 +24,7 @@ from fairlead.policy.decision_rules import Rules
 from fairlead.policy.ownership import strip_suffixes
 from tests import memory as in_memory
 from tests.lab.ledger import own_name
-from tests.scale.agents import Agents, running
+from tests.scale.agents import Agents, NodeAgent, running
 from tests.scale.figures import Figures, Window
 from tests.scale.many_nodes import LEAVES, NODE_TIMEOUT_SECONDS, ManyNodes
 from tests.slurm.conftest import client_of
@@ -365,6 +367,88 @@ def test_commands_of_an_admin(many: ManyNodes, agents: Agents, figures: Figures,
         **{key.replace(" ", "_"): value for key, value in took.items()},
         store_bytes=sum(p.stat().st_size for p in store.iterdir()),
     )
+
+
+#: The same with the agent's pid, because the agents here are no units of systemd.
+WITH_AGENT = f"""\
+import sys
+from fairlead.cli import agent_client
+pid = int(sys.argv.pop(1))
+agent_client.agent_pid = lambda run_dir: pid
+{ON_TREE}"""
+#: So many nodes at once, as `clush` with its fan-out does it.
+FAN_OUT = 32
+
+
+def on_all(agents: Agents, words: Callable[[NodeAgent], Sequence[str]]) -> list[str]:
+    """Run a command of an admin for each node, as ``clush -w NODES fairlead ...`` does, and return what each prints."""
+    env = {**os.environ, "PYTHONPATH": str(PROJECT / "agent")}
+
+    def one(agent: NodeAgent) -> str:
+        assert agent.process is not None
+        command = [sys.executable, "-P", "-c", WITH_AGENT, str(agent.process.pid), str(agent.tree), *words(agent)]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=180, check=False)
+        assert done.returncode == 0, f"{agent.name}: {done.stdout[-1000:]}{done.stderr[-1000:]}"
+        return done.stdout
+
+    with ThreadPoolExecutor(FAN_OUT) as pool:
+        return list(pool.map(one, agents.values()))
+
+
+def test_hold_ack_and_resume_of_all_nodes(many: ManyNodes, agents: Agents, figures: Figures) -> None:
+    """All nodes are held and released, all lose a GPU, and a person acknowledges and then resumes all of them. The budget is all
+    nodes here. The last scene: the agents keep these rules until its end only."""
+    open_to_all = {"budget_percent": 100, "budget_group_percent": 100, "strikes_max": 99}
+    try:
+        before = {name: agent.sequence() for name, agent in agents.items()}
+        for agent in agents.values():
+            agent.write_document(policy=open_to_all)
+            assert agent.process is not None
+            agent.process.send_signal(signal.SIGHUP)
+        agents.until(lambda: all(agent.sequence() > before[name] + 1 for name, agent in agents.items()), "new rules", 120)
+        took: dict[str, float] = {}
+
+        def timed(name: str, words: Callable[[NodeAgent], Sequence[str]], met: Callable[[], bool]) -> list[str]:
+            many.run(["/usr/bin/sdiag", "--reset"])
+            began = time.monotonic()
+            with Rate(many) as rate:
+                said = on_all(agents, words)
+                took[f"{name}_commands_seconds"] = time.monotonic() - began
+                agents.until(met, name, 180)
+                took[f"{name}_seconds"] = time.monotonic() - began
+                seen = len(rate.seen)
+                agents.until(lambda: len(rate.seen) > seen + 1, "a last count", 60)
+            took[f"{name}_rpcs"], took[f"{name}_worst_ten"] = rate.seen[-1][1], rate.worst(10.0)
+            return said
+
+        def folders(agent: NodeAgent) -> list[str]:
+            return ["--state-dir", str(agent.state_dir), "--run-dir", str(agent.run_dir)]
+
+        timed("hold", lambda a: ["hold", "--reason", "riser", *folders(a)], lambda: True)
+        timed("release", lambda a: ["hold", "--release", *folders(a)], lambda: True)
+        for end in ("ack", "resume"):
+            for agent in agents.values():
+                agent.gpu_lost()
+            drained = agents.until(lambda: agents.in_state(State.DRAIN) == set(agents), "a drain of all", 240)
+            took[f"drained_before_{end}_seconds"] = drained
+            out = set(reasons(many))
+            more = ["--all"] if end == "ack" else []
+            said = timed(
+                end,
+                lambda a, end=end, more=more: [end, *more, "--reason", "known", "--document", str(a.document)],  # type: ignore[misc]
+                lambda: not agents.in_state(State.DRAIN) and not reasons(many),
+            )
+            assert out == set(agents) and len(said) == len(agents)
+            assert all(("acknowledged: " if end == "ack" else "resumed") in text for text in said), said[:3]
+        figures.add("hold_ack_resume", nodes=len(agents), **took)
+        assert max(took["hold_rpcs"], took["release_rpcs"]) <= 2 * len(agents), (
+            "a woken agent asks slurmctld once for its own node"
+        )
+    finally:
+        for agent in agents.values():
+            agent.write_document()
+            if agent.process is not None:
+                agent.process.send_signal(signal.SIGHUP)
 
 
 def _children() -> float:

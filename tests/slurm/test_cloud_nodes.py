@@ -1,4 +1,8 @@
-"""Nodes of State=CLOUD: they are off until a job wants them, and each time another machine at another address has the name."""
+"""Nodes of State=CLOUD: they are off until a job wants them, and each time another machine at another address has the name.
+
+Before 23.02 slurmctld lists such a node while it is off only with PrivateData=cloud, also for root and with --all
+(src/slurmctld/node_mgr.c of 22.05, _is_cloud_hidden).
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,7 @@ from fairlead.model.verdict import State
 from fairlead.slurm.listing import gpu_nodes
 from tests.lab.ledger import own_name
 from tests.lab.pause import until
+from tests.lab.roots import SUITES
 from tests.rack.test_arrangements import another
 from tests.scale.agents import TREE, NodeAgent
 from tests.scale.many_nodes import ManyNodes, address
@@ -35,6 +40,7 @@ SuspendTime=36000
 SuspendTimeout=1
 ReturnToService=1
 """
+VISIBLE = "PrivateData=cloud\n"  # for Slurm 22.05
 RESUME = '#!/bin/sh\necho "$1" >>/var/log/slurm/resumed\n'
 
 
@@ -86,12 +92,13 @@ class Cloud(ManyNodes):
         until(lambda: not Path(f"/proc/{self.inits[name]}/ns/net").exists(), "end of the instance")
 
 
-@pytest.fixture(scope="module", params=["trixie"])
+@pytest.fixture(scope="module", params=list(SUITES))
 def site(request: pytest.FixtureRequest) -> Iterator[Cloud]:
     if os.geteuid():
         pytest.skip("needs root: real Slurm runs in namespaces")
     files = {"/etc/slurm/suspend": "#!/bin/sh\nexit 0\n", "/etc/slurm/resume": RESUME}
-    with Cloud(request.param, nodes=4, cores=4, nohold=True, extra_conf=CONF, files=files, name=own_name("cloud")) as cloud:
+    conf = CONF + (VISIBLE if request.param == "bookworm" else "")
+    with Cloud(request.param, nodes=4, cores=4, nohold=True, extra_conf=conf, files=files, name=own_name("cloud")) as cloud:
         yield cloud
 
 
@@ -112,7 +119,7 @@ def targets(site: Cloud, folder: Path) -> str:
 
 
 def test_1_a_cloud_node_that_is_off_is_off(site: Cloud, tmp_path: Path) -> None:
-    """Slurm's commands hide such a node from people (PrivateData without cloud), and fairlead asks for all nodes."""
+    """Slurm's commands hide such a node from people, and fairlead asks for all nodes."""
     until(lambda: all("POWERED_DOWN" in states(site).get(name, ()) for name in CLOUD), "both cloud nodes, off")
     shown = site.run(["/usr/bin/sinfo", "-h", "-N", "-o", "%N"]).stdout.split()
     print(f"\n{site.suite}: sinfo lists {sorted(set(shown))}")
@@ -157,3 +164,15 @@ def test_2_another_instance_inherits_nothing(site: Cloud, tmp_path: Path) -> Non
         site.terminate("n3", second)
     site.scontrol("update", "nodename=n3", "state=power_down_force")
     until(lambda: "POWERED_DOWN" in states(site)["n3"], "n3 off again")
+
+
+def test_3_without_private_data_slurm_22_05_hides_a_node_that_is_off(site: Cloud, tmp_path: Path) -> None:
+    """`fairlead fleet` has no line for it. `fairlead doctor` names the missing line of slurm.conf (tests/slurm_conf)."""
+    if site.suite != "bookworm":
+        pytest.skip("slurmctld lists all nodes since 23.02")
+    until(lambda: "POWERED_DOWN" in states(site).get("n4", ()), "n4 off, and listed")
+    site.write_conf(extra_conf=site.extra_conf.replace(VISIBLE, ""))
+    site.scontrol("reconfigure")
+    until(lambda: "n4" not in states(site), "n4 hidden")
+    rows = json.loads(fairlead(site, tmp_path, "fleet", "--timeout", "20", "--json").stdout)["nodes"]
+    assert {row["node"] for row in rows} == set(FIXED)

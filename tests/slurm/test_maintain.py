@@ -174,6 +174,31 @@ def test_a_window_that_ends_in_the_middle_and_the_next_one(bench: Bench, monkeyp
     assert {n.step for n in bench.drive(run).nodes} == {"done"} and bench.journal.run(run.id).ended
 
 
+@on("bookworm")
+def test_a_clock_that_goes_back_a_year_while_nodes_reboot(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """n1 never comes back, and has failed after its few seconds. n2 is done."""
+    true, wrong = time.time, [0.0]
+    monkeypatch.setattr(time, "time", lambda: true() + wrong[0])
+    bench.nodes.lost.add("n1")
+    run = bench.begin("n1", "n2", reboot=True, batch=2, reboot_seconds=8.0)
+    maintenance = bench.maintenance(run)
+
+    def go_back() -> None:
+        wait(lambda: maintenance.works[0].step is MaintenanceStep.REBOOTING and not bench.nodes.up("n1"), "n1 is under way", 90)
+        wrong[0] = -365 * 86400.0
+
+    try:
+        with ThreadPoolExecutor(1) as beside:
+            going = beside.submit(go_back)
+            assert maintenance.drive()
+            going.result()
+    finally:
+        bench.nodes.lost.clear()
+    first, second = bench.journal.run(run.id).works
+    assert (first.step, second.step) == (MaintenanceStep.FAILED, MaintenanceStep.DONE)
+    assert "did not come back in 8 s" in first.detail and bench.reason("n1") and not bench.reason("n2")
+
+
 @on("forky")
 def test_slurmctld_restarted_in_the_middle(bench: Bench) -> None:
     job = bench.cluster.submit("#!/bin/sh\nsleep 600\n", "-w", "n1")

@@ -53,6 +53,21 @@ def test_power_saving_that_spares_drained_nodes_is_fine() -> None:
 
 
 @pytest.mark.parametrize(
+    ("version", "private", "said"),
+    [
+        ((22, 5, 8), "PrivateData=jobs", True),
+        ((22, 5, 8), "PrivateData=jobs,cloud", False),
+        ((23, 2, 0), "PrivateData=jobs", False),
+        (None, "PrivateData=jobs", False),
+    ],
+)
+def test_a_cloud_node_that_is_off_is_hidden_before_23_02(version: tuple[int, ...] | None, private: str, said: bool) -> None:
+    saving = "SuspendProgram=/s\nSuspendTime=600\nSuspendExcStates=DRAIN\n"
+    cloud = f"{saving}{private}\nNodeName=DEFAULT State=Cloud\nNodeName=c1 Gres=gpu:8\n"
+    assert ("PrivateData lacks cloud" in remarks(GOOD + cloud, version=version)) is said
+
+
+@pytest.mark.parametrize(
     ("node_file", "what"), [(None, "is slurmd's copy of the controller's file"), ("ClusterName=old\n", "differs from")]
 )
 def test_slurmds_copy_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], node_file: str | None, what: str) -> None:

@@ -11,6 +11,7 @@ import argparse
 import os
 import sys
 import time
+from contextlib import suppress
 from typing import Any, NotRequired, TypedDict
 
 import msgspec
@@ -23,7 +24,9 @@ from fairlead.cli.time_options import FORMS, local, parse_time
 from fairlead.drains.admin_hold import read_hold
 from fairlead.drains.ledger import Ledger
 from fairlead.errors import ExitCode, HostError, NeedsRoot, UsageError
+from fairlead.host.boot_clock import boot_id, boottime
 from fairlead.host.change import write_file
+from fairlead.host.root import Root
 
 RUN_DIR = "/run/fairlead"
 
@@ -117,6 +120,9 @@ def _show(args: argparse.Namespace) -> ExitCode:
     held = read_hold(args.state_dir, args.run_dir)
     if args.json:
         shown: Any = {"held": held is not None, **(held or {})}
+        if until := shown.pop("until_unix", ""):
+            with suppress(ValueError):  # a damaged file
+                shown["until_unix"] = float(until)
         print_json(shown)
     elif held:
         until = f" until {held['until']}" if held.get("until") else ""
@@ -140,7 +146,8 @@ def _release(paths: list[str], result: AuditOutcome) -> str:
 def _hold(args: argparse.Namespace, paths: list[str], until: float | None, result: AuditOutcome) -> str:
     record: dict[str, object] = {"who": actor().who, "when": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "reason": args.reason}
     if until is not None:
-        record |= {"until_unix": until, "until": local(until)}
+        of_boot = {"until_boot_seconds": boottime() + until - time.time(), "boot_id": boot_id(Root("/"))}
+        record |= {"until_unix": until, "until": local(until), **of_boot}
     troubles: list[str] = []
     for path in paths:
         try:

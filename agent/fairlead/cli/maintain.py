@@ -281,6 +281,7 @@ def _drive(args: argparse.Namespace, journal: Journal, found: MaintenanceRun) ->
             budgets=budgets(chosen),
             shown=shown,
             aborting=args.abort is not None,
+            window_asked=bool(args.window),
         )
         shown.say(f"run {found.id}: {len(found.works)} nodes: {found.plan.reason}")
         ended = False

@@ -9,9 +9,13 @@ from contextlib import suppress
 
 import msgspec
 
+from fairlead.host.boot_clock import boot_id, boottime
 from fairlead.host.bounded_disk import Storage
+from fairlead.host.root import Root
 from fairlead.model.json_text import NOT_JSON
 
+#: What `fairlead hold --until` writes for the clock of this boot, beside the time of day.
+OF_BOOT = ("until_boot_seconds", "boot_id")
 DISABLED = "/etc/fairlead/disabled"
 
 
@@ -57,10 +61,17 @@ def _hold(path: str) -> dict[str, str] | None:
         return {"reason": "unreadable"}
     if not isinstance(data, dict):
         return {"reason": "unreadable"}
-    until = data.get("until_unix")
-    if isinstance(until, int | float) and time.time() >= until:
+    if _ended(data):
         return None
-    return {str(k): str(v) for k, v in data.items()} or {"reason": "unreadable"}
+    return {str(k): str(v) for k, v in data.items() if k not in OF_BOOT} or {"reason": "unreadable"}
+
+
+def _ended(data: dict[str, object]) -> bool:
+    """Say whether the hold has ended by itself. In the boot in which it was written, no step of the clock moves its end."""
+    until, until_boot = data.get("until_unix"), data.get("until_boot_seconds")
+    if isinstance(until_boot, int | float) and data.get("boot_id") == boot_id(Root("/")) != "":
+        return boottime() >= until_boot
+    return isinstance(until, int | float) and time.time() >= until
 
 
 def barred(hold: AdminHold, state_dir: str, run_dir: str, disabled: str) -> str:

@@ -27,6 +27,8 @@ SCHEMA = 1
 RAW_MAX = 16 << 20  # bytes of one tool's output that are kept
 SIBLING_DAYS = 90
 KEEP_DAYS = 1100  # the results of a run are kept for three years: a warranty lasts as long
+#: A run is forgotten when so many runs have begun more than KEEP_DAYS after its end: a clock that was wrong once forgets none.
+KEEP_RUNS = 12
 BUSY_SECONDS = 10.0
 _TABLES = """
 CREATE TABLE IF NOT EXISTS run (run TEXT PRIMARY KEY, began REAL NOT NULL, ended REAL, user TEXT NOT NULL, host TEXT NOT NULL,
@@ -127,7 +129,8 @@ class ResultStore:
 
     def begin(self, run: str, *, user: str, host: str, folder: str, plan: bytes, fairlead: str) -> None:
         row = (run, time.time(), user, host, os.getpid(), folder, plan, fairlead)
-        old = [(time.time() - KEEP_DAYS * 86400,)]
+        late = self.read("SELECT began FROM run ORDER BY began DESC LIMIT 1 OFFSET ?", (KEEP_RUNS - 1,))
+        old = [(began - KEEP_DAYS * 86400,) for (began,) in late]
         gone = "SELECT run FROM run WHERE ended < ?"
         tables = ("figure", "result", "gpu", "node")
         self.write(*((f"DELETE FROM {table} WHERE run IN ({gone})", old) for table in tables))  # noqa: S608

@@ -215,6 +215,15 @@ def _power_saving(conf: SlurmConf, version: tuple[int, ...] | None) -> Iterator[
             fix=f"SuspendExcStates={','.join(sorted({*map(str.upper, conf.options('SuspendExcStates')), 'DOWN', 'DRAIN'}))}",
             source="slurm.conf(5) SuspendExcStates; docs/how-to/slurm-arrangements.md",
         )
+    hides = version is not None and version < (23, 2) and "cloud" not in conf.options("PrivateData")
+    if hides and any(node.get("state", "").lower() == "cloud" for node in conf.nodes):
+        yield Remark(
+            level="warn",
+            what="PrivateData lacks cloud",
+            why="slurmctld before 23.02 lists no node of State=CLOUD that is off: fleet does not know it, Prometheus expects it",
+            fix=f"PrivateData={','.join(sorted({*conf.options('PrivateData'), 'cloud'}))}",
+            source="src/slurmctld/node_mgr.c of 22.05 (_is_cloud_hidden); docs/how-to/slurm-arrangements.md",
+        )
 
 
 def _limits(conf: SlurmConf) -> Iterator[Remark]:

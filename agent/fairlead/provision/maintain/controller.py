@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import getpass
 import math
-import time
 from collections.abc import Mapping
 from typing import TypeVar
 
@@ -36,6 +35,7 @@ from fairlead.provision.maintain.maintenance_steps import (
     NodeService,
     NodeWork,
 )
+from fairlead.provision.maintain.run_clock import RunClock
 from fairlead.slurm.client import NodeState
 from fairlead.slurm.scontrol import HOLDING, Scontrol
 
@@ -45,15 +45,15 @@ _HANDS = {Owner.OURS: DrainOwner.OURS, Owner.COVERED: DrainOwner.COVERED, Owner.
 
 
 class Listing(Struct, frozen=True, kw_only=True):
-    """Holds one reading of all nodes and jobs. unix: when the reading began, in Unix seconds."""
+    """Holds one reading of all nodes and jobs. unix: when the reading began, by the controller's RunClock."""
 
     nodes: Mapping[str, NodeState]
     availability: Mapping[str, NodeAvailability]
     unix: float
 
-    def fresh(self) -> bool:
-        """Say whether the listing is young enough to act on. If the clock was set since, nobody knows."""
-        return abs(time.time() - self.unix) < STALE_SECONDS
+    def fresh(self, now: float) -> bool:
+        """Say whether the listing is young enough to act on."""
+        return now - self.unix < STALE_SECONDS
 
 
 class Controller:
@@ -61,10 +61,11 @@ class Controller:
 
     def __init__(self, client: Scontrol) -> None:
         self.client = client
+        self.clock = RunClock()
         self._rules = Rules(own_users=tuple(dict.fromkeys(("root", "slurm", getpass.getuser()))))
 
     def listing(self) -> Listing:
-        unix = time.time()
+        unix = self.clock.now()
         nodes = {n.name: n for n in self.client.nodes()}
         text = self.client.ask(["squeue", "-h", "-a", "-t", ",".join(sorted(HOLDING)), "-o", "%A|%t|%e|%N"])
         jobs = jobs_by_node(text)
@@ -156,7 +157,7 @@ class Controller:
 
         def decide(state: NodeState) -> WriteDecision[Move | None]:
             seen = self._seen(work, state, 0)
-            move = maintenance_steps.lifted(work, seen, time.time(), plan)
+            move = maintenance_steps.lifted(work, seen, self.clock.now(), plan)
             return WriteDecision(move is None and seen.hand is DrainOwner.OURS, move)
 
         return self._change(
@@ -164,7 +165,7 @@ class Controller:
             NodeChange(
                 decide=decide,
                 write=lambda state: self._resume(work, down="DOWN" in state.states),
-                judge=lambda: maintenance_steps.lifted(work, self.now(work), time.time(), plan),
+                judge=lambda: maintenance_steps.lifted(work, self.now(work), self.clock.now(), plan),
             ),
         )
 

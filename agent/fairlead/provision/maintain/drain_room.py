@@ -39,7 +39,7 @@ class DrainRoom:
         """Return which nodes may begin now."""
         if time.monotonic() < self._again_at:
             return BeginChoice(waits_because="another maintenance run takes nodes at the same time")
-        took = [w.ended - w.idle for w in works if w.step is MaintenanceStep.DONE and w.idle]
+        took = [w.ended - w.idle for w in works if w.step is MaintenanceStep.DONE and 0 < w.idle <= w.ended]
         expected = median(took) if took else EXPECTED_SECONDS[plan.reboot]
         return choose(works, listing.availability, plan, now, budgets=self._budgets, expected_seconds=expected)
 

@@ -28,8 +28,9 @@ class SilentDisplay:
     def say(self, text: str) -> None:
         """Show a text that concerns the run."""
 
-    def show(self, works: Sequence[NodeWork], notice: str) -> None:
-        """Show all nodes as they are now. ``notice``: whole sentences that say why no further node begins, or ""."""
+    def show(self, works: Sequence[NodeWork], notice: str, now: float) -> None:
+        """Show all nodes as they are now. ``notice``: whole sentences that say why no further node begins, or "". ``now``: the
+        time by the run's own clock."""
 
 
 class LineDisplay(SilentDisplay):
@@ -44,7 +45,7 @@ class LineDisplay(SilentDisplay):
     def say(self, text: str) -> None:
         sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
 
-    def show(self, works: Sequence[NodeWork], notice: str) -> None:
+    def show(self, works: Sequence[NodeWork], notice: str, now: float) -> None:
         if notice and notice != self._notice:
             self.say(notice.replace("\n", " "))
         self._notice = notice
@@ -72,8 +73,7 @@ class TableDisplay(SilentDisplay):
     def say(self, text: str, style: str = "") -> None:
         self._screen.say(f"{time.strftime('%H:%M:%S')} {text}", style)
 
-    def show(self, works: Sequence[NodeWork], notice: str) -> None:
-        now = time.time()
+    def show(self, works: Sequence[NodeWork], notice: str, now: float) -> None:
         active = [(w.node, w.step.value, lasted(now - w.since), w.detail) for w in works if w.step in IN_WORK]
         below = (summary(works), *notice.splitlines())
         if (said := (tuple(active), below)) != self._said or self._screen.resized():

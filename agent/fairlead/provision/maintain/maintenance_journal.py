@@ -38,6 +38,8 @@ PATH = "/var/lib/fairlead/maintain.db"
 SCHEMA = 1
 SPARE_BYTES = 1 << 20
 KEEP_DAYS = 1100  # a run that has ended is kept for three years
+#: A run is forgotten when so many runs have begun more than KEEP_DAYS after its end: a clock that was wrong once forgets none.
+KEEP_RUNS = 12
 _TABLES = """
 CREATE TABLE IF NOT EXISTS run (id TEXT PRIMARY KEY, began REAL, ended REAL, state TEXT, who TEXT, site TEXT, plan BLOB)
                                 WITHOUT ROWID;
@@ -45,6 +47,11 @@ CREATE TABLE IF NOT EXISTS node (run TEXT, place INTEGER, node TEXT, slurm TEXT,
                                  PRIMARY KEY (run, place)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS step (run TEXT, node TEXT, unix_seconds REAL, step TEXT, detail TEXT);
 """
+#: The runs in the order in which they were begun, whatever the clock said then: each run adds a step without a node at its begin.
+_NEWEST_FIRST = (
+    "FROM run LEFT JOIN (SELECT run, min(rowid) AS first FROM step GROUP BY run) ON run = id"
+    " ORDER BY first DESC, began DESC, id DESC"
+)
 _CONNECT: dict[str, Any] = {"timeout": 30, "isolation_level": None, "uri": True}
 _NODE = "INSERT OR REPLACE INTO node VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 
@@ -250,16 +257,17 @@ class Journal:
     # -- writing ---------------------------------------------------------------------------------------
 
     def begin(self, plan: MaintenancePlan, works: Sequence[NodeWork], *, site: str, who: str) -> MaintenanceRun:
-        """Add a new run and return it. Forget the runs that ended more than ``KEEP_DAYS`` ago. If another unfinished run is not
-        done with a node, the new run skips that node, and the node's detail names the other run."""
+        """Add a new run and return it. Forget the runs that ended too long ago (see ``KEEP_RUNS``). If another unfinished run is
+        not done with a node, the new run skips that node, and the node's detail names the other run."""
         now = time.time()
         name = time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + "-" + secrets.token_hex(2)
 
         def act() -> tuple[NodeWork, ...]:
+            runs = self._db.execute(f"SELECT id, began, ended {_NEWEST_FIRST}").fetchall()
+            late = sorted((began for _, began, _ in runs), reverse=True)[KEEP_RUNS - 1 : KEEP_RUNS]
+            gone = [(name,) for name, _, ended in runs[KEEP_RUNS:] if 0 < ended < late[0] - KEEP_DAYS * 86400.0]
             for table, key in (("step", "run"), ("node", "run"), ("run", "id")):
-                gone = "SELECT id FROM run WHERE ended > 0 AND ended < ?"
-                limit = (now - KEEP_DAYS * 86400.0,)
-                self._db.execute(f"DELETE FROM {table} WHERE {key} IN ({gone})", limit)  # noqa: S608
+                self._db.executemany(f"DELETE FROM {table} WHERE {key} = ?", gone)  # noqa: S608
             query = "SELECT slurm, run FROM node JOIN run ON run.id = node.run WHERE run.ended = 0 AND node.ended = 0"
             busy = dict(self._db.execute(query))
             mine = []
@@ -270,6 +278,7 @@ class Journal:
                 self._node(name, index, mine[-1])
             values = (name, now, who, site, msgspec.json.encode(plan))
             self._db.execute("INSERT INTO run VALUES (?, ?, 0, 'running', ?, ?, ?)", values)
+            self._db.execute("INSERT INTO step VALUES (?, '', ?, 'begun', '')", (name, now))
             return tuple(mine)
 
         mine = self._write(act)
@@ -295,7 +304,8 @@ class Journal:
         return msgspec.structs.replace(run, plan=plan)
 
     def end(self, run: str, state: str) -> None:
-        self._write(lambda: self._db.execute("UPDATE run SET ended = ?, state = ? WHERE id = ?", (time.time(), state, run)))
+        values = (time.time(), state, run)
+        self._write(lambda: self._db.execute("UPDATE run SET ended = max(?, began), state = ? WHERE id = ?", values))
 
     def _node(self, run: str, index: int, work: NodeWork) -> None:
         row = (run, index, work.node, work.slurm, work.text, work.mark, work.ended, msgspec.json.encode(work))
@@ -333,7 +343,7 @@ class Journal:
 
     def runs(self) -> tuple[MaintenanceRun, ...]:
         """Return all runs without their nodes, the newest first."""
-        rows = self._read("SELECT id, began, ended, state, who, site, plan FROM run ORDER BY began DESC, id DESC")
+        rows = self._read(f"SELECT id, began, ended, state, who, site, plan {_NEWEST_FIRST}")
         return tuple(self._run(row) for row in rows)
 
     def run(self, name: str = "") -> MaintenanceRun:
@@ -349,7 +359,8 @@ class Journal:
         return msgspec.structs.replace(chosen, works=tuple(self._decoded(row[0], NodeWork) for row in rows))
 
     def log(self, run: str) -> tuple[JournalStep, ...]:
-        rows = self._read("SELECT node, unix_seconds, step, detail FROM step WHERE run = ? ORDER BY rowid", (run,))
+        query = "SELECT node, unix_seconds, step, detail FROM step WHERE run = ? AND node != '' ORDER BY rowid"
+        rows = self._read(query, (run,))
         return tuple(JournalStep(node=n, unix_seconds=at, step=step, detail=detail) for n, at, step, detail in rows)
 
     def earlier_reasons(self, slurm: Iterable[str]) -> dict[str, frozenset[str]]:

@@ -18,7 +18,7 @@ from fairlead.errors import SlurmError
 from fairlead.policy.ownership import MAINTAIN, build
 from fairlead.provision.ansible_lock import wait_released
 from fairlead.provision.maintain import maintenance_steps, node_verification
-from fairlead.provision.maintain.begin_limits import Budget
+from fairlead.provision.maintain.begin_limits import BeginChoice, Budget
 from fairlead.provision.maintain.controller import Controller, Listing
 from fairlead.provision.maintain.drain_room import DrainRoom
 from fairlead.provision.maintain.maintenance_display import SilentDisplay
@@ -35,6 +35,7 @@ from fairlead.provision.maintain.maintenance_steps import (
     NodeWork,
 )
 from fairlead.provision.maintain.node_access import NodeAccess
+from fairlead.provision.maintain.run_clock import STEP_SECONDS, behind_text, set_text
 
 CHECK = MAINTAIN.split(":")[1]
 POLL_SECONDS = 1.0
@@ -46,7 +47,7 @@ STOPPING = "stopping: nodes already in progress will be finished.\nPress Ctrl-C 
 
 class Maintenance:
     """Drives one run. ``budgets``: the drain budget of each node, by Slurm name. ``aborting``: begin no node, and bring the nodes
-    in work to a condition in which they can be left."""
+    in work to a condition in which they can be left. window_asked: a person has just named the window by the present clock."""
 
     def __init__(
         self,
@@ -58,6 +59,7 @@ class Maintenance:
         budgets: Mapping[str, Budget],
         shown: SilentDisplay | None = None,
         aborting: bool = False,
+        window_asked: bool = False,
         poll_seconds: float = POLL_SECONDS,
     ) -> None:
         self.run = run
@@ -81,7 +83,11 @@ class Maintenance:
         self._slurm_trouble = ""
         self._slurm_again = 0.0
         self._slurm_pause = 0.0
-        self._progress = time.time()
+        self._clock = controller.clock
+        self._window_asked = window_asked
+        self._said_step = 0.0
+        self._behind = 0.0
+        self._progress = self._clock.now()
         self._pool = ThreadPoolExecutor(max_workers=SSH_AT_ONCE)
 
     # -- the loop ------------------------------------------------------------------------------------
@@ -113,9 +119,9 @@ class Maintenance:
     def _turn(self) -> None:
         works = [replace(w, detail=self._why[at]) if at in self._why else w for at, w in enumerate(self.works)]
         waits_because = self._slurm_trouble or self._journal.full or self.waits_because
-        self._shown.show(
-            works, STOPPING if self.stop_asked else waits_because and f"no further node is started now: {waits_because}"
-        )
+        self._say_clock()
+        notice = STOPPING if self.stop_asked else waits_because and f"no further node is started now: {waits_because}"
+        self._shown.show(works, notice, self._clock.now())
         try:
             for future in [f for f in self._flying if f.done()]:
                 _, then = self._flying.pop(future)
@@ -159,11 +165,11 @@ class Maintenance:
         before, self.works[at] = self.works[at].step, work
         self._journal.put(self.run.id, at, work, new=work.step is not before)
         if work.step is not before:
-            self._progress = time.time()
+            self._progress = self._clock.now()
             self._shown.moved(work)
 
     def _move(self, at: int, move: Move, **more: Any) -> None:
-        now = time.time()
+        now = self._clock.now()
         work = replace(self.works[at].at(move.step, now, move.why), **more)
         if move.step is MaintenanceStep.MARKING:
             work = replace(work, mark=self._reason(work, maintenance_steps.marked(self._plan, move.why)))
@@ -182,23 +188,55 @@ class Maintenance:
         return build(CHECK, token, summary).text
 
     def _take_up(self) -> None:
-        """Prepare the nodes of a run that is driven again. The time limits of reboots and verifications start again."""
+        """Prepare the nodes of a run that is driven again. The time limits of reboots and verifications start again. If the clock
+        is behind what the journal has, all limits do: otherwise they would wait until the clock is there again."""
+        now = self._clock.now()
+        behind = max([self.run.began, *(w.newest for w in self.works)]) - now
+        self.works = [w.not_after(now) for w in self.works]
+        if behind > STEP_SECONDS:
+            self._behind = behind
+            self._shown.say(f"{behind_text(behind)}: time limits begin again now; set the clock right: timedatectl")
         for at, work in enumerate(self.works):
             move = maintenance_steps.abort(work) if self._aborting else None
             if move is not None:
                 self._move(at, move)
             elif work.step in (MaintenanceStep.REBOOTING, MaintenanceStep.VERIFYING):
-                self._put(at, replace(work, since=time.time()))
+                self._put(at, replace(work, since=self._clock.now()))
+
+    # -- the clock ---------------------------------------------------------------------------------------
+
+    def _say_clock(self) -> None:
+        """Say once that somebody has set the clock."""
+        step = self._clock.step_seconds()
+        if abs(step - self._said_step) <= STEP_SECONDS:
+            return
+        self._said_step = step
+        unaffected = "the time limits of this run are not affected; check the clock: timedatectl"
+        agrees = "the clock agrees again with the time since this run began"
+        self._shown.say(f"{set_text(step)}: {unaffected}" if step else agrees)
+
+    def _no_window(self) -> str:
+        """Return why the window of this run cannot be kept, or "" if it can."""
+        if not self._plan.window or not (why := self._clock_trouble()):
+            return ""
+        return f"{why}, so the window cannot be kept"
+
+    def _clock_trouble(self) -> str:
+        if step := self._clock.step_seconds():
+            return set_text(step)
+        return behind_text(self._behind) if self._behind and not self._window_asked else ""
 
     # -- beginning nodes --------------------------------------------------------------------------------
 
     def _begin(self, listing: Listing) -> None:
         if self._aborting or self.stop_asked or self._journal.full:
             return
-        now = time.time()
+        now = self._clock.now()
         choice = self._room.choice(self.works, self._plan, listing, now)
+        if why := self._no_window():
+            choice = BeginChoice(over=choice.over, closed=why)
         self.waits_because, self.closed = choice.waits_because or choice.closed, choice.closed
-        if now < self._plan.opens:
+        if now < self._plan.opens and not choice.closed:
             self._progress, opens = now, time.localtime(self._plan.opens)
             self.waits_because = f"the window begins at {time.strftime('%Y-%m-%d %H:%M:%S', opens)}"
         over = choice.over
@@ -211,7 +249,7 @@ class Maintenance:
                 continue
             if over:
                 self._move(at, Move(MaintenanceStep.NOT_BEGUN, f"not begun: {over}"))
-            elif work.slurm in choice.begin and not self._journal.full and (not begun or listing.fresh()):
+            elif work.slurm in choice.begin and not self._journal.full and (not begun or listing.fresh(self._clock.now())):
                 begun += 1
                 if move := self._room.refusal(work, listing):
                     self._move(at, move)
@@ -246,7 +284,7 @@ class Maintenance:
     # -- one node's step ---------------------------------------------------------------------------------
 
     def _step(self, at: int, listing: Listing) -> None:
-        work, now = self.works[at], time.time()
+        work, now = self.works[at], self._clock.now()
         if work.slurm not in listing.nodes:
             self._why[at] = "slurmctld has no such node any more"
             if self._aborting:
@@ -285,7 +323,7 @@ class Maintenance:
                 self._read(at, self._verifying)
 
     def _drain(self, at: int) -> None:
-        self._put(at, replace(self.works[at], sent=time.time()))
+        self._put(at, replace(self.works[at], sent=self._clock.now()))
         work = self.works[at]
         move, since = self._controller.drain(work, work.replaced_reason)
         if move is None:
@@ -293,7 +331,7 @@ class Maintenance:
         if move.step is MaintenanceStep.DRAINING:
             self._why[at] = move.why
             return
-        now = time.time()
+        now = self._clock.now()
         stands = {"drained": since or now, "drain_read_at": now, "kept": False} if move.step is MaintenanceStep.WAITING else {}
         self._move(at, move, **stands)
 
@@ -357,7 +395,7 @@ class Maintenance:
         self._move(at, maintenance_steps.applied(work, said, self._plan), changed=(*work.changed, *said.changed))
 
     def _rebooting(self, at: int, reading: NodeReading) -> None:
-        work, now = self.works[at], time.time()
+        work, now = self.works[at], self._clock.now()
         if move := node_verification.rebooting(work, reading, now, self._plan):
             if move.step is MaintenanceStep.VERIFYING:
                 self._nodes.forget(work.node)
@@ -376,7 +414,7 @@ class Maintenance:
             return
         registered = work.registered_before or self._controller.registered(work)
         self._put(at, replace(work, registered_before=registered))
-        self._ordered[at] = time.time()
+        self._ordered[at] = self._clock.now()
 
         def then(trouble: str) -> None:
             if trouble:
@@ -386,7 +424,7 @@ class Maintenance:
 
     def _verifying(self, at: int, reading: NodeReading) -> None:
         work = self.works[at]
-        if why := node_verification.unwell(work, reading, time.time()) or self._unregistered(work):
+        if why := node_verification.unwell(work, reading, self._clock.now()) or self._unregistered(work):
             self._not_yet(at, why)
         else:
             self._well.add(at)
@@ -411,5 +449,5 @@ class Maintenance:
     def _not_yet(self, at: int, why: str) -> None:
         self._why[at] = why
         limit = min(ABORT_SECONDS, self._plan.verify_seconds) if self._aborting else self._plan.verify_seconds
-        if time.time() - self.works[at].since >= limit:
+        if self._clock.now() - self.works[at].since >= limit:
             self._move(at, Move(MaintenanceStep.MARKING, f"not well after {limit:.0f} s: {why}"))

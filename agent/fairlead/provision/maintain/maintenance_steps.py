@@ -224,6 +224,22 @@ class NodeWork(Struct, frozen=True, kw_only=True):
             work = replace(work, began=0.0, drained=0.0, drain_read_at=0.0, kept=False, floors_kept=False)
         return work
 
+    @property
+    def newest(self) -> float:
+        """Return the latest time that this host has recorded for the node."""
+        return max(self.since, self.began, self.sent, self.drain_read_at, self.idle, self.ended)
+
+    def not_after(self, now: float) -> NodeWork:
+        """Return this node with no time after ``now`` that a limit is counted from. The times of a clock that was ahead are then
+        those of the present moment."""
+        if self.newest <= now:
+            return self
+        since, drain_read_at = min(self.since, now), min(self.drain_read_at, now)
+        if self.ended:
+            return replace(self, since=since)
+        began, sent, idle = min(self.began, now), min(self.sent, now), min(self.idle, now)
+        return replace(self, since=since, began=began, sent=sent, drain_read_at=drain_read_at, idle=idle)
+
 
 class DrainOwner(StrEnum):
     """Says who has drained the node. free: nobody. ours: this run. other: somebody else. covered: this run, but slurmctld has
