@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from fairlead import __version__
 from release.docs_site.__main__ import build, versions_page
 from release.docs_site.manual_page import as_markdown
 from release.docs_site.staging import DeadLink, Staging, site_path
-
-from fairlead import __version__
 
 PROJECT = Path(__file__).resolve().parents[2]
 #: Attributes by which a browser fetches something while it shows a page. `href` of an `a` is a link, which it does not fetch.

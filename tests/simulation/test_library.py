@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pynvml as n
 import pytest
+
 from tests.lab.nvml.layout import entry_points
 from tests.lab.nvml.library import build, implemented
 
