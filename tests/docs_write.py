@@ -43,7 +43,7 @@ from tests import completion_scripts, man_pages, rooms, selftest_pages
 from tests.kept_files import kept_files_page
 from tests.lab.trees import MACHINES, ensure
 from tests.measure import fabric_simulation
-from tests.scale import model as scale_model
+from tests.scale import scale_arithmetic
 from tests.slurm import node_states
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -509,8 +509,8 @@ SCALE = ROOT / "docs/explanation/scale.md"
 
 
 def scale_page() -> str:
-    text = with_block(SCALE.read_text(), "scale figures", scale_model.figures_table())
-    return with_block(text, "scale breaks", scale_model.breaks_table())
+    text = with_block(SCALE.read_text(), "scale figures", scale_arithmetic.figures_table())
+    return with_block(text, "scale breaks", scale_arithmetic.breaks_table())
 
 
 PROVED = ROOT / "docs/explanation/what-was-proved-where.md"

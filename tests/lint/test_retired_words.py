@@ -1,7 +1,8 @@
 """Names use the words of the glossary. A retired word names no file, class, function, parameter or attribute.
 
 ``docs/reference/glossary.md`` has the retired words and what replaces them. Prose may use them as plain English, and so may the
-name of a test function, which is a sentence. No file and no class of the package has the same name in two folders.
+name of a test function, which is a sentence. No file and no class of the package has the same name in two folders,
+and no file that tests import.
 """
 
 from __future__ import annotations
@@ -244,7 +245,21 @@ def classes() -> dict[str, set[str]]:
     return found
 
 
-@pytest.mark.parametrize("find", [modules, classes])
+#: Files of tests that have the name of what a person types, or of the part of a node that their rows are about.
+ROWS_NAMED = {"tests/bench", "tests/scorecard/faults"}
+
+
+def imported_by_tests() -> dict[str, set[str]]:
+    """The folders of tests that have a file of each name, of the files that other tests import."""
+    found: dict[str, set[str]] = {}
+    for path in (ROOT / "tests").rglob("*.py"):
+        folder = path.parent.relative_to(ROOT).as_posix()
+        if not path.stem.startswith(("__", "test_", "conftest")) and folder not in ROWS_NAMED:
+            found.setdefault(path.stem, set()).add(folder)
+    return found
+
+
+@pytest.mark.parametrize("find", [modules, classes, imported_by_tests])
 def test_no_name_is_in_two_folders(find: Callable[[], dict[str, set[str]]]) -> None:
     double = {name: sorted(folders) for name, folders in find().items() if len(folders) > 1}
     assert not double, f"say in the name what it is of: {double}"
