@@ -40,7 +40,21 @@ FIELD = {
 
 def tracked() -> list[str]:
     run = subprocess.run(
-        ["git", "ls-files", "-z", "-co", "--exclude-standard", "agent", "tests", "release", "slurm"],
+        [
+            "git",
+            "ls-files",
+            "-z",
+            "-co",
+            "--exclude-standard",
+            "agent",
+            "tests",
+            "release",
+            "slurm",
+            "playbooks",
+            "templates",
+            "docs",
+            ".ci",
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -113,7 +127,9 @@ def contents_of(path: Path) -> Contents:
 
 def names(file: str, text: str) -> Iterator[tuple[int, str]]:
     """The names of a file: its folder and itself, what Python defines in it, what begins with ``fl_`` in shell, C and Lua."""
-    yield from ((0, Path(part).stem) for part in file.split("/"))
+    named = file.split("/")
+    named = named[-1:] if named[0] == "templates" else named  # its folders are those of a node, such as /usr/share
+    yield from ((0, Path(part).stem) for part in named)
     if file.endswith(".py") or text.startswith("#!/usr/bin/env python3"):
         found = contents_of(ROOT / file) if file.startswith("agent/") else contents(text)
         yield from ((line, name) for line, name in found.names if not name.startswith("test_"))
