@@ -163,6 +163,14 @@ def test_the_glossary_says_what_to_write_for_each_retired_word() -> None:
     assert listed >= RETIRED, f"without a row: {sorted(RETIRED - listed)}"
 
 
+def test_the_glossary_has_each_term_once_and_in_order() -> None:
+    tables = GLOSSARY.read_text().partition("## Retired words")[0].split("\n## ")[1:]
+    terms = [re.findall(r"^\| (?!term \|)([^|]+?) \|", table, re.MULTILINE) for table in tables]
+    assert all(table and table == sorted(table, key=str.lower) for table in terms)
+    every = [term for table in terms for term in table]
+    assert len(every) == len(set(every)), sorted(term for term in every if every.count(term) > 1)
+
+
 @pytest.mark.parametrize("name", ["Board", "_board", "nvml_places", "HELD_MAX", "fl_dealt", "LookForGpus", "told2", "NVMLPlace"])
 def test_a_planted_name_is_found(name: str) -> None:
     assert retired(name)
