@@ -44,6 +44,8 @@ MOVED = {
     "playbooks/roles/node/library": "plugins/modules",
     "playbooks/roles/node/action_plugins": "plugins/action",
 }
+#: The releases of ansible-core whose `ansible-test sanity` gets our exceptions. It reads them from a file for each release.
+SANITY_RELEASES = ("2.17", "2.18", "2.19", "2.20")
 RELEASE = 'RELEASE = ""'  # the line of each action plug-in that gets the version
 SHORT_NAME = re.compile(r"^( +(?:- )?)fairlead_node:$", re.MULTILINE)  # a task of a plain playbook; a collection's name is longer
 FOLDER_MODE, FILE_MODE = 0o755, 0o644
@@ -71,6 +73,10 @@ def lay_out(tree: Path, folder: Path) -> str:
         path.write_text(text.replace(RELEASE, f'RELEASE = "{release}"'))
     for path in (*folder.glob("roles/*/tasks/*.yml"), *folder.glob("plugins/modules/*.py")):
         path.write_text(SHORT_NAME.sub(rf"\1{NAMESPACE}.{NAME}.fairlead_node:", path.read_text()))
+    ignored = folder / "tests/sanity/ignore.txt"
+    for ansible in SANITY_RELEASES:
+        shutil.copyfile(ignored, ignored.with_name(f"ignore-{ansible}.txt"))
+    ignored.unlink()
     shutil.copyfile(tree / "LICENSE", folder / "LICENSE")
     (folder / "galaxy.yml").write_text(galaxy_yml(version))
     for path in sorted(folder.rglob("*")):

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from tests.lint.test_import_circles import circles
+from tests.lint.test_import_circles import circles, imports_and_calls
 from tests.lint.test_purity import PURE
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -74,12 +74,12 @@ def _dotted(path: Path, package: Path) -> str:
 def imported_rooms(text: str) -> set[str]:
     """The rooms that a file imports, wherever in it: for type checking only too, and by a name in a call of importlib."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in imports_and_calls(text):
         if isinstance(node, ast.Import):
             found |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             found |= {f"{node.module}.{name.name}" for name in node.names}
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+        elif isinstance(node, ast.Call) and "import_module" in (getattr(node.func, "attr", ""), getattr(node.func, "id", "")):
             found |= {a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)}
     return {name.split(".")[1] for name in found if name.startswith("fairlead.")}
 

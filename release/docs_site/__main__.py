@@ -15,9 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from release.docs_site.staging import DeadLink, Staging
-
 from fairlead import __version__
+from release.docs_site.staging import DeadLink, Staging
 
 PROJECT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent

@@ -16,7 +16,7 @@ from fairlead.topology.binding.node_binding import physical_cores, plan_binding
 from fairlead.topology.distances import locality
 from fairlead.topology.distances.accelerators import accelerators
 from tests.bench.rows import Row
-from tests.topology.trees import MODELS, SITES, node, recorded_names
+from tests.topology.topology_nodes import MODELS, SITES, node, recorded_names
 
 Assigned = list[tuple[set[int], list[str]]]  # by rank: CPUs, GPUs that the task uses
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.bench.rows import Row, median
-from tests.maintain.admin import Admin, provisioned
+from tests.maintain.maintain_admin import Admin, provisioned
 
 NODES = 16
 BATCH = 4

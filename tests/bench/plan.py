@@ -16,7 +16,7 @@ from fairlead.topology.binding import binding_plan, published_files
 from tests.bench.rows import Row, median
 from tests.lab.sites import write_site
 from tests.topology.build import hgx
-from tests.topology.trees import MEMORY
+from tests.topology.topology_nodes import MEMORY
 
 RUNS = 20
 TASKS = 16

@@ -29,6 +29,11 @@ BROKEN = {
     "hgx-h100.xid79": ("gpu_count", Level.DRAIN),
 }
 
+#: For a person whose new check has findings of healthy machines.
+UNKNOWN_FILE = (
+    "The machine trees have the files that checks and settings read so far. If a check reads another one, either it says nothing"
+    " where node.text() returns None, or tests/lab/kernelfacts.py writes the file: then run `python -m tests.lab.machines`"
+)
 #: Checks that go over the GPUs and still judge something where NVML lists none: the kernel log, a file of the driver, MemTotal.
 JUDGE_WITHOUT_NVML = {"xid", "driver_library", "cpu_memory"}
 
@@ -64,7 +69,7 @@ def test_every_tree_says_what_is_wrong_with_it(tree: Path) -> None:
     check, level = BROKEN.get(tree.name, ("", Level.OK))
     if check:
         assert any(f.check == check and f.level is level for f in found)
-    assert {f.check for f in found} <= {check}
+    assert not [str(f) for f in found if f.check != check], UNKNOWN_FILE
 
 
 @pytest.mark.parametrize("name", checks.load())
@@ -75,7 +80,7 @@ def test_no_answer_from_the_driver_is_never_ok(name: str) -> None:
         assert levels, f"checks/{name}.py is silent where NVML lists no GPUs: begin with `yield from unlisted(node)`"
         assert levels <= {Level.UNKNOWN, Level.DRAIN}, f"{name} says {levels} of GPUs that it cannot see"
     else:
-        assert not levels, f"{name} says {levels} where only NVML does not answer"
+        assert not levels, f"{name} says {levels} where only NVML does not answer. {UNKNOWN_FILE}"
     assert name != "nvml_responsive" or Level.DRAIN in levels
 
 

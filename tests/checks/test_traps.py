@@ -102,5 +102,7 @@ def test_a_guest_of_a_cloud_is_well() -> None:
         pci=(*flat, adapter, power),
         nics=(nic(link_layer="Unspecified"),),
         gpus=tuple(gpu(place, aer=None, port_aer=None) for place in range(8)),
+        texts=dict.fromkeys((path for check in checks.load().values() for path in check.reads), None),
     )
-    assert [(f.check, f.summary) for name in checks.load() for f in judged(name, machine) if f.level is not Level.OK] == []
+    found = [(f.check, f.summary) for name in checks.load() for f in judged(name, machine) if f.level is not Level.OK]
+    assert found == []

@@ -117,7 +117,7 @@ ELSEWHERE = {
     "accept": "tests/measure/test_on_slurm.py",
     "init": "tests/cli/test_init.py",
     "provision": "tests/provision/test_provision.py",
-    "maintain": "tests/maintain/admin.py",
+    "maintain": "tests/maintain/maintain_admin.py",
     "lock": "tests/driver/test_lock.py",
     "fleet": "tests/slurm/test_roster.py",
     "events": "tests/controller/test_events.py",

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fairlead import config
+from fairlead import assets, config
 from fairlead.cli import main
+from fairlead.config import toml_text
 from fairlead.provision.inventory import targets
 from fairlead.provision.site_check import check_site
 
@@ -399,3 +400,18 @@ def test_two_classes_of_a_node_that_declare_different_values_are_refused(here: P
     ], "n4 has no value of its own"
     both = "".join(f"[nodes.n{n}.agent]\ninterval_seconds = 9\n" for n in (3, 4))
     assert mistakes("schema = 1\n" + one.format(5) + two.format(7) + both) == {}
+
+
+def test_a_profile_is_parsed_once_for_all_nodes_and_again_when_changed(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A profile has hundreds of lines. Parsed for each node, a site of 10,000 nodes would take minutes."""
+    own = here / "own.toml"
+    own.write_text((assets.profile_directory() / "hgx-h100.toml").read_text().replace('name = "hgx-h100"', 'name = "own"'))
+    (here / "site.toml").write_text(GOOD.replace('"hgx-h100"', f'"{own}"'))
+    parsed: list[str] = []
+    loads = toml_text.tomllib.loads
+    monkeypatch.setattr(toml_text.tomllib, "loads", lambda text: parsed.append(text) or loads(text))
+    first = targets(config.load_site("site.toml"))
+    assert len(first) == 412 and len(parsed) <= 2
+    own.write_text(own.read_text() + '\n[[values]]\nkey = "agent.interval_seconds"\nvalue = 7\nwhy = "a test"\nsource = "here"\n')
+    (changed, *_) = targets(config.load_site("site.toml"))
+    assert changed.document.agent.interval_seconds == 7 != first[0].document.agent.interval_seconds

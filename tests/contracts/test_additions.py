@@ -40,6 +40,14 @@ def test_a_check_writes_no_name_of_its_own(name: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "name"), ALL)
+def test_gpus_and_ports_are_gone_over_by_the_iterators_of_model(kind: str, name: str) -> None:
+    """``readable_gpus`` leaves out lost GPUs, and ``rdma_ports`` reports what cannot be read. A loop of its own may not."""
+    text = (ROOT / "agent/fairlead" / kind / f"{name}.py").read_text()
+    judging = text.partition("\ndef samples(")[0]  # what is added to the history needs no finding
+    assert not re.search(r"^ *for \w+ in (node\.gpus|host\.ports):", judging, re.MULTILINE), "use readable_gpus or rdma_ports"
+
+
+@pytest.mark.parametrize(("kind", "name"), ALL)
 def test_every_parameter_is_described(kind: str, name: str) -> None:
     from fairlead.cli.explain import parameters
 

@@ -112,12 +112,14 @@ FROM_CLONE = [one for one in SHOWN if alone(one)]
 IN_EMPTY_FOLDER = [one for one in FROM_CLONE if ".cache/" not in one.line and ".venv/" not in one.line]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("one", FROM_CLONE, ids=ids)
 def test_it_runs_from_a_clone(one: Shown, clone: Path) -> None:
     said = type_it(one, clone, clone / ".venv/bin")
     assert not one.output or follows(one.output, said.rstrip("\n").splitlines()), f"{ids(one)} shows something else than\n{said}"
 
 
+@pytest.mark.heavy
 def test_it_runs_from_the_wheel_in_an_empty_folder(installed: Path, tmp_path: Path) -> None:
     for one in {one.line: one for one in IN_EMPTY_FOLDER}.values():
         type_it(one, tmp_path, installed / "bin")

@@ -9,7 +9,6 @@ from typing import Any
 
 from release.dashboards.__main__ import DASHBOARDS
 from release.dashboards.panel import Panel
-
 from tests.dashboards import drawing, hour, prometheus
 
 IMAGES = Path(__file__).resolve().parents[2] / "docs/images"

@@ -21,9 +21,9 @@ from typing import NamedTuple
 from tests.dashboards.prometheus import labelled
 from tests.scorecard.entry import Document, File, Job, Kernel, Nvml
 from tests.scorecard.faults.gpu import link
-from tests.scorecard.node import ScoreNode
 from tests.scorecard.play import nodes_up
 from tests.scorecard.running import INSIDE
+from tests.scorecard.score_node import ScoreNode
 
 SCRAPE_SECONDS, HOUR_SECONDS = 60.0, 3600.0
 PORT = 9477

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from release.dashboards.panel import Panel
 
+from release.dashboards.panel import Panel
 from tests.dashboards import fleet_of_series, prometheus
 from tests.dashboards.test_dashboards import IDS, PANELS
 

@@ -13,9 +13,9 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models import dashboard as models
 from promql_parser import parse
+
 from release.dashboards.__main__ import DASHBOARDS, FOLDER
 from release.dashboards.panel import Panel, as_json
-
 from tests.dashboards import fleet_of_series, hour, prometheus
 
 PANELS = [(dashboard, panel) for dashboard in DASHBOARDS for row in dashboard.rows for panel in row.panels]

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
+
 from release.dashboards.__main__ import DASHBOARDS
 from release.dashboards.panel import Dashboard, Panel, Row
-
 from tests.dashboards import drawing
 from tests.dashboards.__main__ import IMAGES
 

@@ -14,10 +14,10 @@ import pytest
 
 from tests.lab import demo_steps, preflight
 from tests.lab.clients import NodeState
+from tests.lab.demo_stage import Stage
 from tests.lab.demo_steps import Demo
 from tests.lab.ledger import own_name
 from tests.lab.rack import Rack
-from tests.lab.stage import Stage
 from tests.lab.wheels import wheelhouse
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.gpu import children, clients
+from tests.gpu import children, outside_clients
 from tests.gpu.agent_process import AgentProcess
 from tests.gpu.proof import Proof
 from tests.gpu.report import Part, Result
@@ -21,9 +21,9 @@ def compare_clients(proof: Proof, part: Part) -> None:
         with tempfile.TemporaryDirectory() as folder:
             agent = AgentProcess(Path(folder), proof.root, proof.interval_seconds)
             try:
-                before = clients.metrics_of(agent.once(60.0), proof.target.pci)
+                before = outside_clients.metrics_of(agent.once(60.0), proof.target.pci)
                 values, which = ask(proof)
-                after = clients.metrics_of(agent.once(60.0), proof.target.pci)
+                after = outside_clients.metrics_of(agent.once(60.0), proof.target.pci)
             except OSError as e:
                 part.lines.append(f"{program}: not compared: it cannot be run: {e.strerror}")
                 continue
@@ -31,7 +31,7 @@ def compare_clients(proof: Proof, part: Part) -> None:
                 part.lines.append(f"{program}: not compared: {e}")
                 part.differs(f"{program} was not compared: {e}")
                 continue
-        rows = part.data[program] = clients.compare(before, after, values, which)
+        rows = part.data[program] = outside_clients.compare(before, after, values, which)
         compared += sum(row["agrees"] is not None for row in rows)
         for row in rows:
             word = {True: "agrees", False: "DIFFERS", None: "no value"}[row["agrees"]]
@@ -43,9 +43,9 @@ def compare_clients(proof: Proof, part: Part) -> None:
     part.why = part.why or f"{compared} values of {' and '.join(part.data)}"
 
 
-def _smi(proof: Proof) -> tuple[dict[str, float | None], clients.Name]:
+def _smi(proof: Proof) -> tuple[dict[str, float | None], outside_clients.Name]:
     """Ask nvidia-smi, without the names that its release does not know. Raises OSError, or ValueError if it fails."""
-    names = [value.smi for value in clients.VALUES if value.smi]
+    names = [value.smi for value in outside_clients.VALUES if value.smi]
     for _ in range(len(names)):
         query = f"--query-gpu={','.join(names)}"
         ended = children.ended([proof.smi, "-i", proof.target.pci, query, "--format=csv,noheader,nounits"], 30.0)
@@ -55,15 +55,15 @@ def _smi(proof: Proof) -> tuple[dict[str, float | None], clients.Name]:
         names = [name for name in names if name not in unknown]
     if ended.code:
         raise ValueError(f"nvidia-smi {ended.how}")
-    return clients.smi_values(names, ended.output), lambda value: (value.smi, value.smi_factor)
+    return outside_clients.smi_values(names, ended.output), lambda value: (value.smi, value.smi_factor)
 
 
-def _nvitop(proof: Proof) -> tuple[dict[str, float | None], clients.Name]:
+def _nvitop(proof: Proof) -> tuple[dict[str, float | None], outside_clients.Name]:
     """Ask nvitop. Raises FileNotFoundError where it is not installed, or ValueError if it fails."""
     if importlib.util.find_spec("nvitop") is None:
         raise FileNotFoundError(errno.ENOENT, "not installed", "nvitop")
-    words = [value.nvitop for value in clients.VALUES if value.nvitop]
-    ended = children.ended([sys.executable, "-c", clients.NVITOP, str(proof.target.values["uuid"]), *words], 30.0)
+    words = [value.nvitop for value in outside_clients.VALUES if value.nvitop]
+    ended = children.ended([sys.executable, "-c", outside_clients.NVITOP, str(proof.target.values["uuid"]), *words], 30.0)
     if ended.code:
         raise ValueError(f"nvitop {ended.how}")
-    return clients.nvitop_values(ended.output), lambda value: (value.nvitop, value.nvitop_factor)
+    return outside_clients.nvitop_values(ended.output), lambda value: (value.nvitop, value.nvitop_factor)

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.gpu import clients, tree_differences
+from tests.gpu import outside_clients as clients
+from tests.gpu import tree_differences
 from tests.lab.trees import MACHINES
 
 METRICS = """fairlead_gpu_power_draw_watts{index="0",pci="0000:1b:00.0",uuid="GPU-1"} 70.0
@@ -18,7 +19,10 @@ fairlead_gpu_ecc_errors_total{index="0",kind="volatile_corrected",pci="0000:1b:0
 
 
 def test_metrics_are_those_of_one_gpu() -> None:
-    assert clients.metrics_of(METRICS, "0000:1b:00.0") == {"power_draw_watts": 70.0, "ecc_errors_total volatile_corrected": 3.0}
+    assert clients.metrics_of(METRICS, "0000:1b:00.0") == {
+        "power_draw_watts": 70.0,
+        "ecc_errors_total volatile_corrected": 3.0,
+    }
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,8 @@ from tests.lab import spank, trees
 from tests.lab.models import MODELS
 from tests.topology.build import gpu
 from tests.topology.test_mig_binding import divided
-from tests.topology.trees import NAMES, READS, recorded_names
-from tests.topology.trees import node as node_of
+from tests.topology.topology_nodes import NAMES, READS, recorded_names
+from tests.topology.topology_nodes import node as node_of
 
 pytestmark = pytest.mark.root
 KEPT = trees.names()

@@ -43,6 +43,7 @@ def seconds_to_read(unit: str, size: int) -> float:
     return time.process_time() - began
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("size", [SMALL_SIZE, pytest.param(SIZE, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("unit", UNITS)
 def test_anything_is_read_in_proportion_to_its_size(unit: str, size: int) -> None:

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.lab import demo_steps
+from tests.lab.demo_stage import Stage, StepFailed
 from tests.lab.rack import Rack
 from tests.lab.roots import LabError
-from tests.lab.stage import Stage, StepFailed
 
 
 def _interrupted(signum: int, frame: object) -> None:

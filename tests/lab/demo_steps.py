@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.lab import layout, roots, slurmconf
+from tests.lab.demo_stage import Stage
 from tests.lab.faults import Faults
 from tests.lab.host import Host
 from tests.lab.rack import Rack
-from tests.lab.stage import Stage
 from tests.lab.wheels import wheelhouse
 
 PROJECT = Path(__file__).resolve().parents[2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[2] / "agent/fairlead"
@@ -18,11 +19,17 @@ def sources() -> dict[str, str]:
     return found
 
 
+@cache
+def imports_and_calls(text: str) -> tuple[ast.Import | ast.ImportFrom | ast.Call, ...]:
+    """Each statement that imports, and each call, wherever it is in a text. tests/rooms.py reads the same texts."""
+    return tuple(node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom | ast.Call))
+
+
 def imports(text: str, modules: Mapping[str, str], folder: str = "") -> set[str]:
     """The modules that a text imports: at its top, inside a function, or below ``if TYPE_CHECKING``. folder: the package that the
     text is in, for relative imports."""
     found = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in imports_and_calls(text):
         if isinstance(node, ast.Import):
             found |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom):

@@ -7,6 +7,8 @@ A list of what is forbidden misses what nobody thought of: a check with ``open()
 from __future__ import annotations
 
 import ast
+import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,7 +29,15 @@ PURE = (
     "jobs",
     "measure/pairs",
     "measure/tool.py",
+    "measure/judge_figure.py",
+    "measure/nccl_plan.py",
     "fleet",
+    "host/busy_time.py",
+    "host/gpu_reader.py",
+    "host/gpu_details_reader.py",
+    "host/gpu_health_reader.py",
+    "host/gpu_state_reader.py",
+    "host/mig_devices_reader.py",
     "provision/maintain/maintenance_steps.py",
     "provision/maintain/node_verification.py",
     "provision/maintain/begin_limits.py",
@@ -35,7 +45,7 @@ PURE = (
 #: Whole modules that a pure room may import. None of them reads or writes anything outside the process.
 ALLOWED = {
     "__future__", "base64", "bisect", "collections", "collections.abc", "dataclasses", "difflib", "enum", "fnmatch", "functools",
-    "ipaddress", "itertools", "math", "msgspec", "msgspec.structs", "re", "statistics", "textwrap",
+    "ipaddress", "itertools", "math", "msgspec", "msgspec.json", "msgspec.structs", "re", "statistics", "textwrap",
     "typing", "unicodedata", "xml.sax.saxutils", "zlib",
 }  # fmt: skip
 ALLOWED_OURS = {"fairlead.errors"}
@@ -72,9 +82,36 @@ def imported(node: ast.AST) -> list[str]:
     return [module]
 
 
+def modules_through(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """The modules of Python's library that a text takes out of a module that has imported them: ``fnmatch.os``."""
+    bound: set[str] = set()  # names that a module is bound to
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            bound |= {name.asname or name.name.partition(".")[0] for name in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            for name in node.names:
+                whole = f"{node.module}.{name.name}"
+                if _of_ours(whole):
+                    bound.add(name.asname or name.name)
+                elif name.name in sys.stdlib_module_names and whole not in ALLOWED:
+                    yield node.lineno, whole
+    through = [
+        n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id in bound
+    ]
+    dotted = [(n.lineno, n.attr, ast.unparse(n)) for n in through]
+    yield from ((line, whole) for line, name, whole in dotted if name in sys.stdlib_module_names and whole not in ALLOWED)
+
+
+def _of_ours(module: str) -> bool:
+    path = AGENT / module.replace(".", "/")
+    return module.startswith("fairlead.") and (path.is_dir() or path.with_suffix(".py").is_file())
+
+
 def impurities(text: str, file: str) -> Iterator[str]:
     """What a file of a pure room must not have; ``file`` is its path below agent/fairlead."""
-    for node in ast.walk(ast.parse(text)):
+    tree = ast.parse(text)
+    yield from (f"{file}:{line}: takes the module {module}" for line, module in modules_through(tree))
+    for node in ast.walk(tree):
         line = f"{file}:{getattr(node, 'lineno', 0)}"
         for module in imported(node):
             ours = module == "fairlead" or module.startswith("fairlead.")
@@ -96,6 +133,18 @@ def test_every_pure_room_is_there() -> None:
     assert all((AGENT / "fairlead" / name).exists() for name in PURE)
 
 
+def test_a_file_that_calls_itself_pure_is_on_the_list() -> None:
+    """The words of a docstring hold nobody. A folder says it in its ``__init__.py``."""
+    said = re.compile(r"\b(?:is|are) (?:all )?pure\b|pure functions")
+    package = AGENT / "fairlead"
+    claims = {str(p.relative_to(package)) for p in package.rglob("*.py") if said.search(ast.get_docstring(_tree(p)) or "")}
+    assert not claims - {str(file.relative_to(package)) for file in files()}, "add it to PURE, or leave the word out"
+
+
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 PLANTED = {
     "open": "def judge(node):\n    return open('/etc/passwd').read()\n",
     "fcntl": "import fcntl\n",
@@ -113,6 +162,11 @@ PLANTED = {
     "another room through the package": "from fairlead import host\n",
     "a relative import": "from ..host import root\n",
     "the builtins of a module": "f = re.__builtins__['open']\n",
+    "a module that an allowed module has imported": "from fnmatch import os\n",
+    "the same by a dot": "import fnmatch\nfound = fnmatch.os.listdir('/')\n",
+    "the same by another name": "import statistics as s\nchance = s.random.random\n",
+    "a module that a list of ours has imported": "from fairlead.checks import importlib\n",
+    "the same of ours by a dot": "from fairlead import checks\nt = checks.importlib.import_module('time')\n",
     "sys.modules of an allowed module": "import re\nt = re.enum.sys.modules['time']\n",
 }
 

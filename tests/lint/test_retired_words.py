@@ -1,7 +1,8 @@
 """Names use the words of the glossary. A retired word names no file, class, function, parameter or attribute.
 
 ``docs/reference/glossary.md`` has the retired words and what replaces them. Prose may use them as plain English, and so may the
-name of a test function, which is a sentence. No file and no class of the package has the same name in two folders.
+name of a test function, which is a sentence. No two files and no two classes of the package have the same name,
+and no two files that tests import.
 """
 
 from __future__ import annotations
@@ -39,7 +40,21 @@ FIELD = {
 
 def tracked() -> list[str]:
     run = subprocess.run(
-        ["git", "ls-files", "-z", "-co", "--exclude-standard", "agent", "tests", "release", "slurm"],
+        [
+            "git",
+            "ls-files",
+            "-z",
+            "-co",
+            "--exclude-standard",
+            "agent",
+            "tests",
+            "release",
+            "slurm",
+            "playbooks",
+            "templates",
+            "docs",
+            ".ci",
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -112,7 +127,9 @@ def contents_of(path: Path) -> Contents:
 
 def names(file: str, text: str) -> Iterator[tuple[int, str]]:
     """The names of a file: its folder and itself, what Python defines in it, what begins with ``fl_`` in shell, C and Lua."""
-    yield from ((0, Path(part).stem) for part in file.split("/"))
+    named = file.split("/")
+    named = named[-1:] if named[0] == "templates" else named  # its folders are those of a node, such as /usr/share
+    yield from ((0, Path(part).stem) for part in named)
     if file.endswith(".py") or text.startswith("#!/usr/bin/env python3"):
         found = contents_of(ROOT / file) if file.startswith("agent/") else contents(text)
         yield from ((line, name) for line, name in found.names if not name.startswith("test_"))
@@ -144,6 +161,14 @@ def test_the_glossary_says_what_to_write_for_each_retired_word() -> None:
     rows = [line.split("|")[1] for line in GLOSSARY.read_text().splitlines() if line.startswith("| `")]
     listed = {word for row in rows for word in re.findall(r"`(\w+)`", row)}
     assert listed >= RETIRED, f"without a row: {sorted(RETIRED - listed)}"
+
+
+def test_the_glossary_has_each_term_once_and_in_order() -> None:
+    tables = GLOSSARY.read_text().partition("## Retired words")[0].split("\n## ")[1:]
+    terms = [re.findall(r"^\| (?!term \|)([^|]+?) \|", table, re.MULTILINE) for table in tables]
+    assert all(table and table == sorted(table, key=str.lower) for table in terms)
+    every = [term for table in terms for term in table]
+    assert len(every) == len(set(every)), sorted(term for term in every if every.count(term) > 1)
 
 
 @pytest.mark.parametrize("name", ["Board", "_board", "nvml_places", "HELD_MAX", "fl_dealt", "LookForGpus", "told2", "NVMLPlace"])
@@ -236,15 +261,34 @@ def _site_named(name: str, folders: set[str]) -> bool:
     return "cli" not in folders or name in COMMANDS
 
 
+#: Classes that each check or setting has under the same name, by the recipes.
+OF_EACH_FILE = {"Params", "Observed"}
+
+
 def classes() -> dict[str, set[str]]:
+    """The files below agent/fairlead that define a class of each name."""
     found: dict[str, set[str]] = {}
     for path in PACKAGE.rglob("*.py"):
-        for name in contents_of(path).classes:
-            found.setdefault(name, set()).add(path.parent.relative_to(PACKAGE).as_posix())
+        for name in set(contents_of(path).classes) - OF_EACH_FILE:
+            found.setdefault(name, set()).add(path.relative_to(PACKAGE).as_posix())
     return found
 
 
-@pytest.mark.parametrize("find", [modules, classes])
-def test_no_name_is_in_two_folders(find: Callable[[], dict[str, set[str]]]) -> None:
+#: Files of tests that have the name of what a person types, or of the part of a node that their rows are about.
+ROWS_NAMED = {"tests/bench", "tests/scorecard/faults"}
+
+
+def imported_by_tests() -> dict[str, set[str]]:
+    """The folders of tests that have a file of each name, of the files that other tests import."""
+    found: dict[str, set[str]] = {}
+    for path in (ROOT / "tests").rglob("*.py"):
+        folder = path.parent.relative_to(ROOT).as_posix()
+        if not path.stem.startswith(("__", "test_", "conftest")) and folder not in ROWS_NAMED:
+            found.setdefault(path.stem, set()).add(folder)
+    return found
+
+
+@pytest.mark.parametrize("find", [modules, classes, imported_by_tests])
+def test_no_name_is_there_twice(find: Callable[[], dict[str, set[str]]]) -> None:
     double = {name: sorted(folders) for name, folders in find().items() if len(folders) > 1}
     assert not double, f"say in the name what it is of: {double}"

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("ClusterShell")
 
 from tests.lab import preflight
-from tests.maintain.admin import Admin, provisioned
+from tests.maintain.maintain_admin import Admin, provisioned
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

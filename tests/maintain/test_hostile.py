@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.maintain.admin import Admin, provisioned
+from tests.maintain.maintain_admin import Admin, provisioned
 from tests.playbooks.hostile import ESCAPES, FOLDER, answering, item, line, program, put, report, strange
 
 pytestmark = [pytest.mark.rack, pytest.mark.timeout(400)]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench import maintain
-from tests.maintain.admin import kill, provisioned
+from tests.maintain.maintain_admin import kill, provisioned
 
 pytestmark = [pytest.mark.rack, pytest.mark.slow, pytest.mark.timeout(1800)]
 KILLS = 20

@@ -12,7 +12,7 @@ import pytest
 from fairlead.provision.ansible_lock import lock_owner
 from tests.lab.faultytrees import take_out
 from tests.lab.pcitree import put
-from tests.maintain.admin import Admin, kill, until
+from tests.maintain.maintain_admin import Admin, kill, until
 
 pytestmark = [pytest.mark.rack, pytest.mark.timeout(400)]
 REBOOT = ("--reboot", "--reboot-wait", "40s", "--verify-wait", "45s")

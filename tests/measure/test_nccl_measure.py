@@ -28,6 +28,7 @@ from tests.lab.pause import pause
 from tests.lab.trees import MACHINES
 
 ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.heavy  # each test launches tens of processes
 TEST = "all_reduce_perf -b 8K -e 512M -f 16"
 QUICK = ("--a", "true; $TEST", "--test", TEST, "--blocks", "3")
 SETTING = "NCCL_ALGO=Tree"

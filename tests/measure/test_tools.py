@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fairlead.measure import collective, tools
@@ -235,6 +235,7 @@ READERS: dict[str, Callable[[str, str], ToolReading]] = {name: tool.read for nam
 
 @pytest.mark.parametrize("name", READERS)
 @given(out=st.text(max_size=400), err=st.text(max_size=100))
+@example(out="SUM ", err="")
 def test_no_text_is_a_pass(name: str, out: str, err: str) -> None:
     said = READERS[name](out, err)
     assert said.outcome in (U, F) and said.why and "\n" not in said.why

@@ -37,6 +37,7 @@ def judged(cluster: PlayedCluster, other: str = "B", blocks: int = BLOCKS) -> tu
     return differences(blocks_by_group(cluster.blocks(blocks, other)), 2, floors=floors, resamples=RESAMPLES)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "kind",
     [
@@ -56,6 +57,7 @@ def test_two_hundred_runs_without_a_difference(kind: dict[str, float]) -> None:
     assert false <= 10
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("gain", "kind", "least"),
     [

@@ -16,7 +16,7 @@ pytest.importorskip("ansible_runner")
 from tests.playbooks.hostile import line, need, report, strange
 from tests.provision.desk import PROJECT, Desk
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.heavy]
 
 
 def attack(ran: Path) -> dict[str, Any]:

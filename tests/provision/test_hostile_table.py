@@ -27,7 +27,7 @@ from fairlead.provision.provision_run import ProvisionOptions
 from tests.playbooks.hostile import ESCAPES, item, line, need, report, strange
 from tests.provision.desk import Desk
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.heavy]
 READERS = ("provision", "plan", "apply report", "fleet", "why", "maintain", "accept", "lock", "bundle")
 ATTACKS = (
     *("extra keys", "wrong types", "huge values", "deep values", "paths", "escape sequences", "another node's name"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+
 from tests.lab import preflight
 from tests.lab.ledger import own_name
 from tests.lab.rack import Rack

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from tests.lab.demo_steps import EXTRA, HOOKS
 from tests.lab.faults import Faults
 from tests.lab.ledger import own_name

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
+
 from tests.lab import bounds
 from tests.lab.cluster import Cluster
 from tests.lab.ledger import own_name

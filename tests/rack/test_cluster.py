@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from tests.lab import linux
 from tests.lab.clients import NodeState, parse_node
 from tests.lab.cluster import Cluster

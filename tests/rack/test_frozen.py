@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+
 from tests.lab.faults import Faults
 from tests.lab.frozen import FrozenDisk
 from tests.lab.host import Host

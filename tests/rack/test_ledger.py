@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from tests.lab import clean, inotify, ledger
 from tests.lab.ledger import Ledger
 

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from tests.lab import cpus, hardware, inotify, linux, net, slurmconf
 from tests.lab.faults import Faults
 from tests.lab.ledger import INOTIFY, RUN, Ledger, cgroup_pids, own_name

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from tests.lab.faultytrees import take_out
 from tests.lab.ledger import own_name
 from tests.lab.pcitree import put

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from tests.lab import roots, wheels
 
 pytestmark = [pytest.mark.root, pytest.mark.slurm]

@@ -13,17 +13,17 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.lab import cpus, net, slurmconf, wheels
-from tests.lab.faults import Faults
-from tests.lab.host import Host
-from tests.lab.ledger import own_name
-from tests.lab.rack import PROJECT, Rack
 
 from fairlead import checks, config
 from fairlead.cli.job_nodes import judgement_lines
 from fairlead.controller.slow_node_input import signs_of
 from fairlead.fleet.slow_node_rule import NodesJudgement, judged
 from fairlead.jobs.usage_record import BadRecord, UsageRecord, decoded
+from tests.lab import cpus, net, slurmconf, wheels
+from tests.lab.faults import Faults
+from tests.lab.host import Host
+from tests.lab.ledger import own_name
+from tests.lab.rack import PROJECT, Rack
 
 pytestmark = [pytest.mark.root, pytest.mark.slurm, pytest.mark.rack, pytest.mark.timeout(1800)]
 

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
+
 from tests.lab.faults import Faults
 from tests.lab.ledger import own_name
 from tests.lab.rack import Rack

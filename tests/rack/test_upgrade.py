@@ -14,15 +14,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from fairlead.controller.record_reader import records_in
+from fairlead.fleet.service_record import decoded as service_record
 from tests.lab.ledger import own_name
 from tests.lab.rack import Rack
 from tests.lab.roots import SUITES
 from tests.rack.provisioned import PROJECT, ProvisionedRack, until
 from tests.rack.upgrade_scene import UpgradeScene, agents_answer, versions
 from tests.release_before import release_before
-
-from fairlead.controller.record_reader import records_in
-from fairlead.fleet.service_record import decoded as service_record
 
 pytestmark = [pytest.mark.root, pytest.mark.slurm, pytest.mark.rack, pytest.mark.timeout(480), pytest.mark.slow]
 HISTORY = "/var/lib/fairlead/history.sqlite"

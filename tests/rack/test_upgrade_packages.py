@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from tests.lab.ledger import own_name
 from tests.lab.rack import Rack
 from tests.lab.roots import SUITES

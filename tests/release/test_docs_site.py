@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from fairlead import __version__
 from release.docs_site.__main__ import build, versions_page
 from release.docs_site.manual_page import as_markdown
 from release.docs_site.staging import DeadLink, Staging, site_path
-
-from fairlead import __version__
 
 PROJECT = Path(__file__).resolve().parents[2]
 #: Attributes by which a browser fetches something while it shows a page. `href` of an `a` is a link, which it does not fetch.
@@ -87,16 +87,19 @@ def foreign(site: Site) -> Iterator[str]:
         yield from (f"{path.name}: {what}" for what in found if re.match(r"(?!data:)([a-z]+:|//)", what))
 
 
+@pytest.mark.heavy
 @pytest.mark.timeout(600)
 def test_every_link_of_the_built_site_is_alive(site: Site) -> None:
     assert len(site.pages) > 200
     assert list(dead(site)) == []
 
 
+@pytest.mark.heavy
 def test_nothing_is_fetched_from_elsewhere(site: Site) -> None:
     assert list(foreign(site)) == []
 
 
+@pytest.mark.heavy
 def test_every_page_of_docs_is_on_the_site_and_in_the_search(site: Site) -> None:
     expected = {site_path(path.relative_to(PROJECT)).removesuffix(".md") for path in (PROJECT / "docs").rglob("*.md")}
     expected |= {f"man/{path.stem}" for path in (PROJECT / "docs/man").glob("*.1")}
@@ -108,12 +111,14 @@ def test_every_page_of_docs_is_on_the_site_and_in_the_search(site: Site) -> None
     assert len(index["terms"]) > 3000
 
 
+@pytest.mark.heavy
 def test_every_page_shows_the_version_and_the_list_of_versions_has_it(site: Site) -> None:
     for path in (site.folder / __version__).rglob("*.html"):
         assert f"fairlead {__version__}" in path.read_text(), path
     assert f'href="{__version__}/index.html"' in (site.folder / "index.html").read_text()
 
 
+@pytest.mark.heavy
 def test_the_first_page_begins_with_the_matrix_and_the_quickstarts(site: Site) -> None:
     text = (site.folder / __version__ / "index.html").read_text()
     text = text[text.index("<article") :]
@@ -239,6 +244,7 @@ see \(gax_y\(ga
         as_markdown(".XY z\n")
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed: apt-get install chromium")
 def test_the_search_works_in_a_browser_without_network(site: Site) -> None:

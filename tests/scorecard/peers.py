@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tests.lab.roots import LabError
 from tests.scorecard.entry import Call, Document, Fault, File, Nvml, Run
-from tests.scorecard.node import ScoreNode
+from tests.scorecard.score_node import ScoreNode
 
 RUN_SECONDS = 20.0
 LATE = "did not end"  # neither a word of warning nor health

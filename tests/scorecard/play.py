@@ -20,8 +20,8 @@ from tests.lab.cluster import Cluster
 from tests.lab.ledger import own_name
 from tests.lab.roots import LabError
 from tests.scorecard.entry import Anew, Call, Document, Elapse, Fast, Fault, Sweeps
-from tests.scorecard.node import ScoreNode
 from tests.scorecard.running import CLOCK
+from tests.scorecard.score_node import ScoreNode
 
 SUITE = "bookworm"
 FAST, FAST_INTERVAL = 40.0, 0.4  # a sweep is one in 16 s of the node's: as far apart as thorough looks are

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pynvml
 import pytest
+
 from tests.lab.faults import Faults
 from tests.lab.machines import read_nvml
 from tests.lab.nvml.library import build, write_conf

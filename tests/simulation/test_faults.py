@@ -11,6 +11,7 @@ import time
 
 import pynvml as n
 import pytest
+
 from tests.lab.faults import Faults, main
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pynvml as n
 import pytest
-from tests.lab.nvml.layout import entry_points
+
 from tests.lab.nvml.library import build, implemented
+from tests.lab.nvml.nvml_layout import entry_points
 
 
 def exported(library: Path) -> set[str]:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pynvml as n
 import pytest
+
 from tests.simulation.conftest import Machine
 from tests.simulation.test_clients import run
 

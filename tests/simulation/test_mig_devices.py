@@ -7,6 +7,7 @@ import time
 
 import pynvml as n
 import pytest
+
 from tests.simulation.conftest import Machine
 
 PROFILE_3G, PROFILE_1G = 9, 19  # profile ids of tests/lab/nvml/mig.c

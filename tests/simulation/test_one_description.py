@@ -5,10 +5,6 @@ from __future__ import annotations
 import re
 
 import pytest
-from tests.lab.faultytrees import committed
-from tests.lab.machines import read_nvml
-from tests.lab.trees import MACHINES
-from tests.simulation.test_trees import differing
 
 from fairlead import settings
 from fairlead.host.nvml import Worker
@@ -16,6 +12,10 @@ from fairlead.host.root import Root
 from fairlead.host.tree_snapshot import snapshot, without_activity
 from fairlead.model.sysctl_files import proc_path
 from fairlead.settings import sysctl
+from tests.lab.faultytrees import committed
+from tests.lab.machines import read_nvml
+from tests.lab.trees import MACHINES
+from tests.simulation.test_trees import differing
 
 
 @pytest.mark.parametrize("name", sorted(committed()))

@@ -7,6 +7,7 @@ import re
 import socket
 
 import pytest
+
 from tests.lab import roots
 from tests.lab.machines import gres_conf, slurm_node, write_machine
 from tests.lab.nvml.library import write_conf

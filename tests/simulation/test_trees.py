@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from tests.lab import trees
 from tests.lab.faultytrees import EDITS, committed
 from tests.lab.machines import gres_conf, read_nvml, slurm_node, write_machine

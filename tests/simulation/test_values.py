@@ -8,6 +8,7 @@ from typing import Any
 
 import pynvml as n
 import pytest
+
 from tests.lab.machines import read_nvml
 
 TREES = (

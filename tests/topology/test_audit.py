@@ -14,7 +14,7 @@ from fairlead.topology.audit.layout_audit import audit
 from fairlead.topology.distances import link_speed
 from fairlead.topology.picture.machine_report import audit_lines
 from tests.topology.build import hgx, link
-from tests.topology.trees import node as node_of
+from tests.topology.topology_nodes import node as node_of
 
 HEALTHY = ["hgx-h100", "hgx-a100", "l40s-pcie", "lumi-g", "juwels-booster", "alps-gh200", "dgx-2"]
 

@@ -17,8 +17,8 @@ from fairlead.topology.binding.node_binding import BindingPlan, plan_binding
 from fairlead.topology.distances import locality
 from fairlead.topology.distances.accelerators import accelerators
 from tests.topology.build import hgx
-from tests.topology.trees import NAMES
-from tests.topology.trees import node as node_of
+from tests.topology.topology_nodes import NAMES
+from tests.topology.topology_nodes import node as node_of
 
 
 def numbers(text: str) -> set[int]:

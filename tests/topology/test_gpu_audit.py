@@ -9,7 +9,7 @@ from fairlead.model.finding import Level
 from fairlead.topology.audit.layout_audit import audit
 from fairlead.topology.picture.machine_svg import draw
 from tests.topology.build import hgx
-from tests.topology.trees import node as node_of
+from tests.topology.topology_nodes import node as node_of
 
 
 def gpus(node: Node) -> tuple[Gpu, ...]:

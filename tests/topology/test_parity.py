@@ -7,7 +7,7 @@ import pytest
 from fairlead.topology.binding import binding_plan
 from fairlead.topology.binding.node_binding import plan_binding
 from fairlead.topology.distances.accelerators import accelerators
-from tests.topology.trees import node as node_of
+from tests.topology.topology_nodes import node as node_of
 
 
 def masks(text: str) -> list[int]:

@@ -16,8 +16,8 @@ from fairlead.topology.picture.machine_report import matrix
 from fairlead.topology.picture.machine_svg import RED, draw, fit, text_width
 from fairlead.topology.picture.svg_layout import Box, layout
 from tests.topology.build import hgx, link
-from tests.topology.trees import NAMES
-from tests.topology.trees import node as node_of
+from tests.topology.topology_nodes import NAMES
+from tests.topology.topology_nodes import node as node_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -5,7 +5,7 @@ import pytest
 from fairlead.model.facts import Missing, NumaNode, Why
 from fairlead.topology.binding import binding_plan, published_files
 from tests.topology.build import hgx
-from tests.topology.trees import node as node_of
+from tests.topology.topology_nodes import node as node_of
 
 
 def test_topology_text_comes_back() -> None:

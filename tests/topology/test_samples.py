@@ -18,7 +18,7 @@ from fairlead.topology.distances.accelerators import accelerators
 from fairlead.topology.distances.path_classes import NCCL_ORDER, PathClasses
 from fairlead.topology.picture.machine_report import matrix
 from tests.topology.build import gpu, hgx, link
-from tests.topology.trees import node as node_of
+from tests.topology.topology_nodes import node as node_of
 
 DATA = Path(__file__).resolve().parents[3] / "shared/data"
 # Not: a graph file; several hosts folded into one file under the same addresses.

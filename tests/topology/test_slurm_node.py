@@ -15,7 +15,7 @@ from fairlead.slurm_config.running_conf import fewer_gpus, gpu_counts, node_name
 from fairlead.slurm_config.slurm_node import KernelGpu, SlurmNode, Socket, gres_type, numbered, of_node, of_published
 from fairlead.topology.binding.binding_plan import Core, parse_cpu_set
 from fairlead.topology.binding.published_files import render_topology
-from tests.topology.trees import node
+from tests.topology.topology_nodes import node
 
 
 def made(facts: Node, socket: Socket = Socket.PACKAGE, kernel: dict[str, KernelGpu] | None = None) -> SlurmNode:

@@ -10,8 +10,8 @@ from fairlead.topology.binding import binding_plan, published_files
 from fairlead.topology.distances.accelerators import on_the_bus
 from fairlead.topology.picture.machine_report import matrix, report
 from tests.topology.build import gpu
-from tests.topology.trees import marked, recorded_names
-from tests.topology.trees import node as node_of
+from tests.topology.topology_nodes import marked, recorded_names
+from tests.topology.topology_nodes import node as node_of
 
 # hwloc's own recordings have no GPUs (but one) and many files: they take a while to unpack.
 MARKED = [marked(n) for n in recorded_names() or ["none"]]

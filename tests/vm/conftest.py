@@ -10,8 +10,8 @@ import pytest
 from tests.vm import gpus
 from tests.vm.cases import declared
 from tests.vm.guest import Guest
+from tests.vm.guest_node import Node
 from tests.vm.image import image
-from tests.vm.node import Node
 from tests.vm.reboots import Rebooted, reboot
 from tests.vm.stages import Stages, run_stages
 

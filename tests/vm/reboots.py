@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from tests.vm.node import FAIRLEAD, XID, Node, wait
+from tests.vm.guest_node import FAIRLEAD, XID, Node, wait
 from tests.vm.stages import applied, drift, shows
 
 #: The time of a unit's start, in microseconds since boot.

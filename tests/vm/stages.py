@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 from tests.vm.cases import CASES
-from tests.vm.node import FAIRLEAD, Node, wait
+from tests.vm.guest_node import FAIRLEAD, Node, wait
 
 
 class Stages(Struct, frozen=True):

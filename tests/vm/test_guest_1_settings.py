@@ -11,7 +11,7 @@ import re
 import pytest
 
 from tests.vm.cases import ACS, CASES
-from tests.vm.node import FAIRLEAD, Node
+from tests.vm.guest_node import FAIRLEAD, Node
 from tests.vm.stages import Stages, items
 
 pytestmark = [pytest.mark.slow, pytest.mark.vm, pytest.mark.root, pytest.mark.timeout(1500)]

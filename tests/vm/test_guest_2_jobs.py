@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.vm.guest_node import FAIRLEAD, Node, wait
 from tests.vm.image import HERE
-from tests.vm.node import FAIRLEAD, Node, wait
 from tests.vm.stages import Stages
 
 pytestmark = [pytest.mark.slow, pytest.mark.vm, pytest.mark.root, pytest.mark.timeout(600)]

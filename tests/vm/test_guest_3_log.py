@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.vm.node import SAY, XID, Node, wait
+from tests.vm.guest_node import SAY, XID, Node, wait
 from tests.vm.stages import Stages
 
 pytestmark = [pytest.mark.slow, pytest.mark.vm, pytest.mark.root, pytest.mark.timeout(600)]

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from tests.vm.cases import ACS, CASES, PORTS, REDIRECTS
+from tests.vm.guest_node import FAIRLEAD, Node, wait
 from tests.vm.image import HERE
-from tests.vm.node import FAIRLEAD, Node, wait
 from tests.vm.reboots import Rebooted
 from tests.vm.stages import Stages, applied
 

@@ -17,6 +17,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from fairlead.model.check_definition import Check, CheckParams, Past
+from fairlead.model.device import listed_gpus
 from fairlead.model.facts import Missing, Node, Why, unreadable
 from fairlead.model.finding import Action, Finding, Level, Mode, Service, with_action
 from fairlead.model.unread import host_of, unread
@@ -103,14 +104,13 @@ def host_memory_bytes(node: Node, total: int | Missing) -> int | Missing:
 def _nodes_of_gpus(node: Node) -> frozenset[int]:
     """Return the NUMA nodes that are the memory of GPUs: as many nodes without CPUs as there are GPUs, each about as large as the
     memory of a GPU. CXL memory and the memory of a CPU package are nodes without CPUs too, and belong to the host."""
-    gpus = () if isinstance(node.gpus, Missing) else node.gpus
-    totals = [gpu.memory_total_bytes for gpu in gpus if isinstance(gpu.memory_total_bytes, int)]
+    totals = [gpu.memory_total_bytes for gpu in listed_gpus(node) if isinstance(gpu.memory_total_bytes, int)]
     found = [
         n.id
         for n in node.numa
         if not n.cpus and isinstance(n.memory_bytes, int) and any(0.75 * t < n.memory_bytes < 1.25 * t for t in totals)
     ]
-    return frozenset(found) if len(found) == len(gpus) else frozenset()
+    return frozenset(found) if len(found) == len(listed_gpus(node)) else frozenset()
 
 
 def _nodes(node: Node) -> Iterator[str]:

@@ -19,6 +19,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from fairlead.model.check_definition import Check, CheckParams, Past
+from fairlead.model.device import readable_gpus
 from fairlead.model.facts import Gpu, Missing, Node, StuckCall, Why
 from fairlead.model.finding import Action, Finding, Level, Mode, with_action
 from fairlead.model.pci_kind import NVIDIA, kind_of
@@ -59,8 +60,8 @@ def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
         if node.stuck is None and node.driver.init_code != MISMATCH:  # driver_library reports a mismatch
             yield with_action(Level.DRAIN, "NVML does not answer", Action.REBOOT_NODE, node.gpus.detail)
         return
-    for gpu in node.gpus:
-        if not gpu.lost and _mute(gpu):  # gpu_count reports a lost GPU
+    for gpu in readable_gpus(node):
+        if _mute(gpu):
             yield with_action(
                 Level.DRAIN, f"GPU {gpu.pci} answers no NVML call", Action.REBOOT_NODE, _detail(gpu), device=gpu.pci
             )

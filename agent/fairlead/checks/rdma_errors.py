@@ -21,7 +21,7 @@ from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Action, Finding, Level, Mode, with_action
 from fairlead.model.host_facts import PORT_COUNTER_BITS, RdmaPort
 from fairlead.model.trend import growth, series, settled_seconds
-from fairlead.model.unread import host_of, unread
+from fairlead.model.unread import rdma_ports, unread
 
 Limit = Annotated[float, Meta(ge=0)]
 #: Maps each counter to the parameter that limits it.
@@ -67,16 +67,12 @@ class Params(CheckParams, frozen=True, kw_only=True):
 
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
-    for host in host_of(node):
-        if isinstance(host, Finding):
-            yield host
-        elif isinstance(host.ports, Missing):
-            yield unread("the RDMA ports", host.ports)
+    known = series(past)
+    for port in rdma_ports(node, params.ignore):
+        if isinstance(port, Finding):
+            yield port
         else:
-            known = series(past)
-            for port in host.ports:
-                if port.name not in params.ignore:
-                    yield from _port(port, node, past, known, params)
+            yield from _port(port, node, past, known, params)
 
 
 def _port(port: RdmaPort, node: Node, past: Past, known: Known, params: Params) -> Iterator[Finding]:

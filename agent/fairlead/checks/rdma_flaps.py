@@ -20,7 +20,7 @@ from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Action, Finding, Level, Mode, Service, with_action
 from fairlead.model.host_facts import PORT_COUNTER_BITS, RdmaPort
 from fairlead.model.trend import growth, series, settled_seconds
-from fairlead.model.unread import age_seconds, host_of, unread, unread_log
+from fairlead.model.unread import age_seconds, rdma_ports, unread, unread_log
 
 _RECORD = re.compile(r"mlx5_core ([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]):? (\S+): (?:Link down|Port: \d+ Link DOWN)")
 _FULL = (1 << PORT_COUNTER_BITS["link_downed"]) - 1
@@ -40,16 +40,12 @@ class Params(CheckParams, frozen=True, kw_only=True):
 
 def judge(node: Node, past: Past, params: Params) -> Iterator[Finding]:
     yield from unread_log(past)
-    for host in host_of(node):
-        if isinstance(host, Finding):
-            yield host
-        elif isinstance(host.ports, Missing):
-            yield unread("the RDMA ports", host.ports)
+    known = series(past)
+    for port in rdma_ports(node, params.ignore):
+        if isinstance(port, Finding):
+            yield port
         else:
-            known = series(past)
-            for port in host.ports:
-                if port.name not in params.ignore:
-                    yield from _port(port, node, past, known, params)
+            yield from _port(port, node, past, known, params)
 
 
 def _port(port: RdmaPort, node: Node, past: Past, known: Known, params: Params) -> Iterator[Finding]:

@@ -65,7 +65,7 @@ COUNTERS = (
 )
 
 
-class Rate(NamedTuple):
+class BitErrorRate(NamedTuple):
     """Names a bit error rate, with the words for it and its limit."""
 
     name: str
@@ -73,7 +73,10 @@ class Rate(NamedTuple):
     limit: float
 
 
-RATES = (Rate(BER, "bit error rate", BER_MAX), Rate(EFFECTIVE_BER, "bit error rate after correction", EFFECTIVE_BER_MAX))
+RATES = (
+    BitErrorRate(BER, "bit error rate", BER_MAX),
+    BitErrorRate(EFFECTIVE_BER, "bit error rate after correction", EFFECTIVE_BER_MAX),
+)
 Values = Mapping[str, Mapping[str, Sequence[Point]]]  # by device and name
 
 
@@ -125,7 +128,7 @@ def _rows(node: str, device: str, of: Mapping[str, Sequence[Point]], day: int) -
     )
 
 
-def _ber(node: str, device: str, of: Mapping[str, Sequence[Point]], day: int, rate: Rate) -> Distance | None:
+def _ber(node: str, device: str, of: Mapping[str, Sequence[Point]], day: int, rate: BitErrorRate) -> Distance | None:
     """A rate that rises over a week or more, or has passed its limit. A link without errors has no rate that could rise."""
     points, limit = _logarithms(of.get(rate.name, ())), math.log10(rate.limit)
     if not points or of[rate.name][-1][1] <= LEAST_BER:

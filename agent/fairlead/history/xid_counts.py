@@ -26,6 +26,8 @@ class XidCounts:
 
     def __init__(self) -> None:
         self.counts: dict[Code, int] = {}
+        self._codes: dict[tuple[str, str], int] = {}  # how many codes are counted separately, by kind and address
+        self._addresses: set[str] = set()
         self._parts: list[str] = []
 
     def add(self, texts: Iterable[str]) -> bool:
@@ -50,13 +52,14 @@ class XidCounts:
     def _count(self, wanted: Code, number: int) -> None:
         kind, address, code = wanted
         if wanted not in self.counts:
-            addresses = {known for _, known, _ in self.counts}
-            if address not in addresses and len(addresses - {OTHER}) >= DEVICES_MAX:
+            if address not in self._addresses and len(self._addresses - {OTHER}) >= DEVICES_MAX:
                 address = OTHER
-            codes = sum(known[:2] == (kind, address) and known[2] != OTHER for known in self.counts)
-            if (kind, address, code) not in self.counts and codes >= CODES_MAX:
+            if (kind, address, code) not in self.counts and self._codes.get((kind, address), 0) >= CODES_MAX:
                 code = OTHER
         key = (kind, address, code)
+        if key not in self.counts:
+            self._addresses.add(address)
+            self._codes[kind, address] = self._codes.get((kind, address), 0) + (code != OTHER)
         self.counts[key] = self.counts.get(key, 0) + number
 
 

@@ -1,4 +1,4 @@
-"""Converts NVML's answers in nvml.json form (the NVML worker's snapshot, or TREE/nvml.json) to GPUs. This conversion is pure."""
+"""Converts NVML's answers in nvml.json form (the NVML worker's snapshot, or TREE/nvml.json) to GPUs. It reads no file."""
 
 from __future__ import annotations
 

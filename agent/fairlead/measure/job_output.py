@@ -1,4 +1,4 @@
-"""Reads the output of a job of ``job_script``, and splits it by tool. The code is pure.
+"""Reads the output of a job of ``job_script``, and splits it by tool. It gets the output as text.
 
 The node's root may be hostile, so the output may be cut anywhere or be any text. All texts taken from it are cut and made
 printable, and no output makes this module raise an error.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from fairlead.model.check_definition import KernelRecord, Past
 from fairlead.model.facts import Missing, Node
 from fairlead.model.finding import Finding, Level
-from fairlead.model.host_facts import Host
+from fairlead.model.host_facts import Host, RdmaPort
 
 
 def unread(what: str, why: Missing, device: str = "") -> Finding:
@@ -26,6 +26,17 @@ def unlisted(node: Node) -> Iterator[Finding]:
 def host_of(node: Node) -> Iterator[Host | Finding]:
     """Yield exactly one value: the host's facts, or a finding that says why there are none."""
     yield unread("the host", node.host) if isinstance(node.host, Missing) else node.host
+
+
+def rdma_ports(node: Node, ignore: Collection[str]) -> Iterator[RdmaPort | Finding]:
+    """Yield the RDMA ports of the devices that are not in ``ignore``, or one finding that says why they are not known."""
+    for host in host_of(node):
+        if isinstance(host, Finding):
+            yield host
+        elif isinstance(host.ports, Missing):
+            yield unread("the RDMA ports", host.ports)
+        else:
+            yield from (port for port in host.ports if port.name not in ignore)
 
 
 def unread_log(past: Past) -> Iterator[Finding]:

@@ -141,9 +141,9 @@ def text(plans: Sequence[NodePlan], *, diff: bool = False, undeclared: Sequence[
     common, then the nodes by what they need. undeclared: nodes that Slurm has and the site does not declare."""
     lines: list[str] = []
     grouped = groups(plans)
-    alike = of_several((_Failing.of(plan), nodes) for plan, nodes in grouped)
+    alike = of_several((_FailedPlans.of(plan), nodes) for plan, nodes in grouped)
     for example, nodes in grouped:
-        lines += _paragraph(example, nodes, diff=diff, alike=_Failing.of(example) in alike)
+        lines += _paragraph(example, nodes, diff=diff, alike=_FailedPlans.of(example) in alike)
     for failing, nodes in alike.items():
         lines += [f"{counted(nodes)}: all of them fail alike", *failing.lines(nodes)]
     for need, named in needing(plans).items():
@@ -173,7 +173,7 @@ def _paragraph(example: NodePlan, nodes: Sequence[str], *, diff: bool, alike: bo
     return lines + within([*failed, *warned, *advice(example.hint, nodes, of_node=example.hint_of_node)])
 
 
-class _Failing(Struct, frozen=True):
+class _FailedPlans(Struct, frozen=True):
     """Holds the failures of nodes, and what to do next."""
 
     failures: tuple[str, ...]
@@ -181,8 +181,8 @@ class _Failing(Struct, frozen=True):
     hint_of_node: bool
 
     @staticmethod
-    def of(plan: NodePlan) -> _Failing | None:
-        return _Failing(plan.failures, plan.hint, plan.hint_of_node) if plan.failures else None
+    def of(plan: NodePlan) -> _FailedPlans | None:
+        return _FailedPlans(plan.failures, plan.hint, plan.hint_of_node) if plan.failures else None
 
     def lines(self, nodes: Sequence[str]) -> list[str]:
         failed = [f"  cannot: {aside(f)}" for f in self.failures]

@@ -247,11 +247,11 @@ def text(report: ProvisionReport, *, diff: bool = False) -> str:
     lines: list[str] = []
     words = {"changed": "would change"} if report.check else {}
     grouped = groups(report.nodes)
-    alike = of_several((_Failing.of(example), nodes) for example, nodes in grouped)
+    alike = of_several((_FailedNodes.of(example), nodes) for example, nodes in grouped)
     for example, nodes in grouped:
         waiting = f", {len(example.waiting)} waiting" if example.waiting else ""
         lines.append(f"{counted(nodes)}: {words.get(example.state, example.state)}{waiting}")
-        lines += within(_paragraph(example, nodes, alike=_Failing.of(example) in alike))
+        lines += within(_paragraph(example, nodes, alike=_FailedNodes.of(example) in alike))
         if diff and example.diffs:
             lines += [f"  diff of {example.node}, the first of them:"] if len(nodes) > 1 else []
             lines += shortened([f"    {line}" for d in example.diffs for line in d.splitlines()])
@@ -267,7 +267,7 @@ def _paragraph(example: NodeResult, nodes: Sequence[str], *, alike: bool) -> lis
     """Return the lines about a group of equal nodes. ``alike``: other groups have the same failures, so these are shown below."""
     lines = [f"  {theirs(change)}" for change in example.changes]
     lines += [f"  waits for {WAITS[k]}: {aside(w)}" for w, k in zip(example.waiting, example.waits, strict=True)]
-    failing = _Failing.of(example)
+    failing = _FailedNodes.of(example)
     if failing is not None:
         lines += ["  as on other nodes, shown below"] if alike else failing.lines(nodes)
     if example.warnings:
@@ -276,7 +276,7 @@ def _paragraph(example: NodeResult, nodes: Sequence[str], *, alike: bool) -> lis
     return lines
 
 
-class _Failing(Struct, frozen=True):
+class _FailedNodes(Struct, frozen=True):
     """Holds the failures of nodes, in which task of the playbook they failed, and what to do next."""
 
     state: str
@@ -286,10 +286,10 @@ class _Failing(Struct, frozen=True):
     hint_of_node: bool
 
     @staticmethod
-    def of(n: NodeResult) -> _Failing | None:
+    def of(n: NodeResult) -> _FailedNodes | None:
         if n.state not in {"failed", "unreachable", "unfinished"}:
             return None
-        return _Failing(n.state, n.failures or (n.message,), n.task, n.hint, n.hint_of_node)
+        return _FailedNodes(n.state, n.failures or (n.message,), n.task, n.hint, n.hint_of_node)
 
     def lines(self, nodes: Sequence[str]) -> list[str]:
         task = [f"  task: {self.task}"] if self.task else []

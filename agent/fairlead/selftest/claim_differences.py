@@ -1,4 +1,4 @@
-"""Compares a report with the claims of the documentation. The functions are pure: a report goes in, differences come out."""
+"""Compares a report with the claims of the documentation. A report goes in, differences come out."""
 
 from __future__ import annotations
 

@@ -27,6 +27,7 @@ from msgspec.structs import replace
 from fairlead.errors import ConfigError
 from fairlead.model import mig_geometry, mig_layout
 from fairlead.model.change import AnyChange, Disruption, Layer, Nvml, Reboot
+from fairlead.model.device import readable_gpus
 from fairlead.model.facts import Missing, Node, Why, unreadable
 from fairlead.model.gpu_state import MigDevice, MigInstance
 from fairlead.model.node_jobs import NodeJobs
@@ -83,9 +84,7 @@ def observe(node: Node) -> Observed | Missing:
     if isinstance(node.gpus, Missing):
         return node.gpus
     found: dict[str, MigState | None] = {}
-    for gpu in node.gpus:
-        if gpu.lost:
-            continue
+    for gpu in readable_gpus(node):
         on, pending, instances, profiles = gpu.mig_current, gpu.mig_pending, gpu.state.mig_instances, gpu.state.mig_profiles
         if isinstance(on, Missing) and on.why is Why.UNSUPPORTED:
             found[gpu.pci] = None

@@ -13,6 +13,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from fairlead.model.change import Nvml
+from fairlead.model.device import readable_gpus
 from fairlead.model.facts import Missing, Node, Why, unreadable
 from fairlead.model.setting import Setting, Want
 
@@ -32,9 +33,7 @@ def observe(node: Node) -> Observed | Missing:
     if isinstance(node.gpus, Missing):
         return node.gpus
     modes: list[tuple[str, bool]] = []
-    for gpu in node.gpus:
-        if gpu.lost:
-            continue
+    for gpu in readable_gpus(node):
         if isinstance(gpu.persistence, Missing):
             if gpu.persistence.why is Why.UNSUPPORTED:
                 continue

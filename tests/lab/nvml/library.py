@@ -14,8 +14,8 @@ from pathlib import Path
 
 from tests.lab.gpufacts import flatten
 from tests.lab.machines import read_nvml
-from tests.lab.nvml.layout import entry_points, layout_header, stubs_source
 from tests.lab.nvml.mig_input import mig_lines
+from tests.lab.nvml.nvml_layout import entry_points, layout_header, stubs_source
 
 HERE = Path(__file__).resolve().parent
 SOURCES = (

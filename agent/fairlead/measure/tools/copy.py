@@ -136,7 +136,7 @@ def _of_text(out: str) -> tuple[dict[str, Matrix | None], dict[str, str]]:
             versions["cuda"] = f"{int(words[-1]) // 1000}.{int(words[-1]) % 1000 // 10}"
         elif line.startswith("Waived") and name in NAMES:
             found[name] = None
-        elif line.startswith("SUM "):
+        elif line.startswith("SUM ") and len(words) > 1:
             sums.add(words[1])
         elif _FAULT.match(line):
             raise _Failed(line.strip())

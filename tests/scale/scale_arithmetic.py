@@ -1,7 +1,7 @@
 """The arithmetic of docs/explanation/scale.md: what nodes and the controller do, how often, and what that is at 10,000 nodes.
 
 Periods and limits come from the code, so that the page cannot say others. What things cost was measured (``MEASURED``).
-`make docs` writes the tables of the page, and tests/scale/test_model.py holds what the page claims.
+`make docs` writes the tables of the page, and tests/scale/test_scale_arithmetic.py holds what the page claims.
 """
 
 from __future__ import annotations

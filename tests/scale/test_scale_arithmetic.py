@@ -9,21 +9,21 @@ import pytest
 
 from fairlead.daemon.slurmctld.courier import BACKOFF_MAX_SECONDS
 from fairlead.daemon.slurmctld.pace import FAILED_PER_SECOND, Pace
-from tests.scale import model
-from tests.scale.model import MEASURED, SLURMCTLD_CORES
+from tests.scale import scale_arithmetic as arithmetic
+from tests.scale.scale_arithmetic import MEASURED, SLURMCTLD_CORES
 
 
 def test_the_arithmetic_is_that_of_the_code() -> None:
-    assert model.limited_seconds(128) == pytest.approx(166.4) and model.limited_seconds(10_000) == pytest.approx(650)
-    assert model.failed_seconds(1000) == 60 and model.failed_seconds(10_000) == 500
-    assert model.question_seconds() == 120 and model.spread_seconds(10_000) == 50 and model.drained(128) == 25
-    assert model.mass_seconds(1000) < 2, "at 1,000 nodes a quarter that fails at once is answered soon"
-    assert model.limited_core(10_000) < 0.5, "and at 10,000 nodes those that wait for a limit leave slurmctld to others"
+    assert arithmetic.limited_seconds(128) == pytest.approx(166.4) and arithmetic.limited_seconds(10_000) == pytest.approx(650)
+    assert arithmetic.failed_seconds(1000) == 60 and arithmetic.failed_seconds(10_000) == 500
+    assert arithmetic.question_seconds() == 120 and arithmetic.spread_seconds(10_000) == 50 and arithmetic.drained(128) == 25
+    assert arithmetic.mass_seconds(1000) < 2, "at 1,000 nodes a quarter that fails at once is answered soon"
+    assert arithmetic.limited_core(10_000) < 0.5, "and at 10,000 nodes those that wait for a limit leave slurmctld to others"
 
 
 def test_the_size_at_which_something_breaks_is_the_least() -> None:
-    found = {(what, much): size for what, much, size in model.breaks()}
-    assert model.first_size(lambda n: n > 4200) == 4300 and model.first_size(lambda n: False) == 0
+    found = {(what, much): size for what, much, size in arithmetic.breaks()}
+    assert arithmetic.first_size(lambda n: n > 4200) == 4300 and arithmetic.first_size(lambda n: False) == 0
     assert all(size > 1000 for size in found.values() if size), "nothing breaks at 1,000 nodes"
 
 
@@ -32,7 +32,7 @@ def answered(nodes: int, faulty: int, *, deadline: float, hours: float = 1.0) ->
     one list after the other, and goes on with those that nobody waits for any more."""
     random.seed(26)
     service = MEASURED.listing_ms(nodes) / 1000 / SLURMCTLD_CORES
-    pace = Pace(None, lambda: model.crowd(nodes))
+    pace = Pace(None, lambda: arithmetic.crowd(nodes))
     asks = [(random.uniform(0.0, 0.05), agent) for agent in range(faulty)]
     heapq.heapify(asks)
     failures, first, free = [0] * faulty, dict[int, float](), 0.0
