@@ -12,6 +12,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from tests.accounting.readers import ReaderMissing, environment
 from tests.simulation.conftest import Machine
 
