@@ -16,6 +16,7 @@ from fairlead.model.json_text import NOT_JSON
 
 #: What `fairlead hold --until` writes for the clock of this boot, beside the time of day.
 OF_BOOT = ("until_boot_seconds", "boot_id")
+SET_BACK_SECONDS = 86400.0
 DISABLED = "/etc/fairlead/disabled"
 
 
@@ -67,11 +68,15 @@ def _hold(path: str) -> dict[str, str] | None:
 
 
 def _ended(data: dict[str, object]) -> bool:
-    """Say whether the hold has ended by itself. In the boot in which it was written, no step of the clock moves its end."""
+    """Say whether the hold has ended by itself. In the boot in which it was written, its span must have passed too, so that no
+    step of the clock ends it early. Then it also ends if the clock was set back by more than ``SET_BACK_SECONDS``."""
     until, until_boot = data.get("until_unix"), data.get("until_boot_seconds")
+    if not isinstance(until, int | float):
+        return False
+    left = until - time.time()
     if isinstance(until_boot, int | float) and data.get("boot_id") == boot_id(Root("/")) != "":
-        return boottime() >= until_boot
-    return isinstance(until, int | float) and time.time() >= until
+        return boottime() >= until_boot and (left <= 0 or left > SET_BACK_SECONDS)
+    return left <= 0
 
 
 def barred(hold: AdminHold, state_dir: str, run_dir: str, disabled: str) -> str:
