@@ -430,7 +430,8 @@ def test_hold_ack_and_resume_of_all_nodes(many: ManyNodes, agents: Agents, figur
         if end == "ack":
             timed("hold", lambda a: ["hold", "--reason", "riser", *folders(a)], lambda: True)
             timed("release", lambda a: ["hold", "--release", *folders(a)], lambda: True)
-            assert max(took["hold_rpcs"], took["release_rpcs"]) <= 2 * len(agents), "a woken agent asks once for its own node"
+            # a woken agent asks once for its own node, and with a new document for the topology
+            assert took["hold_rpcs"] <= 3 * len(agents) and took["release_rpcs"] <= 2 * len(agents)
         for agent in agents.values():
             agent.gpu_lost()
         took["drained_seconds"] = agents.until(lambda: agents.in_state(State.DRAIN) == set(agents), "a drain of all", 240)
