@@ -23,7 +23,7 @@ from tests.rack.upgrade_scene import UpgradeScene, agents_answer, versions
 from tests.release.build_packages import VERSION, built, deb, empty_rpm, make_packages, rpm, tools
 from tests.release_before import release_before
 
-pytestmark = [pytest.mark.root, pytest.mark.slurm, pytest.mark.rack, pytest.mark.timeout(480), pytest.mark.slow]
+pytestmark = [pytest.mark.root, pytest.mark.slurm, pytest.mark.rack, pytest.mark.timeout(600), pytest.mark.slow]
 LOWER = "0.0.9"
 DNF = "dnf -y -q --disablerepo='*' {} /root/{}.rpm </dev/null"
 #: By kind of package: how a node gets its first one, the next one, and the older one back.

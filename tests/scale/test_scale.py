@@ -395,9 +395,11 @@ def on_all(agents: Agents, words: Callable[[NodeAgent], Sequence[str]]) -> list[
         return list(pool.map(one, agents.values()))
 
 
-def test_hold_ack_and_resume_of_all_nodes(many: ManyNodes, agents: Agents, figures: Figures) -> None:
-    """All nodes are held and released, all lose a GPU, and a person acknowledges and then resumes all of them. The budget is all
-    nodes here. The last scene: the agents keep these rules until its end only."""
+@pytest.mark.parametrize("end", ["ack", "resume"])
+def test_hold_ack_and_resume_of_all_nodes(many: ManyNodes, agents: Agents, figures: Figures, end: str) -> None:
+    """All nodes are held and released, all lose a GPU, and a person acknowledges all of it, or resumes all nodes. The budget is
+    all nodes here. The last scene: the agents keep these rules until its end only. The commands run on this machine too, so on
+    few cores the times are those of the cores."""
     open_to_all = {"budget_percent": 100, "budget_group_percent": 100, "strikes_max": 99}
     try:
         before = {name: agent.sequence() for name, agent in agents.items()}
@@ -419,31 +421,29 @@ def test_hold_ack_and_resume_of_all_nodes(many: ManyNodes, agents: Agents, figur
                 seen = len(rate.seen)
                 agents.until(lambda: len(rate.seen) > seen + 1, "a last count", 60)
             took[f"{name}_rpcs"], took[f"{name}_worst_ten"] = rate.seen[-1][1], rate.worst(10.0)
+            figures.add(f"all_{end}", nodes=len(agents), **took)
             return said
 
         def folders(agent: NodeAgent) -> list[str]:
             return ["--state-dir", str(agent.state_dir), "--run-dir", str(agent.run_dir)]
 
-        timed("hold", lambda a: ["hold", "--reason", "riser", *folders(a)], lambda: True)
-        timed("release", lambda a: ["hold", "--release", *folders(a)], lambda: True)
-        for end in ("ack", "resume"):
-            for agent in agents.values():
-                agent.gpu_lost()
-            drained = agents.until(lambda: agents.in_state(State.DRAIN) == set(agents), "a drain of all", 240)
-            took[f"drained_before_{end}_seconds"] = drained
-            out = set(reasons(many))
-            more = ["--all"] if end == "ack" else []
-            said = timed(
-                end,
-                lambda a, end=end, more=more: [end, *more, "--reason", "known", "--document", str(a.document)],  # type: ignore[misc]
-                lambda: not agents.in_state(State.DRAIN) and not reasons(many),
-            )
-            assert out == set(agents) and len(said) == len(agents)
-            assert all(("acknowledged: " if end == "ack" else "resumed") in text for text in said), said[:3]
-        figures.add("hold_ack_resume", nodes=len(agents), **took)
-        assert max(took["hold_rpcs"], took["release_rpcs"]) <= 2 * len(agents), (
-            "a woken agent asks slurmctld once for its own node"
+        if end == "ack":
+            timed("hold", lambda a: ["hold", "--reason", "riser", *folders(a)], lambda: True)
+            timed("release", lambda a: ["hold", "--release", *folders(a)], lambda: True)
+            # a woken agent asks once for its own node, and with a new document for the topology
+            assert took["hold_rpcs"] <= 3 * len(agents) and took["release_rpcs"] <= 2 * len(agents)
+        for agent in agents.values():
+            agent.gpu_lost()
+        took["drained_seconds"] = agents.until(lambda: agents.in_state(State.DRAIN) == set(agents), "a drain of all", 240)
+        assert set(reasons(many)) == set(agents)
+        more = ["--all"] if end == "ack" else []
+        said = timed(
+            end,
+            lambda a: [end, *more, "--reason", "known", "--document", str(a.document)],
+            lambda: not agents.in_state(State.DRAIN) and not reasons(many),
         )
+        assert len(said) == len(agents)
+        assert all(("acknowledged: " if end == "ack" else "resumed") in text for text in said), said[:3]
     finally:
         for agent in agents.values():
             agent.write_document()
