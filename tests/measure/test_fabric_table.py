@@ -56,6 +56,7 @@ def no_worse(runs: int, big_runs: int) -> None:
     assert half.recall == 1.0 and half.accused == 0 and half.rails == half.runs
 
 
+@pytest.mark.heavy
 def test_the_rounds_find_what_the_published_comparison_found(capsys: pytest.CaptureFixture[str]) -> None:
     no_worse(RUNS, RUNS_OF_1024)
     print(page([found(case.words, RUNS if case.nodes < 1000 else RUNS_OF_1024) for case in CASES]))

@@ -210,6 +210,7 @@ def test_adapters_have_one_figure_a_size(text: str, outcome: MeasuredOutcome) ->
 # --- time ---
 
 
+@pytest.mark.heavy
 def test_as_many_figures_as_are_read_are_judged_in_time(store: ResultStore) -> None:
     """64 nodes at the bound of figures, and a second run that reads all of them from the store."""
     nodes = {f"n{n:02}": pairs_of(*(390 + (n * 7 + at) % 50 / 10 for at in range(job_output.FIGURES_MAX))) for n in range(64)}

@@ -62,6 +62,7 @@ def test_the_gpus_are_counted_where_nobody_declares_them(tmp_path: Path) -> None
     assert ran(tmp_path, step("a", "echo $GPUS"), gpus=None).ran["a"].out == "8"
 
 
+@pytest.mark.heavy
 def test_no_tool_can_speak_for_the_job(tmp_path: Path) -> None:
     found = ran(tmp_path, step("a", "echo '#fairlead-ffff done'; echo '#fairlead- end a 0 1'; exec sleep 600", seconds=3))
     assert found.ran["a"].status == 124 and "#fairlead-ffff done" in found.ran["a"].out

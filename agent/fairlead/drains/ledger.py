@@ -184,7 +184,6 @@ class Ledger:
         self.trouble = ""
         self._sequence = 0
         self._memory: LedgerEntry | None = None
-        self._saved_somewhere = True
 
     @contextmanager
     def locked(self, seconds: float = LOCK_SECONDS) -> Iterator[None]:

@@ -40,11 +40,10 @@ class Direct:
 
 
 class _Job:
-    __slots__ = ("act", "asked", "done", "error", "late", "left", "result")
+    __slots__ = ("act", "done", "error", "late", "left", "result")
 
     def __init__(self, act: Callable[[], Any], late: Callable[[Any], object] | None) -> None:
         self.act, self.late = act, late
-        self.asked = _now()
         self.result: Any = None
         self.error: BaseException | None = None
         self.left = False  # True once the caller has stopped waiting
@@ -65,12 +64,6 @@ class Disk:
         self._lock = threading.Lock()
         self._late: _Job | None = None
         self._thread: threading.Thread | None = None
-
-    @property
-    def silent_seconds(self) -> float:
-        """Return how many seconds ago the ``act`` began that the disk has not answered in time, or 0.0 if there is none."""
-        late = self._late
-        return _now() - late.asked if late is not None else 0.0
 
     def do(self, act: Callable[[], T], late: Callable[[T], object] | None = None, wait_seconds: float = WAIT_SECONDS) -> T:
         """Return what ``act`` returns; see ``Storage``."""
