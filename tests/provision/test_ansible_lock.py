@@ -66,7 +66,7 @@ class Heard(SilentDisplay):
     def moved(self, work: NodeWork) -> None:
         self.too_early = self.too_early or self.child.poll() is None
 
-    def show(self, works: Sequence[NodeWork], notice: str) -> None:
+    def show(self, works: Sequence[NodeWork], notice: str, now: float) -> None:
         self.world.event("node comes back", MINE[0])
 
 
