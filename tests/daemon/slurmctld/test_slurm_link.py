@@ -37,7 +37,13 @@ def start(proc: Path, program: str = "slurmd", **environment: str) -> subprocess
     )
     assert process.stdout is not None and process.stdout.readline() == "up\n"
     (proc / str(process.pid)).symlink_to(f"/proc/{process.pid}")
+    until_asleep(process)
     return process
+
+
+def until_asleep(process: subprocess.Popen[str]) -> None:
+    while Path(f"/proc/{process.pid}/stat").read_text().split()[2] != "S":
+        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -58,8 +64,7 @@ def speak(process: subprocess.Popen[str]) -> None:
     process.stdin.write("register\n")
     process.stdin.flush()
     assert process.stdout.readline() == "woke\n"
-    while Path(f"/proc/{process.pid}/stat").read_text().split()[2] != "S":
-        time.sleep(0.01)
+    until_asleep(process)
 
 
 @pytest.mark.root
