@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> ExitCode:
             raise trouble
         if answer.operator and question.kind == "job" and _runs_now(args, question.word):
             raise InputMissing(
-                f"job {question.word} runs, and Slurm lets only its own user read it in a step",
+                f"job {question.word} is running, and only its own user can read a running job",
                 hint="its report is there a minute or two after its end",
             )
         raise InputMissing(_nothing(question), hint="a job that has just ended is there a minute or two later")

@@ -68,8 +68,11 @@ def _hold(path: str) -> dict[str, str] | None:
 
 
 def _ended(data: dict[str, object]) -> bool:
-    """Say whether the hold has ended by itself. In the boot in which it was written, its span must have passed too, so that no
-    step of the clock ends it early. Then it also ends if the clock was set back by more than ``SET_BACK_SECONDS``."""
+    """Say whether the hold has ended by itself. After a reboot, only the time of day decides.
+
+    In the boot in which the hold was written, it ends when its span has passed and its time of day has come. So no step of the
+    clock ends it early. If the clock was set back by more than ``SET_BACK_SECONDS``, the span alone decides.
+    """
     until, until_boot = data.get("until_unix"), data.get("until_boot_seconds")
     if not isinstance(until, int | float):
         return False

@@ -1,4 +1,4 @@
-"""Tells the time in a maintenance run. Nobody can set it: all time limits of a run are counted by it.
+"""Contains the clock of a maintenance run. Nobody can set this clock, and all time limits of a run are counted by it.
 
 It starts with the time of day, and then goes by CLOCK_BOOTTIME, which also counts while the machine sleeps. Only the window of a
 run is a time of day. So a window cannot be kept after the clock was set by more than ``STEP_SECONDS``.
@@ -16,7 +16,7 @@ _UNITS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"))
 
 
 class RunClock:
-    """Returns Unix seconds that go on evenly from the moment it was made."""
+    """Returns Unix seconds. It starts with the time of day, and then nobody can set it."""
 
     def __init__(self) -> None:
         self._ahead = time.time() - boottime()
