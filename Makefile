@@ -50,7 +50,7 @@ vm: ## a stock Debian with its own kernel in a virtual machine: make vm SUITE=fo
 	@tests/lab/apt.sh
 	@$(MAKE) --no-print-directory setup
 	@$(BIN)/python -m tests.vm.image --known $(SUITE)
-	@tests/lab/apt.sh qemu-system-x86 mmdebstrap
+	@tests/lab/apt.sh mmdebstrap
 	@$(BIN)/python -m tests.vm.image $(SUITE)
 	@FAIRLEAD_VM_SUITE=$(SUITE) $(BIN)/python -m pytest -v -rP --durations=10 -m vm tests/vm
 

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from tests.lab import linux
 from tests.lab.roots import LabError, say
-from tests.vm.qemu import MEMORY_MIB, PROCESSOR, PROGRAM
+from tests.vm.emulator import qemu
+from tests.vm.qemu import MEMORY_MIB, PROCESSOR
 
 KVM = Path("/dev/kvm")
 CPUINFO = Path("/proc/cpuinfo")
@@ -46,13 +47,14 @@ def choose(folder: Path) -> None:
     say(f"  QEMU emulates the processor: {against}" if against else "  the kernel boots under KVM")
 
 
-def obstacle(folder: Path, program: str = PROGRAM) -> str:
-    """Return in a few words why the kernel of the image in ``folder`` does not boot under KVM; '' if it does."""
+def obstacle(folder: Path, program: str = "") -> str:
+    """Return in a few words why the kernel of the image in ``folder`` does not boot under KVM; '' if it does. ``program`` is
+    another QEMU than the one of tests/vm/emulator.py."""
     if not KVM.exists():
         return f"there is no {KVM}; load kvm_intel or kvm_amd"
     if not re.search(r"^flags\s*:.*\b(vmx|svm)\b", CPUINFO.read_text(), re.MULTILINE):
         return f"{KVM} is there, but the processor has neither VT-x nor AMD-V (vmx or svm in {CPUINFO})"
-    return _refusal(folder, program)
+    return _refusal(folder, program or qemu())
 
 
 def _refusal(folder: Path, program: str) -> str:

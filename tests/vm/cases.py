@@ -43,7 +43,7 @@ CASES = {
         'words = ["iommu=pt", "intel_iommu=on"]',
         "tr ' ' '\\n' < /proc/cmdline | grep -c -x -e iommu=pt -e intel_iommu=on",
         "2\n",
-        "sed -i 's/ iommu=pt//' /etc/default/grub.d/99-fairlead.cfg && update-grub",
+        "sed -i 's/ iommu=pt//' /etc/default/grub.d/99-fairlead.cfg /boot/grub/grub.cfg",
         reboot=True,
     ),
     # bochs is to QEMU's displays what nouveau is to NVIDIA's GPUs: udev loads it because of the device.

@@ -33,7 +33,7 @@ driver_library.enabled = false # there is no /sys/module/nvidia/version
 pcie_link.enabled = false # QEMU's displays have one lane
 rdma_ports.enabled = false
 memory_errors.enabled = false
-stuck_tasks.window_seconds = 20
+stuck_tasks.window_seconds = 15
 stuck_tasks.mode = "observe"
 gpu_leftovers.mode = "observe"
 """
@@ -121,9 +121,14 @@ gpu1 = "127.0.0.1"
         self.guest.ssh("systemctl kill --kill-whom=main -s USR1 fairlead-agent")
 
     def after_sweeps(self, number: int) -> None:
-        """Wait until the agent has made ``number`` sweeps more. A sweep counts only if it began after now."""
+        """Let the agent make ``number`` sweeps more and wait for them. A sweep counts only if it began after now."""
         before = self.sweeps()
-        wait(lambda: self.sweeps() > before + number, 60 + 30 * number)
+
+        def made() -> bool:
+            self.sweep()
+            return self.sweeps() > before + number
+
+        wait(made, 60 + 30 * number)
 
     def kernel_says(self, text: str) -> None:
         """Let the guest's kernel log a line, as a driver does (tests/vm/kmod)."""

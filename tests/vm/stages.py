@@ -57,7 +57,6 @@ def drift(node: Node, awaited: frozenset[str] = frozenset()) -> set[str]:
         found = {name.removeprefix("setting.") for name in node.findings() if name.startswith("setting.")}
         return found >= awaited
 
-    node.sweep()
     node.after_sweeps(1)
     try:
         wait(named, 60)

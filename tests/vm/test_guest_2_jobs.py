@@ -169,6 +169,7 @@ def test_a_step_that_waits_for_a_disk_without_end_is_found_with_the_number_of_it
     job = node.guest.ssh(f"cd /tmp; runuser -u alice -- sbatch --parsable -o /dev/null -n1 --gres=gpu:1 --wrap '{write}'").strip()
 
     def found() -> list[dict[str, Any]]:
+        node.sweep()
         return [finding for finding in node.status().get("findings", []) if finding["check"] == "stuck_tasks"]
 
     try:

@@ -15,7 +15,7 @@ import pytest
 from tests.lab import clean, linux
 from tests.lab.ledger import RUN
 from tests.lab.roots import LabError
-from tests.vm import accelerator
+from tests.vm import accelerator, emulator
 from tests.vm import image as images
 from tests.vm.guest import Guest
 from tests.vm.qemu import arguments
@@ -125,10 +125,22 @@ def test_the_guest_never_writes_to_its_image(tmp_path: Path) -> None:
     assert "snapshot=on" in words and "restrict=on" in words, "nor reaches a network"
 
 
-@pytest.mark.root
-def test_a_machine_without_qemu_says_what_to_install(tmp_path: Path) -> None:
-    with pytest.raises(LabError, match=r"^no-such-qemu is not installed; run: apt-get install qemu-system-x86$"):
-        Guest("trixie", tmp_path / "disk.img", "tcg", program="no-such-qemu").up()
+def test_a_qemu_that_is_named_and_not_there_is_refused_and_nothing_is_unpacked(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAIRLEAD_VM_QEMU", "no-such-qemu")
+    with pytest.raises(LabError, match=r"^FAIRLEAD_VM_QEMU=no-such-qemu: there is no such program; name another, or unset"):
+        emulator.qemu()
+    assert not cache.exists()
+
+
+def test_a_qemu_that_is_named_is_used(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "qemu"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("FAIRLEAD_VM_QEMU", str(program))
+    assert emulator.qemu() == str(program)
+    assert not cache.exists()
 
 
 @pytest.mark.root
@@ -139,7 +151,7 @@ def test_a_qemu_that_does_not_start_is_told_in_its_own_words_and_leaves_nothing(
     guest = Guest("trixie", tmp_path / "disk.img", "kvm", program=str(broken))
     with pytest.raises(LabError) as told:
         guest.up()
-    assert "symbol lookup error: undefined symbol: spice; try FAIRLEAD_VM_ACCEL=tcg, or: apt-get install" in str(told.value)
+    assert "symbol lookup error: undefined symbol: spice; try FAIRLEAD_VM_ACCEL=tcg, or another QEMU" in str(told.value)
     assert "\n" not in str(told.value) and not guest.ledger.folder.exists()
 
 
