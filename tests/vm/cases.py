@@ -58,8 +58,8 @@ CASES = {
         "",
         "awk '/Max locked/ {print $4}' /proc/$(pidof slurmd)/limits",
         "unlimited\n",
-        "sed -i s/LimitMEMLOCK=.*/LimitMEMLOCK=65536/ /etc/systemd/system/slurmd.service.d/50-fairlead-memlock.conf"
-        " && systemctl daemon-reload && systemctl restart slurmd",
+        # What is done for nofile makes systemd read this file too, and starts slurmd again.
+        "sed -i s/LimitMEMLOCK=.*/LimitMEMLOCK=65536/ /etc/systemd/system/slurmd.service.d/50-fairlead-memlock.conf",
     ),
     "nofile": Case(
         "limit = 131072",

@@ -28,7 +28,6 @@ cp /root/in/fake-gpus.service /etc/systemd/system/
 cp /root/in/nvml.conf /etc/fairlead-sim/
 install -m 755 /root/in/{NAME} /usr/lib/x86_64-linux-gnu/
 ldconfig
-systemctl daemon-reload
 systemctl enable --now fake-gpus
 systemctl restart slurmctld slurmd
 """

@@ -139,12 +139,16 @@ class Guest:
                 if self.boot_id(min(10, patience)) not in ("", other_than):
                     return
             except subprocess.TimeoutExpired:
-                pass
+                self._disconnect()
             if began > end:
                 raise LabError(
                     f"{self.suite}: no ssh after {BOOT_SECONDS} s under {self.accelerator}; its console said: {self.last_words()}"
                 )
             pause(began, 0.5)
+
+    def _disconnect(self) -> None:
+        """End the ssh connection that is kept, because the guest that it led to is gone, and nothing would tell ssh so."""
+        subprocess.run(["ssh", *self.ssh_options(), "-O", "exit", "root@127.0.0.1"], capture_output=True, check=False)
 
     def still_running(self) -> None:
         """Raise LabError with QEMU's own last line if QEMU has ended."""
@@ -164,7 +168,7 @@ class Guest:
         """Reboot as a person does, wait until ssh answers, and return the seconds that this took."""
         before, began = self.boot_id(), time.monotonic()
         self.run("systemctl reboot", check=False, timeout=60)
-        subprocess.run(["ssh", *self.ssh_options(), "-O", "exit", "root@127.0.0.1"], capture_output=True, check=False)
+        self._disconnect()
         self.wait_for_ssh(other_than=before)
         return time.monotonic() - began
 
