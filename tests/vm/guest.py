@@ -130,13 +130,13 @@ class Guest:
     def wait_for_ssh(self, other_than: str = "") -> None:
         """Wait until ssh answers from another boot than ``other_than``. Raises LabError with one line if it never does."""
         end = time.monotonic() + BOOT_SECONDS
-        # A connection of before the guest's network is there gets an answer late, and a new one at once. On a busy machine sshd
-        # itself answers late.
-        for patience in itertools.count(3):
+        # A connection that begins before the guest's network is up gets its answer late, and a new one gets it at once. On a busy
+        # machine sshd itself answers late.
+        for tries in itertools.count():
             began = time.monotonic()
             self.still_running()
             try:
-                if self.boot_id(min(10, patience)) not in ("", other_than):
+                if self.boot_id(min(10, 3 + tries // 6)) not in ("", other_than):
                     return
             except subprocess.TimeoutExpired:
                 self._disconnect()

@@ -128,7 +128,7 @@ gpu1 = "127.0.0.1"
             self.sweep()
             return self.sweeps() > before + number
 
-        wait(made, 60 + 30 * number)
+        wait(made, 60 + 30 * number, every=0.3)
 
     def kernel_says(self, text: str) -> None:
         """Let the guest's kernel log a line, as a driver does (tests/vm/kmod)."""
