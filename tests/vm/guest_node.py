@@ -130,6 +130,10 @@ gpu1 = "127.0.0.1"
 
         wait(made, 60 + 30 * number, every=0.3)
 
+    def after_jobs(self) -> None:
+        """Wait until Slurm has no job. sinfo would not do: it said `mixed` for 34 s after the epilog of the last job (26.05)."""
+        wait(lambda: self.guest.ssh("squeue -h") == "", 90)
+
     def kernel_says(self, text: str) -> None:
         """Let the guest's kernel log a line, as a driver does (tests/vm/kmod)."""
         self.guest.ssh(f"cat > {SAY}", stdin=f"{text}\n")

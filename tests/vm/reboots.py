@@ -33,6 +33,7 @@ def reboot(node: Node) -> Rebooted:
     """Reboot the guest while it is drained for an Xid and a person holds it. Wait until its agent and Slurm answer."""
     if node.slurm()["state"] == "idle":
         node.kernel_says(XID.format(address=node.gpus[0].removesuffix(".0")))
+    node.after_jobs()
     wait(lambda: node.slurm()["state"] == "drained", 120)
     node.guest.ssh(f"{FAIRLEAD} hold --reason 'the vendor wants to see it'")
     before = node.slurm()

@@ -98,7 +98,7 @@ def test_a_process_on_a_gpu_belongs_to_the_job_that_runs_there(stages: Stages, n
     finally:
         use_gpu(node, "")
         node.guest.ssh(f"scancel {job}")
-    wait(lambda: node.slurm()["state"] == "idle", 60)
+    node.after_jobs()
 
 
 WORK = """head -c 200M /dev/zero > /dev/shm/taken

@@ -38,7 +38,8 @@ def slurm_is_idle(node: Node) -> bool:
 def test_a_user_s_crash_that_the_kernel_logs_under_a_forged_name_changes_nothing(
     name: str, executable: str, stages: Stages, node: Node
 ) -> None:
-    wait(lambda: slurm_is_idle(node) and node.verdict() in ("ok", "warn"), 90)  # the jobs of other tests have ended
+    node.after_jobs()  # of other tests
+    wait(lambda: slurm_is_idle(node) and node.verdict() in ("ok", "warn"), 90)
     words = ["env", f"NAME='{name}'", f"EXECUTABLE='{executable}'", "sh -s"]
     node.guest.ssh(f"cd /tmp; runuser -u alice -- {' '.join(words)}", stdin=CRASH)
     said = lines(node, f"{name.rstrip()}")
