@@ -2,8 +2,8 @@
 
 Under QEMU 11.1 a guest starts twenty programs in 0.2 s, and in 0.6 s under QEMU 7.2 of Debian 12. Older releases also failed with
 this guest, whose four CPUs are emulated on two cores. Of 28 boots under QEMU 10.0 of Debian 13, three stood still because the
-timer of a CPU had stopped, and two ended in an assertion of QEMU. Of nine boots under QEMU 7.2 one did. All 14 boots under QEMU
-11.1 were right. ``FAIRLEAD_VM_QEMU=PROGRAM`` uses another QEMU.
+timer of a CPU had stopped, and two ended in an assertion of QEMU. One of nine boots under QEMU 7.2 ended in an assertion too. All
+14 boots under QEMU 11.1 succeeded. ``FAIRLEAD_VM_QEMU=PROGRAM`` uses another QEMU.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ class Guest:
     def boot_id(self, answer_seconds: int = 10) -> str:
         """Return the kernel's name for this boot; '' if the guest's sshd does not answer within ``answer_seconds``.
 
-        Raises subprocess.TimeoutExpired if it answers and then nothing more comes, as from a guest that is going down.
+        Raises subprocess.TimeoutExpired if sshd answers and the command then does not end. A guest that shuts down does that.
         """
         words = "cat /proc/sys/kernel/random/boot_id"
         return self.run(words, check=False, timeout=3 * answer_seconds, answer_seconds=answer_seconds).stdout.strip()
@@ -147,7 +147,7 @@ class Guest:
             pause(began, 0.5)
 
     def _disconnect(self) -> None:
-        """End the ssh connection that is kept, because the guest that it led to is gone, and nothing would tell ssh so."""
+        """End the ssh connection that is kept. ssh does not notice that the guest has gone, and would wait for it."""
         subprocess.run(["ssh", *self.ssh_options(), "-O", "exit", "root@127.0.0.1"], capture_output=True, check=False)
 
     def still_running(self) -> None:
