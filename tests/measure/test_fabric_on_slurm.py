@@ -207,6 +207,41 @@ def test_a_run_that_is_killed_at_each_step_goes_on(quick: FabricLab) -> None:
     assert quick.accept("--resume", run)[:2] == (2, out), "a run that has ended is shown again"
 
 
+ENDS_FIRST = """#!/bin/sh
+# The steps end between squeue and scancel: by the time fairlead's scancel asks, slurmctld does not have them any more.
+case $1 in [0-9]*)
+	{bin}/scancel "$@"
+	for step; do while {bin}/squeue -h -s -o %i | grep -qxF "$step"; do sleep 0.2; done; done
+	touch {folder}/ended ;;
+esac
+exec {bin}/scancel "$@"
+"""
+
+
+def test_a_resumed_run_goes_on_if_its_old_steps_end_by_themselves(quick: FabricLab) -> None:
+    """Slurm calls a step that has ended an invalid job id (22.05, seen in a test of a killed run)."""
+    (quick.folder / "hang/n1").touch()
+    process = quick.start(ALL)
+    assert process.stderr is not None and process.stdout is not None
+    with process.stderr, process.stdout:
+        run = next(line.split()[1].rstrip(":") for line in process.stderr if line.startswith("run "))
+        assert any("round 1 " in line for line in process.stderr)
+        names = lambda: quick.slurm.run(["/usr/bin/squeue", "-h", "-s", "-o", "%j"]).stdout.split()  # noqa: E731
+        until(lambda: f"fairlead-fabric-{run}" in names(), "a step runs")
+        process.kill()
+        process.wait(timeout=30)
+    (quick.folder / "hang/n1").unlink()
+    late = quick.folder / "late"
+    late.mkdir()
+    for tool in ("sbatch", "srun", "squeue", "scontrol"):
+        (late / tool).symlink_to(quick.slurm.bin / tool)
+    (late / "scancel").write_text(ENDS_FIRST.format(bin=quick.slurm.bin, folder=quick.folder))
+    (late / "scancel").chmod(0o755)
+    code, out, err = quick.accept("--resume", run, "--bin-dir", str(late))
+    assert (quick.folder / "ended").exists(), err
+    assert code == 0 and "12 pass" in out, out + err
+
+
 def test_ctrl_c_ends_the_steps_and_the_job(quick: FabricLab) -> None:
     for node in ("n1", "n2"):
         (quick.folder / "hang" / node).touch()

@@ -242,6 +242,28 @@ def test_jobs_that_do_not_start_or_are_ended_by_others(site: Site) -> None:
     assert nodes["n5"]["tools"][0]["outcome"] == "unknown"
 
 
+ENDS_FIRST = """#!/bin/sh
+# The job ends between squeue and scancel: by the time fairlead's scancel asks, it has ended.
+for last; do :; done
+case $last in [0-9]*) {bin}/scancel "$last" && touch {folder}/ended ;; esac
+exec {bin}/scancel "$@"
+"""
+
+
+def test_a_job_that_ends_while_it_is_cancelled_stops_no_other(site: Site) -> None:
+    """Slurm calls a job that has ended an invalid job id. The other nodes of the run are measured all the same."""
+    site.slurm.submit(SLEEP, "-wn1", "--exclusive", user="")
+    late = site.folder / "late"
+    late.mkdir()
+    for tool in ("sbatch", "squeue", "scontrol", "sinfo", "sacct"):
+        (late / tool).symlink_to(site.slurm.bin / tool)
+    (late / "scancel").write_text(ENDS_FIRST.format(bin=site.slurm.bin, folder=site.folder))
+    (late / "scancel").chmod(0o755)
+    code, nodes = site.data("n[1-2]", QUICK, "--max-wait=10", "--bin-dir", str(late))
+    assert (site.folder / "ended").exists()
+    assert code == 3 and "did not start in 10 s" in whys(nodes["n1"]) and nodes["n2"]["outcome"] == "pass", nodes
+
+
 #: What slurmctld does with a job whose node came up other than it was asked for (slurm.h, JOB_RECONFIG_FAIL; job_mgr.c,
 #: _job_requeue_op): where the job may not be requeued, BOOT_FAIL.
 NOT_AS_ASKED = """import ctypes, glob, sys

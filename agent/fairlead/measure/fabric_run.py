@@ -123,8 +123,13 @@ class FabricRun:
         """End the steps that a killed process has left in the job, and wait until they have ended. Their traffic would make the
         pairs of the next round slow."""
         left = self._jobs.steps(self._job, self.plan.job_name)
-        self._jobs.end_steps(left)
-        words = f", {_count(len(left), 'step')} ended" if left else ""
+        words, refused = f", {_count(len(left), 'step')} ended" if left else "", ""
+        try:
+            self._jobs.end_steps(left)
+        except SlurmUnavailable:
+            raise
+        except SlurmError as e:  # Slurm also refuses if a step has ended by itself in the meantime
+            refused = f" ({e})"
         began = time.monotonic()
         while left and not self._stop.is_set() and time.monotonic() - began < STEPS_SECONDS:
             self._stop.wait(0.5)
@@ -132,7 +137,7 @@ class FabricRun:
         self._tell(f"run {self.plan.run}: job {self._job} found again{words}")
         if left and not self._stop.is_set():
             raise HostError(
-                f"{_count(len(left), 'step')} of the killed run cannot be ended: {left[0]}",
+                f"{_count(len(left), 'step')} of the killed run cannot be ended: {left[0]}{refused}",
                 hint=f"its job is cancelled; fairlead accept --fabric --resume {self.plan.run} goes on with another job",
             )
 

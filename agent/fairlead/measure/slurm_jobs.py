@@ -78,8 +78,14 @@ class AcceptanceJobs(Scontrol):
         self.ask(["scancel", f"--name={name}", f"--user={user()}"])
 
     def cancel_one(self, job: int, name: str) -> None:
-        """End one job, if it still has this name."""
-        self.ask(["scancel", f"--name={name}", f"--user={user()}", str(job)])
+        """End one job, if it still has this name. Raises SlurmError if the job cannot be ended, and SlurmUnavailable."""
+        try:
+            self.ask(["scancel", f"--name={name}", f"--user={user()}", str(job)])
+        except SlurmUnavailable:
+            raise
+        except SlurmError:  # scancel also calls a job invalid that has ended in the meantime, or that completes
+            if any(seen.id == job and not seen.ended and seen.state != "COMPLETING" for seen in self.seen(name)):
+                raise
 
     def accounted(self, job: int) -> str:
         """Return the state of a job in Slurm's accounting, or "" if there is no accounting or no such job in it."""
