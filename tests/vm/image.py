@@ -26,7 +26,7 @@ from msgspec import Struct
 from tests.lab.roots import LabError, isolated, lab_dir, locked, munge_key, need_room, say, ssh_key
 from tests.vm import accelerator
 from tests.vm.guest import Guest
-from tests.vm.mmdebstrap import EXCLUDED, mmdebstrap
+from tests.vm.mmdebstrap import EXCLUDED, mmdebstrap, need_mmdebstrap
 from tests.vm.qemu import Direct
 
 HERE = Path(__file__).resolve().parent
@@ -151,9 +151,9 @@ def _build(suite: str, folder: Path) -> None:
     for stale in folder.parent.glob(f".building-{suite}-*"):
         shutil.rmtree(stale)
     need_room(folder.parent, ROOM_BYTES)
-    for program, package in (("mmdebstrap", "mmdebstrap"), ("mkfs.ext4", "e2fsprogs")):
-        if shutil.which(program) is None:
-            raise LabError(f"{program} is not installed; run: apt-get install {package}")
+    need_mmdebstrap()
+    if shutil.which("mkfs.ext4") is None:
+        raise LabError("mkfs.ext4 is not installed; run: apt-get install e2fsprogs")
     building = folder.parent / f".building-{suite}-{os.getpid()}"
     building.mkdir()
     log = lab_dir() / f"vm-{suite}.log"

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
-from tests.lab.roots import mirror
+from tests.lab.roots import LabError, mirror
 
 #: What a compute node does not read.
 EXCLUDED = ("/usr/share/man/*", "/usr/share/locale/*", "/usr/share/doc/*")
+
+
+def need_mmdebstrap() -> None:
+    """Raise LabError if mmdebstrap is not installed."""
+    if shutil.which("mmdebstrap") is None:
+        raise LabError("mmdebstrap is not installed; run: apt-get install mmdebstrap")
 
 
 def mmdebstrap(suite: str, folder: Path, packages: tuple[str, ...], variant: str = "minbase") -> list[str]:

@@ -107,10 +107,7 @@ def test_a_kvm_that_does_not_boot_the_kernel_is_told_in_one_line(
     monkeypatch.setattr(accelerator, "KVM", tmp_path)
     monkeypatch.setattr(accelerator, "CPUINFO", tmp_path / "cpuinfo")
     (tmp_path / "cpuinfo").write_text(f"flags\t\t: fpu {flag} sse2\n")
-    broken = tmp_path / "qemu"
-    broken.write_text(f"#!/bin/sh\n{script}\n")
-    broken.chmod(0o755)
-    told = accelerator.obstacle(tmp_path, program=str(broken))
+    told = accelerator.obstacle(tmp_path, program=executable(tmp_path / "qemu", script))
     assert told.endswith(said) and "\n" not in told
 
 
@@ -134,21 +131,95 @@ def test_a_qemu_that_is_named_and_not_there_is_refused_and_nothing_is_unpacked(
     assert not cache.exists()
 
 
+def executable(path: Path, script: str) -> str:
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
 def test_a_qemu_that_is_named_is_used(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "qemu"
-    program.write_text("#!/bin/sh\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("FAIRLEAD_VM_QEMU", str(program))
-    assert emulator.qemu() == str(program)
+    program = executable(tmp_path / "qemu", "echo QEMU emulator version 11.1.0")
+    monkeypatch.setenv("FAIRLEAD_VM_QEMU", program)
+    assert emulator.qemu() == program
     assert not cache.exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("echo 'libspice.so.1: cannot open shared object file' >&2; exit 127", "libspice.so.1: cannot open shared object file"),
+        ("kill -SEGV $$", "signal 11"),
+        ("echo something else", "something else"),
+    ],
+)
+def test_a_named_qemu_that_does_not_start_is_one_line_with_the_next_step(
+    script: str, said: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = executable(tmp_path / "qemu", script)
+    monkeypatch.setenv("FAIRLEAD_VM_QEMU", program)
+    with pytest.raises(LabError) as told:
+        emulator.qemu()
+    assert str(told.value) == (
+        f"FAIRLEAD_VM_QEMU={program}: it does not start: {said}; name another program, or unset the variable"
+    )
+    assert not cache.exists()
+
+
+#: Stands in for mmdebstrap(1), whose argument that ends in /root is the folder to fill.
+UNPACKER = """
+for word; do case $word in */root) root=$word ;; esac; done
+mkdir -p $root/lib64 $root/usr/bin $root/usr/lib/x86_64-linux-gnu
+cp -L /lib64/ld-linux-x86-64.so.2 $root/lib64/
+cp -L /lib/x86_64-linux-gnu/libc.so.6 $root/usr/lib/x86_64-linux-gnu/
+cp -L {program} $root/usr/bin/qemu-system-x86_64
+echo unpacked >>{log}
+"""
+
+
+@pytest.fixture
+def unpacked(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The log of the unpackings. What is unpacked prints its arguments, and so the word QEMU."""
+    tools = tmp_path / "QEMU"
+    tools.mkdir()
+    executable(tools / "mmdebstrap", UNPACKER.format(program="/bin/echo", log=tools / "log"))
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    monkeypatch.setenv("FAIRLEAD_LAB_DIR", str(tools / "cache"))
+    return tools / "log"
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    "harm", ["rm $root/usr/lib/x86_64-linux-gnu/libc.so.6", "echo >>$root/usr/bin/qemu-system-x86_64", "rm $root/../unpacked"]
+)
+def test_a_damaged_qemu_is_unpacked_again_and_an_intact_one_is_not(unpacked: Path, harm: str) -> None:
+    program = emulator.qemu()
+    assert emulator.qemu() == program and unpacked.read_text() == "unpacked\n"
+    subprocess.run(["/bin/sh", "-c", harm], env={"root": f"{Path(program).parent}/root"}, check=True)
+    assert emulator.qemu() == program and unpacked.read_text() == "unpacked\n" * 2
+    assert emulator.qemu() == program and unpacked.read_text() == "unpacked\n" * 2
+
+
+@pytest.mark.root
+def test_an_unpacked_qemu_that_does_not_start_is_one_line_with_the_next_step(unpacked: Path) -> None:
+    executable(unpacked.parent / "mmdebstrap", UNPACKER.format(program="/bin/false", log=unpacked))
+    with pytest.raises(
+        LabError, match=r"^\S+/qemu: it does not start: exit status 1; name another QEMU: FAIRLEAD_VM_QEMU=PROGRAM$"
+    ):
+        emulator.qemu()
+
+
+@pytest.mark.root
+def test_without_mmdebstrap_one_line_says_what_to_install(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(LabError, match=r"^mmdebstrap is not installed; run: apt-get install mmdebstrap$"):
+        emulator.qemu()
+    assert not list(cache.rglob("qemu*"))
 
 
 @pytest.mark.root
 def test_a_qemu_that_does_not_start_is_told_in_its_own_words_and_leaves_nothing(tmp_path: Path) -> None:
-    broken = tmp_path / "qemu"
-    broken.write_text("#!/bin/sh\necho 'symbol lookup error: undefined symbol: spice' >&2\nexit 127\n")
-    broken.chmod(0o755)
-    guest = Guest("trixie", tmp_path / "disk.img", "kvm", program=str(broken))
+    broken = executable(tmp_path / "qemu", "echo 'symbol lookup error: undefined symbol: spice' >&2; exit 127")
+    guest = Guest("trixie", tmp_path / "disk.img", "kvm", program=broken)
     with pytest.raises(LabError) as told:
         guest.up()
     assert "symbol lookup error: undefined symbol: spice; try FAIRLEAD_VM_ACCEL=tcg, or another QEMU" in str(told.value)
