@@ -112,6 +112,10 @@ class NoSlurmConf(SlurmUnavailable):
     """Slurm's commands found no slurm.conf and did not reach slurmctld. slurmd fetches the file when it starts."""
 
 
+class NoSuchJob(SlurmError):
+    """slurmctld does not have the job: it has forgotten it (MinJobAge), or there never was one."""
+
+
 class ProvisionError(FairleadError):
     exit_code = ExitCode.UNAVAILABLE
 

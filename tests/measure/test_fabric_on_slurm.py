@@ -20,6 +20,7 @@ from fairlead.cli.machine_tree import recorded_nvml
 from fairlead.config import encode_document, profile_document
 from fairlead.host.gather import gather
 from fairlead.host.root import Root
+from fairlead.measure.fabric_jobs import FabricJobs
 from fairlead.topology.binding.published_files import render_topology
 from tests import printed_json
 from tests.lab.ledger import own_name
@@ -240,6 +241,13 @@ def test_a_resumed_run_goes_on_if_its_old_steps_end_by_themselves(quick: FabricL
     assert code == 0 and "12 pass" in out, out + err
 
 
+def test_a_job_that_slurmctld_has_forgotten_is_no_error(lab: FabricLab) -> None:
+    """slurmctld forgets an ended job after MinJobAge, which some sites have at a few seconds."""
+    jobs = FabricJobs(conf="/etc/slurm/slurm.conf", bin_dir=str(lab.slurm.bin))
+    assert jobs.state(99999) is None
+    assert jobs.steps(99999, "fairlead-fabric-1") == []
+
+
 def test_ctrl_c_ends_the_steps_and_the_job(quick: FabricLab) -> None:
     for node in ("n1", "n2"):
         (quick.folder / "hang" / node).touch()
@@ -295,6 +303,32 @@ def test_a_job_that_somebody_cancels_accuses_nobody_and_the_run_goes_on(quick: F
     run = err.split("--resume ")[1].split()[0]
     code, out, err = quick.accept("--resume", run)
     assert code == 0 and "12 pass" in out, out + err
+
+
+def test_a_run_whose_cancelled_job_still_completes_gets_another_job(quick: FabricLab) -> None:
+    """A job that was cancelled completes until the epilog has ended on every node. No step starts in it any more."""
+    slurmd = quick.slurm.run(["/bin/cat", "/run/slurmd.n12.pid"]).stdout.strip()
+    process = quick.start(ALL)
+    assert process.stderr is not None and process.stdout is not None
+    with process.stderr, process.stdout:
+        run = next(line.split()[1].rstrip(":") for line in process.stderr if line.startswith("run "))
+        assert any("round 2 " in line for line in process.stderr)
+        process.kill()
+        process.wait(timeout=30)
+    quick.slurm.run(["/bin/kill", "-STOP", slurmd])
+    try:
+        quick.slurm.run(["/usr/bin/scancel", "--user=root"])
+        states = lambda: quick.slurm.run(["/usr/bin/squeue", "-h", "-o", "%T"]).stdout.split()  # noqa: E731
+        until(lambda: states() == ["COMPLETING"], "the job completes")
+        process = quick.start("--resume", run)
+        assert process.stderr is not None and process.stdout is not None
+        said = next(line for line in process.stderr if "waits" in line or "again" in line)
+        assert "waits" in said, said
+    finally:
+        quick.slurm.run(["/bin/kill", "-CONT", slurmd])
+    with process.stderr, process.stdout:
+        err, out = process.stderr.read(), process.stdout.read()
+    assert process.wait(timeout=60) == 0 and "12 pass" in out, out + err
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
-from fairlead.errors import SlurmError
+from fairlead.errors import NoSuchJob, SlurmError
 from fairlead.jobs.job_run import SACCT_COLUMNS, SQUEUE_COLUMNS, JobRun, kind_of, sacct_runs, squeue_runs, steps_of
 from fairlead.slurm.scontrol import Scontrol, rows
 
@@ -66,10 +66,8 @@ class Accounting:
         """Return the run of a job that has its nodes now, or those of the tasks of an array."""
         try:
             return self._queue(["-t", _HOLDING, "-j", job], [])
-        except SlurmError as e:
-            if "invalid job id" in str(e).lower():
-                return []
-            raise
+        except NoSuchJob:
+            return []
 
     def all_running(self, mistakes: list[str]) -> list[JobRun]:
         """Return the runs that have their nodes now."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fairlead.errors import SlurmError
+from fairlead.errors import NoSuchJob, SlurmError
 from fairlead.measure.slurm_jobs import AcceptanceJob, AcceptanceJobs, parse
 from fairlead.model.nodelist import fold
 from fairlead.slurm.scontrol import plain
@@ -26,18 +26,24 @@ class FabricJobs(AcceptanceJobs):
         return int(number)
 
     def holding(self, name: str) -> AcceptanceJob | None:
-        """Return the newest job of this name that has not ended, or None."""
-        left = [job for job in self.seen(name) if not job.ended]
+        """Return the newest job of this name that runs or waits, or None."""
+        left = [job for job in self.seen(name) if not job.over]
         return max(left, key=lambda job: job.id, default=None)
 
     def state(self, job: int) -> AcceptanceJob | None:
         """Return the job as slurmctld has it, or None if slurmctld has forgotten it."""
-        found = parse(self.ask(["squeue", "-h", "-a", "-t", "all", "-j", str(job), "-o", "%A|%T|%n|%j|%r"]))
+        try:
+            found = parse(self.ask(["squeue", "-h", "-a", "-t", "all", "-j", str(job), "-o", "%A|%T|%n|%j|%r"]))
+        except NoSuchJob:
+            return None
         return found[0] if found else None
 
     def steps(self, job: int, name: str) -> list[str]:
         """Return the steps of the run in the job that have not ended. Steps are found by the name of the run."""
-        said = self.ask(["squeue", "-h", "-s", "-j", str(job), "-o", "%i|%j"])
+        try:
+            said = self.ask(["squeue", "-h", "-s", "-j", str(job), "-o", "%i|%j"])
+        except NoSuchJob:
+            return []
         return [line.partition("|")[0] for line in said.splitlines() if line.partition("|")[2] == name]
 
     def end_steps(self, steps: Sequence[str]) -> None:

@@ -106,9 +106,9 @@ class FabricRun:
         began, reason = time.monotonic(), ""
         while not self._stop.is_set():
             job = self._jobs.state(self._job)
-            if job is not None and job.state not in WAITING and not job.ended:
+            if job is not None and job.state not in WAITING and not job.over:
                 return
-            if job is None or job.ended:
+            if job is None or job.over:
                 raise SlurmError(
                     f"job {self._job} has ended before it began: {ENDS.get(job.state if job else '', 'it was cancelled')}"
                 )

@@ -38,6 +38,11 @@ class AcceptanceJob(Struct, frozen=True, kw_only=True):
     def ended(self) -> bool:
         return self.state not in WAITING | RUNNING
 
+    @property
+    def over(self) -> bool:
+        """Whether the job has ended or completes. No step starts in a job that completes, and scancel refuses to end it."""
+        return self.ended or self.state == "COMPLETING"
+
 
 def user() -> str:
     """Return the caller's user name, or the user id if the user has no name."""
@@ -83,8 +88,8 @@ class AcceptanceJobs(Scontrol):
             self.ask(["scancel", f"--name={name}", f"--user={user()}", str(job)])
         except SlurmUnavailable:
             raise
-        except SlurmError:  # scancel also calls a job invalid that has ended in the meantime, or that completes
-            if any(seen.id == job and not seen.ended and seen.state != "COMPLETING" for seen in self.seen(name)):
+        except SlurmError:  # scancel also refuses if the job is over in the meantime
+            if any(seen.id == job and not seen.over for seen in self.seen(name)):
                 raise
 
     def accounted(self, job: int) -> str:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
-from fairlead.errors import NoSlurmConf, SlurmError, SlurmUnavailable
+from fairlead.errors import NoSlurmConf, NoSuchJob, SlurmError, SlurmUnavailable
 from fairlead.model.cpulist import cpus_in, parse_cpu_set
 from fairlead.model.nodelist import expand
 from fairlead.slurm import slurm_conf
@@ -50,6 +50,7 @@ NO_ANSWER = (
     "unable to resolve",
 )
 NO_CONF = "could not establish a configuration source"
+NO_JOB = "invalid job id"
 FIELDS = ("NodeList", "NodeHost", "StateComplete", "User", "Timestamp", "PartitionName", "Reason")
 _TOO_LATE = 124  # the exit status of our child process that was too late to start a write
 #: What `scontrol -d show job` says of the nodes of a job, and the GPUs in it.
@@ -246,7 +247,7 @@ def _refusal(command: Sequence[str], said: str) -> SlurmError:
         return NoSlurmConf(line, hint="a node without slurm.conf has one when slurmd runs (/run/slurm/conf)")
     if any(text in said.lower() for text in NO_ANSWER):
         return SlurmUnavailable(line, hint="is slurmctld up? scontrol ping")
-    return SlurmError(line)
+    return NoSuchJob(line) if NO_JOB in said.lower() else SlurmError(line)
 
 
 def parse_nodes(text: str, mark: str) -> tuple[NodeState, ...]:
