@@ -136,7 +136,7 @@ def test_a_running_job_of_somebody_else_is_named_to_operators_only(rack: Rack, j
         for user in (OPERATOR, ""):
             said = ask(login, user, str(running))
             assert (said.returncode, said.stdout) == (66, ""), said.stderr
-            assert f"job {running} is running, and only its own user can read a running job" in said.stderr
+            assert f"job {running} is in state RUNNING, and only its own user can read a running job" in said.stderr
         theirs, none = ask(login, STRANGER, str(running)), ask(login, STRANGER, "99999")
         assert (theirs.returncode, none.returncode) == (66, 66)
         assert theirs.stderr == none.stderr.replace("99999", str(running))

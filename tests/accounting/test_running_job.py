@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import time
 from collections.abc import Iterator
@@ -76,6 +77,27 @@ def test_each_node_of_a_running_job_is_read(running: Running) -> None:
     assert [record.node for record in found.records] == ["n1"] and found.denied == ("n2",)
     with pytest.raises(SlurmError):
         records_of(run, srun=str(running.bin / "srun"), program="/no/program", conf=conf, seconds=30.0)
+
+
+def test_a_job_that_completes_is_no_error_of_srun(
+    running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A job completes until the epilog has ended on every node, and no step starts in it any more."""
+    slurm, job = running.slurm, running.job
+    JobStore(str(tmp_path / "store"), write=True).close()
+    monkeypatch.setattr(os, "getuid", lambda: int(slurm.run(["/usr/bin/id", "-u", USER]).stdout))
+    words = ["job", str(job), "--bin-dir", str(running.bin), "--slurm-conf", "/etc/slurm/slurm.conf"]
+    slurmd = slurm.run(["/bin/cat", "/run/slurmd.n2.pid"]).stdout.strip()
+    slurm.run(["/bin/kill", "-STOP", slurmd])
+    try:
+        slurm.run(["/usr/bin/scancel", str(job)])
+        slurm.wait_job(job, "COMPLETING")
+        assert main([*words, "--store", str(tmp_path / "store")]) == 66
+    finally:
+        slurm.run(["/bin/kill", "-CONT", slurmd])
+    err = capsys.readouterr().err
+    assert err.startswith(f"fairlead job: job {job} is in state COMPLETING, and no step starts in it any more"), err
+    assert "a minute or two after its end" in err and "srun" not in err
 
 
 def test_a_running_job_is_reported_with_the_options_of_the_site(

@@ -87,10 +87,12 @@ def run(args: argparse.Namespace) -> ExitCode:
     if not reports:
         if trouble is not None:
             raise trouble
-        if answer.operator and question.kind == "job" and _runs_now(args, question.word):
+        if question.kind == "job" and (state := _state_now(args, question.word, operator=answer.operator)):
+            why = "only its own user can read a running job"
+            if state == "COMPLETING":
+                why = "no step starts in it any more that could read its values"
             raise InputMissing(
-                f"job {question.word} is running, and only its own user can read a running job",
-                hint="its report is there a minute or two after its end",
+                f"job {question.word} is in state {state}, and {why}", hint="its report is there a minute or two after its end"
             )
         raise InputMissing(_nothing(question), hint="a job that has just ended is there a minute or two later")
     return _print(args, question, answer, reports)
@@ -249,6 +251,8 @@ def _running(args: argparse.Namespace, job: str, options: ReportOptions | str) -
         return []
     reports = []
     for run in runs[:1]:
+        if run.state == "COMPLETING":
+            continue
         srun, conf = f"{args.bin_dir}/srun", client.conf_path()
         in_all: dict[str, int] = {}
         asking = Thread(target=_ask_gpus, args=(in_all, set(run.nodes) if run.gpus else set(), client), daemon=True)
@@ -256,9 +260,9 @@ def _running(args: argparse.Namespace, job: str, options: ReportOptions | str) -
         try:
             found = records_of(run, srun=srun, program=PROGRAM, conf=conf, seconds=args.timeout)
         except SlurmError:
-            if os.getuid() == run.uid:
+            if os.getuid() == run.uid and _state_now(args, job, operator=False) == run.state:
                 raise
-            continue  # not even root may start a step in a job of somebody else
+            continue  # it has just ended; and not even root may start a step in a job of somebody else
         asking.join()
         report = merged(run, found.records, time.time())[0]
         if isinstance(options, str):
@@ -272,13 +276,15 @@ def _running(args: argparse.Namespace, job: str, options: ReportOptions | str) -
     return reports
 
 
-def _runs_now(args: argparse.Namespace, job: str) -> bool:
+def _state_now(args: argparse.Namespace, job: str, *, operator: bool) -> str:
+    """Return the state of a job that has its nodes now, or "" if there is none that the caller may see."""
     from fairlead.controller.accounting import Accounting
 
     try:
-        return bool(Accounting(_client(args)).running(job))
+        runs = Accounting(_client(args)).running(job)
     except SlurmError:
-        return False
+        return ""
+    return next((run.state for run in runs if operator or os.getuid() in (0, run.uid)), "")
 
 
 def _ask_gpus(found: dict[str, int], nodes: set[str], client: Scontrol) -> None:
