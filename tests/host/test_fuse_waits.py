@@ -98,9 +98,13 @@ def waiting(keeper: int, path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process of the user's that asks the user's FUSE mount for something, and is asleep."""
     command = ["nsenter", "--mount", f"--target={keeper}", f"--setuid={USER}", f"--setgid={USER}", "stat", f"{path}/x"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as child:
-        assert until(lambda: Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] == "D")
-        yield child
-        child.kill()
+        try:
+            # a process that still loads its program may be in state D too
+            assert until(lambda: "fuse_" in Path(f"/proc/{child.pid}/stack").read_text())
+            assert until(lambda: Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] == "D")
+            yield child
+        finally:
+            child.kill()
 
 
 @pytest.fixture
