@@ -250,6 +250,7 @@ exec {bin}/scancel "$@"
 """
 
 
+@pytest.mark.release("trixie")
 def test_a_job_that_ends_while_it_is_cancelled_stops_no_other(site: Site) -> None:
     """Slurm calls a job that has ended an invalid job id. The other nodes of the run are measured all the same."""
     site.slurm.submit(SLEEP, "-wn1", "--exclusive", user="")
