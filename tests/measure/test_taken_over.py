@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 import sys
 import time
@@ -14,8 +15,8 @@ import pytest
 
 from fairlead.cli import main
 from fairlead.config.accept_options import AcceptOptions
-from fairlead.errors import UsageError
-from fairlead.measure import fabric_plan
+from fairlead.errors import HostError, UsageError
+from fairlead.measure import fabric_plan, results_store
 from fairlead.measure.acceptance_run import alive
 from fairlead.measure.fabric_store import FabricStore
 from fairlead.measure.pairs.fabric_verdict import PairLimits
@@ -83,6 +84,19 @@ def test_a_run_that_was_resumed_is_not_resumed_by_another_process(tmp_path: Path
     assert f"run {run} is still at work (process {process.pid} on {HOST})" in capsys.readouterr().err
 
 
+def test_a_run_is_shown_while_another_program_writes_to_the_store(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To show a run, no table has to be made. So no lock is waited for, and a file on a read-only file system can be read."""
+    path = tmp_path / "accept.sqlite"
+    run = fabric_run(path)
+    monkeypatch.setattr(results_store, "BUSY_SECONDS", 0.1)
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert main(["accept", "--fabric", "--show", run, "--store", str(path)]) == 3
+    assert f"run {run} of root; it has not ended" in capsys.readouterr().out
+
+
 def test_of_two_that_resume_a_run_at_once_one_goes_on(tmp_path: Path) -> None:
     """Both have read that the process of the run is gone."""
     path = tmp_path / "accept.sqlite"
@@ -101,3 +115,14 @@ def test_of_two_that_resume_a_run_at_once_one_goes_on(tmp_path: Path) -> None:
             store.taken_over("alone", 2, HOST)
         store.taken_over("alone", 1, HOST)
         assert store.read("SELECT pid FROM run") == [(os.getpid(),)]
+
+
+def test_a_store_that_stays_locked_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "accept.sqlite"
+    run = fabric_run(path)
+    monkeypatch.setattr(results_store, "BUSY_SECONDS", 0.1)
+    with closing(sqlite3.connect(path, isolation_level=None)) as other, closing(ResultStore(str(path))) as store:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(HostError, match="database is locked") as caught:
+            FabricStore(store).ended(run)
+        assert "another program has locked it: fuser " in caught.value.hint

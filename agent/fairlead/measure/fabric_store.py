@@ -58,8 +58,11 @@ class FabricStore:
     """Reads and writes the tables of runs over the fabric. Every method may raise HostError with a message of one line."""
 
     def __init__(self, store: ResultStore, *, make: bool = True) -> None:
+        """Make the tables if they are missing. A file that has them is only read, so that it may be locked or read-only. With
+        ``make`` false, a file without the tables of ``results_store`` is left as it is."""
         self.store = store
-        if make or store.read("SELECT 1 FROM sqlite_master WHERE name = 'node'"):
+        there = {name for (name,) in store.read("SELECT name FROM sqlite_master")}
+        if not {"fabric_run", "pair", "gone_node", "port"} <= there and (make or "node" in there):
             store.write(*((statement, [()]) for statement in _TABLES))
 
     def begin(self, plan: FabricPlan, *, user: str, fairlead: str) -> None:
