@@ -61,6 +61,9 @@ class StandIn(FabricJobs):
             self.silent_from = 1000
         return AcceptanceJob(id=job, name="", node="", state="RUNNING")
 
+    def suspensions(self, job: int) -> str | None:
+        return ""
+
     def holding(self, name: str) -> AcceptanceJob | None:
         return self.state(7)
 
