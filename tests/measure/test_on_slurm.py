@@ -514,3 +514,16 @@ def test_commands_of_slurm_that_fail_now_and_then_end_no_run(site: Site) -> None
     assert nodes["n2"]["outcome"] == "pass" and "waiting for slurmctld: squeue: " in err, err
     assert "cannot be cancelled yet: scancel: " in err, err
     assert len(site.jobs()) == 1, "the one that was there before"
+
+
+def test_a_run_that_was_killed_before_it_noted_a_job_finds_its_output(site: Site) -> None:
+    """SIGKILL came after sbatch, and slurmctld has forgotten the job since (MinJobAge)."""
+    assert site.accept("n1", QUICK)[0] == 0
+    with contextlib.closing(sqlite3.connect(site.folder / "accept.sqlite")) as store:
+        ((run,),) = store.execute("SELECT run FROM run").fetchall()
+        for statement in ("UPDATE run SET ended = NULL, pid = 4194305", "DELETE FROM result", "DELETE FROM figure"):
+            store.execute(statement)
+        store.execute("UPDATE node SET job = NULL, why = 'not measured', outcome = 'unknown'")
+        store.commit()
+    code, out, err = site.accept("--resume", run, "--bin-dir", str(in_place_of(site, "squeue", "#!/bin/sh\n")))
+    assert code == 0 and "n1: pass" in out, out + err

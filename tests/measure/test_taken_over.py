@@ -68,6 +68,9 @@ def test_the_process_that_resumed_a_run_is_known(other: subprocess.Popen[bytes])
     assert not alive(other.pid, HOST, LONG_AGO, "ba9876543210"), "another process got this number"
     assert alive(os.getpid(), HOST, time.time(), "ba9876543210") and alive(1, "elsewhere", LONG_AGO, "ba9876543210")
     other.kill()
+    stat = Path(f"/proc/{other.pid}/stat")
+    until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z", "it has ended, and nobody has asked for its exit status")
+    assert not alive(other.pid, HOST, time.time(), "0123456789ab")
     other.wait()
     assert not alive(other.pid, HOST, LONG_AGO, "0123456789ab")
 

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from fairlead.errors import HostError, SlurmError, SlurmUnavailable
+from fairlead.errors import HostError, SlurmError, SlurmUnavailable, next_step
 from fairlead.measure import job_output
 from fairlead.measure.acceptance_plan import AcceptancePlan, PlannedNode, gpu_kind
 from fairlead.measure.job_script import ToolStep
@@ -195,7 +195,8 @@ class AcceptanceRun:
             with open(os.open(path, flags, 0o644), "w", encoding="utf-8") as file:
                 file.write(text)
         except OSError as e:
-            raise HostError(f"{path}: {e.strerror}", hint="--folder names a folder that this host and the nodes share") from None
+            hint = next_step(e) or "--folder names a folder that this host and the nodes share"
+            raise HostError(f"{path}: {e.strerror}", hint=hint) from None
 
     def _find(self) -> None:
         """Resume a run that was killed. Nodes that were measured are left alone, and the job of each other node is searched."""
@@ -209,7 +210,7 @@ class AcceptanceRun:
                 continue
             progress.job, progress.since = job or (there[node].id if node in there else None), time.monotonic()
             self._store.submitted(self.plan.run, node, progress.target.class_name, progress.job)
-            if progress.job is None:
+            if progress.job is None and not self._report(progress).node:  # else it was submitted, and slurmctld has forgotten it
                 self._close(progress, "the run ended before its job was submitted")
         self._tell(f"run {self.plan.run}: {len(self._open())} jobs found again")
 
@@ -300,7 +301,7 @@ class AcceptanceRun:
                 if progress.missing < 3:
                     return
             progress.ended = now
-            accounted = self._jobs.accounted(progress.job or 0) if job is None else (job.state, job.used_seconds)
+            accounted = self._jobs.accounted(progress.job) if job is None else (job.state, job.used_seconds)
             progress.state, progress.used = accounted
         read = self._report(progress)
         if read.done or read.cut or now - progress.ended > (LATE_SECONDS if progress.state in ("COMPLETED", "") else 2.0):
@@ -426,7 +427,10 @@ def alive(pid: int, host: str, began: float, run: str) -> bool:
         return True
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            ticks = int(file.read().rpartition(b")")[2].split()[19])
+            words = file.read().rpartition(b")")[2].split()
+        if words[0] in (b"Z", b"X"):  # it was killed, and its parent has not asked for its exit status
+            return False
+        ticks = int(words[19])
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             if run.encode() in file.read(ARGUMENTS_MAX):
                 return True

@@ -81,14 +81,15 @@ class FabricRun:
                     self._rounds()
             except SlurmUnavailable as e:
                 if not self._stop.is_set():
-                    hint = f"the job goes on: fairlead accept --fabric --resume {self.plan.run}"
+                    goes_on = "the job goes on" if self._job else "its job goes on if slurmctld has taken it"
+                    hint = f"{goes_on}: fairlead accept --fabric --resume {self.plan.run}"
                     raise SlurmUnavailable(str(e), hint=hint) from None
             except BaseException:
                 self._cancel()
                 raise
             self._cancel()
             if self._stop.is_set():
-                raise KeyboardInterrupt
+                raise KeyboardInterrupt(f"fairlead accept --fabric --resume {self.plan.run}")
             self._store.ended(self.plan.run)
 
     def _cancel(self) -> None:
@@ -127,14 +128,19 @@ class FabricRun:
             self._end_steps()
 
     def _submit(self) -> None:
-        """Submit the job. A node that starts no job is left out, because all others would wait for it."""
+        """Submit the job. A node that starts no job is left out, because all others would wait for it. If it is down and has
+        taken part, it may have spoiled figures, as each node that goes down in the run."""
         plan = self.plan
-        left_out = self._resting()
-        self._store.left_out(plan.run, left_out)
-        for node, why in left_out.items():
-            self._tell(f"{node}: left out: {why}")
+        resting = self._resting()
+        taken_part = {node for v in self._store.load(plan.run).values for node in v.pair}
+        down = {node for node, (states, _) in resting.items() if "DOWN" in states and node in taken_part}
+        self._store.left_out(plan.run, {node: why for node, (_, why) in resting.items() if node not in down})
+        for node, (_, why) in resting.items():
+            if node in down:
+                self._store.gone(plan.run, node, why)
+            self._tell(f"{node}: {'' if node in down else 'left out: '}{why}")
         gone = self._store.load(plan.run).gone
-        nodes = [node for node in plan.nodes if node not in gone and node not in left_out]
+        nodes = [node for node in plan.nodes if node not in gone and node not in resting]
         if len(nodes) < 2:
             raise HostError(
                 f"{len(nodes)} of {len(plan.nodes)} nodes can start a job, and a pair needs two",
@@ -144,12 +150,18 @@ class FabricRun:
         self._store.job(plan.run, self._job)
         self._tell(f"run {plan.run}: job {self._job} keeps {len(nodes)} nodes, {plan.minutes} min at most")
 
-    def _resting(self) -> dict[str, str]:
-        """Return the nodes of the run that start no job, and why."""
+    def _resting(self) -> dict[str, tuple[Set[str], str]]:
+        """Return the nodes of the run that start no job, with their states, and why."""
         nodes = [node for node in self.plan.nodes if node not in self._store.load(self.plan.run).gone]
         states = {state.name: state for state in self._asked(lambda: self._jobs.nodes(nodes))}
-        why = {node: blocked(states[node]) if node in states else "not in any partition" for node in nodes}
-        return {node: f"slurmctld has it {words}, and it starts no job" for node, words in why.items() if words}
+        found: dict[str, tuple[Set[str], str]] = {}
+        for node in nodes:
+            state = states.get(node)
+            if state is None:
+                found[node] = frozenset(), "slurmctld has no such node in any partition"
+            elif words := blocked(state):
+                found[node] = state.states, f"slurmctld has it {words}, and it starts no job"
+        return found
 
     def _wait_until_running(self) -> None:
         """Wait until the job runs. If it waits for a node that starts no job any more, submit one without it in its place."""
@@ -162,7 +174,7 @@ class FabricRun:
             if job.state not in WAITING | SUSPENDED:
                 return
             why = "is suspended" if job.state in SUSPENDED else f"waits: {one_line(job.reason or job.state, WHY_MAX)}"
-            if why != said:
+            if why != said and (job.reason or job.state != "PENDING"):
                 said = why
                 self._tell(f"job {self._job} {why}")
             if time.monotonic() - began > plan.max_wait_seconds:

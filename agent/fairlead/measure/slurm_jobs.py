@@ -117,9 +117,11 @@ class AcceptanceJobs(Scontrol):
         except SlurmError:
             return True
 
-    def accounted(self, job: int) -> tuple[str, int | None]:
+    def accounted(self, job: int | None) -> tuple[str, int | None]:
         """Return the state in which a job ended and how many seconds it ran, by Slurm's accounting. Return ("", None) if there is
         no accounting, no such job in it, or if it does not know of the job's end yet."""
+        if job is None:
+            return "", None
         try:
             said = self.ask(["sacct", "-X", "-n", "-P", "-j", str(job), "-o", "State,ElapsedRaw"])
         except SlurmError:
