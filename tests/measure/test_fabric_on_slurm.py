@@ -10,6 +10,7 @@ import shutil
 import signal
 import sqlite3
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -256,7 +257,7 @@ def test_ctrl_c_ends_the_steps_and_the_job(quick: FabricLab) -> None:
     until(lambda: len(steps()) > 1, "steps run")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
-    assert process.returncode == 130, out + err
+    assert process.returncode == 130 and "next: run it again: fairlead accept --fabric --resume " in err, out + err
     until(lambda: quick.jobs() == [], "no job is left")
     code, out, _ = quick.accept("--show")
     assert code == 3 and "it has not ended" in out
@@ -329,6 +330,116 @@ def test_a_run_whose_cancelled_job_still_completes_gets_another_job(quick: Fabri
     with process.stderr, process.stdout:
         err, out = process.stderr.read(), process.stdout.read()
     assert process.wait(timeout=60) == 0 and "12 pass" in out, out + err
+
+
+FAILS = """#!/bin/sh
+# Fails at each second call, as while somebody upgrades Slurm's commands.
+if [ -e {folder}/failed-$0 ]; then rm {folder}/failed-$0; exec {bin}/"${{0##*/}}" "$@"; fi
+mkdir -p {folder}/failed-$0 && rmdir {folder}/failed-$0 && touch {folder}/failed-$0
+echo "${{0##*/}}: error: Unspecified error" >&2
+exit 1
+"""
+
+
+@pytest.mark.slow
+def test_commands_of_slurm_that_fail_now_and_then_end_no_run(quick: FabricLab) -> None:
+    """squeue and scontrol fail at each second call, while the job waits, in the rounds, and in the run that goes on."""
+    (quick.folder / "cut/n9").touch()  # its pairs have no figure, so that the node is asked whether it is there
+    often = quick.folder / "often"
+    often.mkdir()
+    for tool in ("sbatch", "srun", "sinfo", "scancel"):
+        (often / tool).symlink_to(quick.slurm.bin / tool)
+    for tool in ("squeue", "scontrol"):
+        (often / tool).write_text(FAILS.format(bin=quick.slurm.bin, folder=quick.folder))
+        (often / tool).chmod(0o755)
+    process = quick.start(ALL, "--bin-dir", str(often))
+    assert process.stderr is not None and process.stdout is not None
+    with process.stderr, process.stdout:
+        run = next(line.split()[1].rstrip(":") for line in process.stderr if line.startswith("run "))
+        assert any("round 2 " in line for line in process.stderr)
+        process.kill()
+        process.wait(timeout=30)
+    code, out, err = quick.accept("--resume", run, "--bin-dir", str(often))
+    assert code == 0 and "12 pass" in out and "waiting for slurmctld: squeue" in err, out + err
+    assert "went down" not in out + err, out + err
+
+
+def test_a_job_that_is_suspended_accuses_nobody_and_the_run_goes_on(quick: FabricLab) -> None:
+    """All pairs of round 2 stand still beyond their deadline. They are measured again, and none of them hung."""
+    quick.write(tool=f"sleep 2; {quick.folder}/bin/quick", seconds=5)
+    process = quick.start(ALL, "--json")
+    assert process.stderr is not None and process.stdout is not None
+    with process.stderr, process.stdout:
+        assert any("round 2 " in line for line in process.stderr)
+        time.sleep(1)  # the steps may have begun or not
+        (job,) = quick.jobs()
+        quick.slurm.scontrol("suspend", job)
+        time.sleep(8)
+        quick.slurm.scontrol("resume", job)
+        err, out = process.stderr.read(), process.stdout.read()
+    assert process.wait(timeout=60) == 0 and f"job {job} was suspended: its pairs are measured again" in err, out + err
+    data = printed_json.hold("accept", out)
+    assert all(pair["gbps"] for pair in data["pairs"]), reported(data)
+    until(lambda: quick.jobs() == [], "its job is gone")
+
+
+@pytest.mark.slow
+def test_a_job_that_stays_suspended_is_no_job_that_has_ended(quick: FabricLab) -> None:
+    """No step starts in it. So nobody knows whether its nodes are gone."""
+    (quick.folder / "hang/n1").touch()
+    process = quick.start(ALL, "--max-wait=5")
+    assert process.stderr is not None and process.stdout is not None
+    until((quick.folder / "hang/n1").read_text, "the step of n1 hangs")
+    quick.slurm.scontrol("suspend", *quick.jobs())
+    (quick.folder / "hang/n1").unlink()
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 69 and "did not run in 5 s (is suspended); it is cancelled" in err, out + err
+    assert "has ended" not in err and "went down" not in err
+    until(lambda: quick.jobs() == [], "its job is gone")
+    code, out, err = quick.accept("--resume", err.split("--resume ")[1].split()[0])
+    assert code == 0 and "12 pass" in out, out + err
+
+
+def test_a_node_that_starts_no_job_is_left_out_and_keeps_no_other_waiting(quick: FabricLab) -> None:
+    """n12 is drained before the run. n5 is drained when the run was killed, and n2 while the next job of the run waits. n3 has
+    taken part and is down, so that it may have spoiled figures."""
+    drained = lambda node: quick.slurm.scontrol("update", f"nodename={node}", "state=drain", "reason=riser swap")  # noqa: E731
+    drained("n12")
+    try:
+        process = quick.start(ALL)
+        assert process.stderr is not None and process.stdout is not None
+        with process.stderr, process.stdout:
+            first = process.stderr.readline()
+            assert "n12: left out: slurmctld has it DRAIN (riser swap), and it starts no job" in first, first
+            run = next(line.split()[1].rstrip(":") for line in process.stderr if line.startswith("run "))
+            assert any("round 2 " in line for line in process.stderr)
+            process.kill()
+            process.wait(timeout=30)
+        quick.slurm.run(["/usr/bin/scancel", "--user=root"])
+        until(lambda: quick.jobs() == [], "its job is gone")
+        drained("n5")
+        quick.slurm.scontrol("update", "nodename=n3", "state=down", "reason=pulled")
+        other = quick.slurm.submit("#!/bin/sh\nexec sleep 300\n", "-wn1", "--exclusive", user="")
+        process = quick.start("--resume", run)
+        assert process.stderr is not None and process.stdout is not None
+        with process.stderr, process.stdout:
+            assert any("waits" in line for line in process.stderr)
+            drained("n2")
+            assert any("n2: left out" in line for line in process.stderr)
+            quick.slurm.run(["/usr/bin/scancel", str(other)])
+            err, out = process.stderr.read(), process.stdout.read()
+        assert process.wait(timeout=60) == 3 and "n3: unknown: it went down in the run: slurmctld has it DOWN (pulled)" in out, (
+            out + err
+        )
+        assert "note: n5 was left out: slurmctld has it DRAIN (riser swap), and it starts no job" in out, out
+        named, data = quick.guilty("--show", run)
+        outcomes = {node["node"]: node["outcome"] for node in data["nodes"]}
+        assert named == {("gone", "n3")} and set(data["left_out"]) == {"n2", "n5", "n12"}, reported(data)
+        assert all(outcome == "pass" for node, outcome in outcomes.items() if node not in ("n2", "n3", "n5")), outcomes
+    finally:
+        for node in ("n12", "n5", "n3", "n2"):
+            quick.slurm.scontrol("update", f"nodename={node}", "state=resume", check=False)
+    until(lambda: quick.jobs() == [], "its job is gone")
 
 
 @pytest.mark.slow

@@ -21,9 +21,10 @@ from fairlead.measure.fabric_run import FabricRun
 from fairlead.measure.fabric_store import FabricRecord, FabricStore
 from fairlead.measure.pairs.fabric_verdict import PairLimits
 from fairlead.measure.pairs.pair_judgement import judge
-from fairlead.measure.pairs.pair_table import unknown_leaves
+from fairlead.measure.pairs.pair_table import PairValue, unknown_leaves
 from fairlead.measure.results_store import ResultStore
 from fairlead.measure.slurm_jobs import AcceptanceJob
+from fairlead.measure.step_output import StepOutput
 from fairlead.slurm.client import NodeState
 from tests.measure.fabric_lab import passes
 from tests.measure.test_pair_judgement import named
@@ -60,6 +61,9 @@ class StandIn(FabricJobs):
         if self.begun >= self.silent_from and not self.dead and not self.unknown:
             self.silent_from = 1000
         return AcceptanceJob(id=job, name="", node="", state="RUNNING")
+
+    def suspensions(self, job: int) -> str | None:
+        return ""
 
     def holding(self, name: str) -> AcceptanceJob | None:
         return self.state(7)
@@ -176,3 +180,16 @@ def test_nodes_of_two_kinds_are_no_pairs(
     assert main([*words, "--expect", "20"]) == 0, "a person has said what each pair must reach"
     passes(path, NODES[4:], kind="8 x NVIDIA H100 80GB HBM3")
     assert main(words) == 0
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_step_that_did_not_start_in_time_did_not_hang(tmp_path: Path, begun: bool) -> None:
+    """slurmctld gives no answer, or is overloaded: srun asks again until its deadline. That says nothing about the nodes."""
+    plan = measured(StandIn(), tmp_path).plan
+    said = f"{plan.begun}\n" if begun else "srun: Job step creation temporarily disabled, retrying (Socket timed out)\n"
+    output = StepOutput(err=said.encode(), status=143, seconds=99.0, late=True)
+    with closing(ResultStore(str(tmp_path / "accept.sqlite"))) as store:
+        run = FabricRun(plan, StandIn(), FabricStore(store), lambda line: None)
+        value = run._value(PairValue(round=1, node_a="n1", node_b="n2"), output)
+    assert value.failed is begun and value.gbps is None
+    assert value.why.startswith("hung" if begun else "the step did not start: srun: Job step creation temporarily"), value.why

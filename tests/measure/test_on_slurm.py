@@ -9,12 +9,13 @@ import signal
 import sqlite3
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
 from fairlead.errors import HostError
 from fairlead.measure import acceptance_plan
-from fairlead.measure.acceptance_run import AcceptanceRun
+from fairlead.measure.acceptance_run import NODES_SECONDS, AcceptanceRun
 from fairlead.measure.results_store import ResultStore
 from fairlead.measure.slurm_jobs import AcceptanceJobs
 from tests import printed_json
@@ -384,3 +385,146 @@ def test_bad_input_is_one_line(site: Site) -> None:
     got, _, err = site.accept("n1")
     assert got == 78 and "site.toml: accept.commands: no tool 'linpack'" in err
     assert site.jobs() == []
+
+
+# -- what others do to its jobs meanwhile ---------------------------------------------------------
+
+
+def running(site: Site, node: str) -> str:
+    """The job that runs on the node."""
+    return site.slurm.run(["/usr/bin/squeue", "-h", "-t", "R", "-w", node, "-o", "%A"]).stdout.strip()
+
+
+def test_a_job_that_is_suspended_or_ended_early_accuses_no_node(site: Site) -> None:
+    """The tool of n1 stands still beyond its deadline. Slurm ends the job of n2 before its time limit, as at the end of a
+    reservation, while its tool runs."""
+    slow = f"all_reduce = 'touch {site.folder}/$SLURMD_NODENAME; sleep 2; all_reduce_perf -b 1G -e 16G -f 2 -g 8'"
+    site.write(accept=f"[accept.commands]\n{slow}\n[accept.seconds]\nall_reduce = 6")
+    site.mode("n2", "all_reduce_perf", "hang")
+    site.write(accept=f"[accept.commands]\n{slow}\n[accept.seconds]\nall_reduce = 60")
+    second = site.start("n2", QUICK, "--json", f"--store={site.folder}/second.sqlite")
+    site.until(lambda: site.wrote("n2", "2147483648"), "n2 hangs")
+    site.slurm.scontrol("update", f"jobid={running(site, 'n2')}", "EndTime=now")
+    site.write(accept=f"[accept.commands]\n{slow}\n[accept.seconds]\nall_reduce = 6")
+    first = site.start("n1", QUICK, "--json")
+    site.until((site.folder / "n1").exists, "the tool of n1 runs")
+    job = running(site, "n1")
+    site.slurm.scontrol("suspend", job)
+    assert first.stderr is not None
+    assert any("is suspended" in line for line in first.stderr)
+    time.sleep(8)
+    site.slurm.scontrol("resume", job)
+    for process, says in ((first, "suspended while it ran"), (second, "Slurm ended the job early")):
+        out, err = process.communicate(timeout=120)
+        (found,) = printed_json.hold("accept", out)["nodes"]
+        assert process.returncode == 3 and found["outcome"] == "unknown" and says in whys(found), out + err
+
+
+SUBMITS_LATE = """#!/bin/sh
+# Says that it was called, and asks slurmctld only when the test lets it.
+touch {folder}/asked
+while [ ! -e {folder}/go ]; do sleep 0.1; done
+exec {bin}/sbatch "$@"
+"""
+
+
+def in_place_of(site: Site, tool: str, script: str) -> Path:
+    """A folder with Slurm's commands, and this script in place of one of them."""
+    folder = site.folder / f"in-place-of-{tool}"
+    folder.mkdir()
+    for each in ("sbatch", "scancel", "squeue", "scontrol", "sinfo", "sacct"):
+        if each != tool:
+            (folder / each).symlink_to(site.slurm.bin / each)
+    (folder / tool).write_text(script.format(bin=site.slurm.bin, folder=site.folder))
+    (folder / tool).chmod(0o755)
+    return folder
+
+
+def test_a_slurmctld_that_restarts_ends_no_run(site: Site) -> None:
+    """It is away while a job is submitted, and while jobs wait. After its restart it has every node as UNKNOWN until it has asked
+    it."""
+    others = [str(site.slurm.submit(SLEEP, f"-w{node}", "--exclusive", user="")) for node in ("n3", "n4")]
+    waits = site.start("n[3-4]", QUICK, "--json", f"--store={site.folder}/other.sqlite")
+    submits = site.start("n[1-2]", QUICK, "--json", "--bin-dir", str(in_place_of(site, "sbatch", SUBMITS_LATE)))
+    assert waits.stderr is not None
+    assert any("waits" in line for line in waits.stderr)
+    site.until((site.folder / "asked").exists, "it submits")
+    site.slurm.stop_slurmctld()
+    (site.folder / "go").touch()
+    time.sleep(NODES_SECONDS + 1)  # so that the states of the nodes are read as soon as slurmctld answers
+    site.slurm.start_slurmctld()
+    out, err = submits.communicate(timeout=120)
+    assert submits.returncode == 0, out + err
+    assert "waiting for slurmctld: sbatch" in err and "2 jobs submitted" in err, err
+    site.slurm.run(["/usr/bin/scancel", *others])
+    out, err = waits.communicate(timeout=120)
+    assert waits.returncode == 0, out + err
+
+
+def test_a_job_that_completes_for_long_is_measured_and_holds_no_other_run_up(site: Site) -> None:
+    """slurmd of n1 and n2 does not answer, as in an epilog that hangs. The tool of n1 has ended, and the run of n2 is stopped by
+    Ctrl-C. Another run on n2 begins meanwhile: nobody has killed a run."""
+    site.mode("n2", "all_reduce_perf", "hang")
+    other = site.start("n2", QUICK)
+    site.until(lambda: site.wrote("n2", "2147483648"), "n2 hangs")
+    late = f"all_reduce = 'touch {site.folder}/runs; sleep 3; all_reduce_perf -b 1G -e 16G -f 2 -g 8'"
+    site.write(accept=f"[accept.commands]\n{late}")
+    process = site.start("n1", QUICK, "--json", f"--store={site.folder}/second.sqlite")
+    site.until((site.folder / "runs").exists, "the tool of n1 runs")
+    slurmds = [site.slurm.run(["/bin/cat", f"/run/slurmd.{node}.pid"]).stdout.strip() for node in ("n1", "n2")]
+    site.slurm.run(["/bin/kill", "-STOP", *slurmds])
+    try:
+        other.send_signal(signal.SIGINT)
+        out, err = other.communicate(timeout=60)
+        assert other.returncode == 130, out + err
+        out, err = process.communicate(timeout=30)
+        assert process.returncode == 0 and printed_json.hold("accept", out)["nodes"][0]["outcome"] == "pass", out + err
+        states = site.slurm.run(["/usr/bin/squeue", "-h", "-o", "%T"]).stdout.split()
+        assert states == ["COMPLETING"] * 2, states
+        site.mode("n2", "all_reduce_perf", "ok")
+        again = site.start("n2", QUICK)
+        assert again.stderr is not None
+        assert "1 jobs submitted" in (line := again.stderr.readline()), line
+    finally:
+        site.slurm.run(["/bin/kill", "-CONT", *slurmds])
+    out, err = again.communicate(timeout=60)
+    assert again.returncode == 0, out + err
+
+
+FAILS = """#!/bin/sh
+# Fails at each second call, as while somebody upgrades Slurm's commands.
+if [ -e {folder}/failed-{{tool}} ]; then rm {folder}/failed-{{tool}}; exec {bin}/{{tool}} "$@"; fi
+touch {folder}/failed-{{tool}}
+echo "{{tool}}: error: Unspecified error" >&2
+exit 1
+"""
+
+
+def test_commands_of_slurm_that_fail_now_and_then_end_no_run(site: Site) -> None:
+    """The job of n1 does not start, and scancel refuses once to end it."""
+    site.slurm.submit(SLEEP, "-wn1", "--exclusive", user="")
+    folder = in_place_of(site, "scancel", FAILS.replace("{{tool}}", "scancel"))
+    (folder / "squeue").unlink()
+    (folder / "squeue").write_text(FAILS.replace("{{tool}}", "squeue").format(bin=site.slurm.bin, folder=site.folder))
+    (folder / "squeue").chmod(0o755)
+    (site.folder / "failed-squeue").touch()
+    process = site.start("n[1-2]", QUICK, "--max-wait=6", "--json", "--bin-dir", str(folder))
+    out, err = process.communicate(timeout=120)
+    nodes = {n["node"]: n for n in printed_json.hold("accept", out)["nodes"]}
+    assert "did not start in 6 s" in whys(nodes["n1"]) and whys(nodes["n1"]).endswith("; it is cancelled"), out + err
+    assert nodes["n2"]["outcome"] == "pass" and "waiting for slurmctld: squeue: " in err, err
+    assert "cannot be cancelled yet: scancel: " in err, err
+    assert len(site.jobs()) == 1, "the one that was there before"
+
+
+def test_a_run_that_was_killed_before_it_noted_a_job_finds_its_output(site: Site) -> None:
+    """SIGKILL came after sbatch, and slurmctld has forgotten the job since (MinJobAge)."""
+    assert site.accept("n1", QUICK)[0] == 0
+    with contextlib.closing(sqlite3.connect(site.folder / "accept.sqlite")) as store:
+        ((run,),) = store.execute("SELECT run FROM run").fetchall()
+        for statement in ("UPDATE run SET ended = NULL, pid = 4194305", "DELETE FROM result", "DELETE FROM figure"):
+            store.execute(statement)
+        store.execute("UPDATE node SET job = NULL, why = 'not measured', outcome = 'unknown'")
+        store.commit()
+    code, out, err = site.accept("--resume", run, "--bin-dir", str(in_place_of(site, "squeue", "#!/bin/sh\n")))
+    assert code == 0 and "n1: pass" in out, out + err

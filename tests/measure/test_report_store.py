@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
 import sqlite3
 import subprocess
 import time
 import tracemalloc
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from fairlead.errors import DataError, HostError, InputMissing
 from fairlead.measure import job_output
@@ -23,6 +26,7 @@ from fairlead.measure.slurm_jobs import parse as parse_jobs
 from fairlead.measure.tool import Figure, MeasuredOutcome
 from fairlead.measure.tools import load
 from tests.measure.conftest import install
+from tests.measure.fabric_lab import until
 
 MARK = "#fairlead-0123456789abcdef"
 
@@ -114,6 +118,41 @@ def test_how_a_tool_ended(run: ToolRun, outcome: MeasuredOutcome, says: str) -> 
     assert said.outcome is outcome and says in said.why, said
 
 
+def of_session(session: int) -> list[int]:
+    """The processes of a session (proc(5), stat), as slurmd finds those of a job."""
+    found = []
+    for each in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            if int(each.read_text().rpartition(")")[2].split()[3]) == session:
+                found.append(int(each.parent.name))
+    return found
+
+
+def test_a_job_that_was_suspended_says_so_and_accuses_nobody(tmp_path: Path) -> None:
+    """Slurm stops all processes of the job, and lets them go on later. Meanwhile the deadline of the tool passes."""
+    row = "printf '%s\\n' '# nccl-tests version 2.17.9' '64 16 float sum -1 1.0 1.0 1.0 0 1.0 1.0 1.0 0'"
+    steps = (step("a", f"{row}; touch begun; sleep 1; echo late", 2), step("b", "echo whole"))
+    (tmp_path / "job.sh").write_text(script(MARK, "n1", steps, gpus=8))
+    env = {"PATH": f"{install(tmp_path)}:{os.environ['PATH']}", "SLURMD_NODENAME": "n1"}
+    with subprocess.Popen(
+        ["/bin/sh", "job.sh"], cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        until((tmp_path / "begun").exists, "the tool runs")
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            for pid in of_session(process.pid):
+                with suppress(ProcessLookupError):  # a tool that met its deadline ends when it goes on
+                    os.kill(pid, number)
+            time.sleep(3 if number == signal.SIGSTOP else 0)
+        found = job_output.parse(MARK, process.communicate(timeout=60)[0])
+    assert found.done and found.ran["a"].suspended and not found.ran["b"].suspended
+    assert found.ran["b"].out == "whole" and MARK not in found.ran["a"].out and "64 16" in found.ran["a"].out
+    said = job_output.said(load()["all_reduce"], steps[0], found.ran["a"], None, "the job ended")
+    assert said.outcome is MeasuredOutcome.UNKNOWN and "suspended" in said.why, said
+    for status, outcome in ((0, "unknown"), (139, "fail"), (137, "unknown")):
+        run = replace(found.ran["a"], status=status, seconds=9)
+        assert job_output.said(load()["all_reduce"], steps[0], run, None, "").outcome == outcome
+
+
 EVIL = "\x1b[2J\x9b1m\u202e\x00\r[red]x[/red]"
 HEAD = "# nccl-tests version 2.17.9\n"
 HOSTILE = {
@@ -179,8 +218,10 @@ def test_fewer_gpus_than_declared_is_a_failure() -> None:
 
 
 def test_squeue() -> None:
-    (job,) = parse_jobs("12|PENDING|n1|fairlead-accept-x|Nodes required|for job are DOWN\n")
+    (job,) = parse_jobs("12|PENDING|0:00|n1|fairlead-accept-x|Nodes required|for job are DOWN\n")
     assert (job.id, job.node, job.reason, job.ended) == (12, "n1", "Nodes required|for job are DOWN", False)
+    for text, used in (("0:00", 0), ("12:34", 754), ("2-03:04:05", 183845), ("INVALID", None), ("", None)):
+        assert parse_jobs(f"12|TIMEOUT|{text}|n1|x|None\n")[0].used_seconds == used
 
 
 # --- the store ---

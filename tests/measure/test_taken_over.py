@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 import sys
 import time
@@ -14,8 +15,8 @@ import pytest
 
 from fairlead.cli import main
 from fairlead.config.accept_options import AcceptOptions
-from fairlead.errors import UsageError
-from fairlead.measure import fabric_plan
+from fairlead.errors import HostError, UsageError
+from fairlead.measure import fabric_plan, results_store
 from fairlead.measure.acceptance_run import alive
 from fairlead.measure.fabric_store import FabricStore
 from fairlead.measure.pairs.fabric_verdict import PairLimits
@@ -67,6 +68,9 @@ def test_the_process_that_resumed_a_run_is_known(other: subprocess.Popen[bytes])
     assert not alive(other.pid, HOST, LONG_AGO, "ba9876543210"), "another process got this number"
     assert alive(os.getpid(), HOST, time.time(), "ba9876543210") and alive(1, "elsewhere", LONG_AGO, "ba9876543210")
     other.kill()
+    stat = Path(f"/proc/{other.pid}/stat")
+    until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z", "it has ended, and nobody has asked for its exit status")
+    assert not alive(other.pid, HOST, time.time(), "0123456789ab")
     other.wait()
     assert not alive(other.pid, HOST, LONG_AGO, "0123456789ab")
 
@@ -81,6 +85,19 @@ def test_a_run_that_was_resumed_is_not_resumed_by_another_process(tmp_path: Path
         assert main(["accept", "--fabric", "--resume", run, "--store", str(path)]) == 64
         process.kill()
     assert f"run {run} is still at work (process {process.pid} on {HOST})" in capsys.readouterr().err
+
+
+def test_a_run_is_shown_while_another_program_writes_to_the_store(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To show a run, no table has to be made. So no lock is waited for, and a file on a read-only file system can be read."""
+    path = tmp_path / "accept.sqlite"
+    run = fabric_run(path)
+    monkeypatch.setattr(results_store, "BUSY_SECONDS", 0.1)
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert main(["accept", "--fabric", "--show", run, "--store", str(path)]) == 3
+    assert f"run {run} of root; it has not ended" in capsys.readouterr().out
 
 
 def test_of_two_that_resume_a_run_at_once_one_goes_on(tmp_path: Path) -> None:
@@ -101,3 +118,14 @@ def test_of_two_that_resume_a_run_at_once_one_goes_on(tmp_path: Path) -> None:
             store.taken_over("alone", 2, HOST)
         store.taken_over("alone", 1, HOST)
         assert store.read("SELECT pid FROM run") == [(os.getpid(),)]
+
+
+def test_a_store_that_stays_locked_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "accept.sqlite"
+    run = fabric_run(path)
+    monkeypatch.setattr(results_store, "BUSY_SECONDS", 0.1)
+    with closing(sqlite3.connect(path, isolation_level=None)) as other, closing(ResultStore(str(path))) as store:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(HostError, match="database is locked") as caught:
+            FabricStore(store).ended(run)
+        assert "another program has locked it: fuser " in caught.value.hint

@@ -156,14 +156,22 @@ def _make_folder(folder: str) -> None:
 
 
 def _refuse_running(jobs: AcceptanceJobs, store: ResultStore, nodes: set[str]) -> None:
-    """Raise an error with exit code 75 if jobs of a killed run are left on these nodes. Its hint says how to continue."""
+    """Raise an error with exit code 75 if jobs of a killed run are left on these nodes. Its hint says how to continue. A job of a
+    run that has ended by itself may complete for some time. Then the new job waits for it, as for the job of any user."""
     from fairlead.measure.acceptance_run import alive
     from fairlead.measure.slurm_jobs import PREFIX
 
     for job in jobs.own():
         name = job.name.removeprefix(PREFIX)
-        rows = store.read("SELECT pid, host, began, run FROM run WHERE run = ?", (name,))
-        if job.node in nodes and rows and not alive(*rows[0]):
+        rows = store.read("SELECT ended, pid, host, began, run FROM run WHERE run = ?", (name,))
+        if job.node not in nodes or not rows or (rows[0][0] is not None and job.over):
+            continue
+        if rows[0][0] is not None:  # slurmctld did not answer when the run cancelled its jobs
+            raise _RunAliveError(
+                f"job {job.id} of run {name}, which has ended, still has {job.node}",
+                hint=f"fairlead accept --cancel {name} ends it",
+            )
+        if not alive(*rows[0][1:]):
             raise _RunAliveError(
                 f"job {job.id} of run {name}, which was killed, still has {job.node}",
                 hint=f"fairlead accept --resume {name} goes on with it; --cancel {name} ends it",

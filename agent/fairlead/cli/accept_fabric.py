@@ -111,12 +111,15 @@ def _measure(args: argparse.Namespace, site: config.Site | None, store: FabricSt
     from fairlead.measure import fabric_plan
     from fairlead.measure.fabric_jobs import FabricJobs
     from fairlead.measure.fabric_run import FabricRun
-    from fairlead.measure.slurm_jobs import user
+    from fairlead.measure.slurm_jobs import blocked, user
     from fairlead.model.nodelist import fold
 
     jobs = FabricJobs(conf=args.slurm_conf, bin_dir=args.bin_dir)
     options = site.accept if site is not None else AcceptOptions()
-    chosen, left_out, gpus = fabric_plan.fresh(store.store, nodes_of(args, jobs))
+    named = nodes_of(args, jobs)
+    resting = {state.name: why for state in jobs.nodes(named) if (why := blocked(state))}
+    chosen, left_out, gpus = fabric_plan.fresh(store.store, [node for node in named if node not in resting])
+    left_out |= {node: f"slurmctld has it {why}, and it starts no job" for node, why in resting.items()}
     by_why: dict[str, list[str]] = {}
     for node, why in left_out.items():
         by_why.setdefault(why, []).append(node)
@@ -124,8 +127,8 @@ def _measure(args: argparse.Namespace, site: config.Site | None, store: FabricSt
         print(f"{fold(names)}: left out: {why}", file=sys.stderr)
     if len(chosen) < fabric_plan.NODES_MIN:
         raise UsageError(
-            f"{len(chosen)} of {len(chosen) + len(left_out)} nodes passed alone in the last {fabric_plan.FRESH_DAYS:g} days,"
-            f" and {fabric_plan.NODES_MIN} are needed",
+            f"{len(chosen)} of {len(chosen) + len(left_out)} nodes passed alone in the last {fabric_plan.FRESH_DAYS:g} days"
+            f"{' and start jobs' if resting else ''}, and {fabric_plan.NODES_MIN} are needed",
             hint="fairlead accept NODELIST measures nodes alone",
         )
     kinds = fabric_plan.kinds(store.store, chosen)

@@ -202,6 +202,8 @@ def _print(args: argparse.Namespace, site: config.Site | None, table: JudgedTabl
     for line in fabric_text.lines(verdict, leaves, values):
         counters = _counters(line.partition(":")[0], table.record)
         print(f"{line}; {counters}" if counters else line)
+    for node, why in (table.record.left_out if table.record is not None else {}).items():
+        print(f"note: {node} was left out: {why}")
     for node, said in drained.items():
         print(f"{node}: {said}")
     if table.record is not None:
@@ -220,7 +222,7 @@ def _record_data(record: FabricRecord | None) -> dict[str, object]:
         "began": record.began,
         "ended": record.ended,
         "user": record.user,
-        "left_out": record.plan.left_out,
+        "left_out": {**record.plan.left_out, **record.left_out},
         "ports": _rises(record),
         "cables": {node: ports.cables for node, ports in record.ports[0].items()},
         "switch_ports": record.plan.switch_ports,

@@ -6,10 +6,11 @@ with the nodes. The job goes on if one of its nodes fails (--no-kill).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from fairlead.errors import NoSuchJob, SlurmError
-from fairlead.measure.slurm_jobs import AcceptanceJob, AcceptanceJobs, parse
+from fairlead.measure.slurm_jobs import COLUMNS, AcceptanceJob, AcceptanceJobs, parse
 from fairlead.model.nodelist import fold
 from fairlead.slurm.scontrol import plain
 
@@ -33,9 +34,19 @@ class FabricJobs(AcceptanceJobs):
     def state(self, job: int) -> AcceptanceJob | None:
         """Return the job as slurmctld has it, or None if slurmctld has forgotten it."""
         try:
-            found = parse(self.ask(["squeue", "-h", "-a", "-t", "all", "-j", str(job), "-o", "%A|%T|%n|%j|%r"]))
+            found = parse(self.ask(["squeue", "-h", "-a", "-t", "all", "-j", str(job), "-o", COLUMNS]))
         except NoSuchJob:
             return None
+        return found[0] if found else None
+
+    def suspensions(self, job: int) -> str | None:
+        """Return a text that is another one after the job was suspended, or after somebody let it go on. Return None if
+        slurmctld has forgotten the job."""
+        try:
+            said = self.ask(["scontrol", "-o", "show", "job", str(job)])
+        except NoSuchJob:
+            return None
+        found = re.search(r"\bSuspendTime=\S+ SecsPreSuspend=\d+", said)
         return found[0] if found else None
 
     def steps(self, job: int, name: str) -> list[str]:

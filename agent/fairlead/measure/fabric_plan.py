@@ -71,10 +71,15 @@ class FabricPlan(Struct, frozen=True, kw_only=True):
         """Return the time limit of the job: all rounds take as long as they may, and a quarter of an hour for the rest."""
         return self.time_minutes or -(-(sum(ROUNDS.values()) * self.step_seconds + 900) // 60)
 
+    @property
+    def begun(self) -> str:
+        """Return the line that each node writes to standard error before it starts the command."""
+        return f"{self.mark} begun"
+
     def script(self, rail: str) -> str:
         """Return the shell script that each of the two nodes of a pair runs."""
         count = str(self.gpus) if self.gpus else '$(nvidia-smi -L 2>/dev/null | grep -c "^GPU ")'
-        lines = [*self.prelude.splitlines(), f"GPUS={count} RAIL={rail}", "export GPUS RAIL"]
+        lines = [f"echo '{self.begun}' >&2", *self.prelude.splitlines(), f"GPUS={count} RAIL={rail}", "export GPUS RAIL"]
         command = self.rail_command if rail else self.command
         return "\n".join([*lines, f"exec timeout -k {GRACE_SECONDS} {self.seconds} /bin/sh -c '{_quoted(command)}' </dev/null"])
 

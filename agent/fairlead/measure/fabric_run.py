@@ -10,12 +10,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence, Set
+from typing import TypeVar
 
 from msgspec.structs import replace
 
-from fairlead.errors import HostError, SlurmError, SlurmUnavailable
+from fairlead.errors import FairleadError, HostError, SlurmError, SlurmUnavailable
 from fairlead.measure import collective, job_output
-from fairlead.measure.acceptance_run import ENDS
+from fairlead.measure.acceptance_run import ENDS, NODES_SECONDS, SILENT_SECONDS
 from fairlead.measure.fabric_jobs import FabricJobs
 from fairlead.measure.fabric_plan import FabricPlan
 from fairlead.measure.fabric_store import FabricStore
@@ -23,7 +24,7 @@ from fairlead.measure.job_script import GRACE_SECONDS, ToolStep
 from fairlead.measure.pairs import port_report
 from fairlead.measure.pairs.pair_table import PairValue, figure_text
 from fairlead.measure.pairs.round_plan import PlannedRound, next_round
-from fairlead.measure.slurm_jobs import WAITING
+from fairlead.measure.slurm_jobs import SUSPENDED, WAITING, AcceptanceJob, blocked
 from fairlead.measure.step_output import StepOutput, run_all
 from fairlead.measure.stop_signals import stopped_by_signals
 from fairlead.measure.tool import MeasuredOutcome, Tool, last_line
@@ -35,6 +36,9 @@ PROBE_SECONDS = 45.0  # a step of a node that does nothing; slurmd has MessageTi
 UNKNOWN_SECONDS = 400.0  # after SlurmdTimeout (300 s) slurmctld has a node that does not answer as DOWN
 UNKNOWN_POLL_SECONDS = 2.0
 PORTS_SECONDS = 60.0
+ASK_SECONDS = 60.0  # how long Slurm's commands may fail while the rounds run; then the run ends, and is resumed
+ASK_AGAIN_SECONDS = 1.0
+SUSPENDED_MAX = 4  # how often the job may be suspended; where Slurm does that for ever, no round has an end
 STEPS_SECONDS = 120.0  # how long the steps of a killed process may take to end; Slurm sends SIGKILL after KillWait (30 s)
 PROGRESS_SECONDS = 10.0
 TRIES = 2  # how often a pair is measured that gave no figure for a reason that is not its nodes'
@@ -42,6 +46,9 @@ WHY_MAX = 300
 
 #: The status of a task that a signal of srun has ended (SIGTERM, SIGKILL), and how srun reports that a command was not found.
 SIGNALLED, NOT_FOUND = (143, 137), "Exited with exit code 127"
+
+
+Answer = TypeVar("Answer")
 
 
 class FabricRun:
@@ -52,6 +59,7 @@ class FabricRun:
         self._jobs, self._store, self._tell = jobs, store, tell
         self._stop = threading.Event()
         self._job = 0
+        self._suspended = 0
         self._progress_at = 0.0
         self._tool = Tool(
             summary="",
@@ -72,14 +80,16 @@ class FabricRun:
                 while self._find_gone(self._ports(after=True)):  # such a node may have made the last rounds slow
                     self._rounds()
             except SlurmUnavailable as e:
-                hint = f"the job goes on: fairlead accept --fabric --resume {self.plan.run}"
-                raise SlurmUnavailable(str(e), hint=hint) from None
+                if not self._stop.is_set():
+                    goes_on = "the job goes on" if self._job else "its job goes on if slurmctld has taken it"
+                    hint = f"{goes_on}: fairlead accept --fabric --resume {self.plan.run}"
+                    raise SlurmUnavailable(str(e), hint=hint) from None
             except BaseException:
                 self._cancel()
                 raise
             self._cancel()
             if self._stop.is_set():
-                raise KeyboardInterrupt
+                raise KeyboardInterrupt(f"fairlead accept --fabric --resume {self.plan.run}")
             self._store.ended(self.plan.run)
 
     def _cancel(self) -> None:
@@ -88,52 +98,121 @@ class FabricRun:
         except SlurmError as e:
             self._tell(f"its job could not be cancelled: {e}; do: scancel --name={self.plan.job_name}")
 
+    def _asked(self, ask: Callable[[], Answer], seconds: float = ASK_SECONDS) -> Answer:
+        """Return what Slurm answers. If its commands fail, ask again for some time, because slurmctld may restart. Raises
+        SlurmError."""
+        began, said = time.monotonic(), ""
+        while True:
+            try:
+                return ask()
+            except SlurmError as e:
+                if self._stop.is_set() or time.monotonic() - began > seconds:
+                    raise SlurmUnavailable(str(e)) from None
+                if str(e) != said:
+                    said = str(e)
+                    self._tell(f"waiting for slurmctld: {said}")
+            self._stop.wait(ASK_AGAIN_SECONDS)
+
     # -- the job ----------------------------------------------------------------------------------
 
     def _hold(self, *, resumed: bool) -> None:
         """Submit the job that keeps the nodes, or find the job of a run that was killed. Wait until it runs."""
-        plan = self.plan
-        found = self._jobs.holding(plan.job_name) if resumed else None
-        gone = self._store.load(plan.run).gone
-        if found is not None:
-            self._job = found.id
-            self._end_steps()
+        found = self._asked(lambda: self._jobs.holding(self.plan.job_name)) if resumed else None
+        if found is None:
+            self._submit()
         else:
-            nodes = [node for node in plan.nodes if node not in gone]
-            self._job = self._jobs.hold_nodes(nodes, name=plan.job_name, minutes=plan.minutes, more=plan.sbatch)
-            self._tell(f"run {plan.run}: job {self._job} keeps {len(nodes)} nodes, {plan.minutes} min at most")
+            self._job = found.id
+            self._store.job(self.plan.run, self._job)
+        self._wait_until_running()
+        if found is not None and self._job == found.id and not self._stop.is_set():
+            self._end_steps()
+
+    def _submit(self) -> None:
+        """Submit the job. A node that starts no job is left out, because all others would wait for it. If it is down and has
+        taken part, it may have spoiled figures, as each node that goes down in the run."""
+        plan = self.plan
+        resting = self._resting()
+        taken_part = {node for v in self._store.load(plan.run).values for node in v.pair}
+        down = {node for node, (states, _) in resting.items() if "DOWN" in states and node in taken_part}
+        self._store.left_out(plan.run, {node: why for node, (_, why) in resting.items() if node not in down})
+        for node, (_, why) in resting.items():
+            if node in down:
+                self._store.gone(plan.run, node, why)
+            self._tell(f"{node}: {'' if node in down else 'left out: '}{why}")
+        gone = self._store.load(plan.run).gone
+        nodes = [node for node in plan.nodes if node not in gone and node not in resting]
+        if len(nodes) < 2:
+            raise HostError(
+                f"{len(nodes)} of {len(plan.nodes)} nodes can start a job, and a pair needs two",
+                hint=f"fairlead accept --fabric --resume {plan.run} goes on when they can",
+            )
+        self._job = self._jobs.hold_nodes(nodes, name=plan.job_name, minutes=plan.minutes, more=plan.sbatch)
         self._store.job(plan.run, self._job)
-        began, reason = time.monotonic(), ""
+        self._tell(f"run {plan.run}: job {self._job} keeps {len(nodes)} nodes, {plan.minutes} min at most")
+
+    def _resting(self) -> dict[str, tuple[Set[str], str]]:
+        """Return the nodes of the run that start no job, with their states, and why."""
+        nodes = [node for node in self.plan.nodes if node not in self._store.load(self.plan.run).gone]
+        states = {state.name: state for state in self._asked(lambda: self._jobs.nodes(nodes))}
+        found: dict[str, tuple[Set[str], str]] = {}
+        for node in nodes:
+            state = states.get(node)
+            if state is None:
+                found[node] = frozenset(), "slurmctld has no such node in any partition"
+            elif words := blocked(state):
+                found[node] = state.states, f"slurmctld has it {words}, and it starts no job"
+        return found
+
+    def _wait_until_running(self) -> None:
+        """Wait until the job runs. If it waits for a node that starts no job any more, submit one without it in its place."""
+        plan, began, said = self.plan, time.monotonic(), ""
+        looked = began
         while not self._stop.is_set():
-            job = self._jobs.state(self._job)
-            if job is not None and job.state not in WAITING and not job.over:
-                return
+            job = self._asked(lambda: self._jobs.state(self._job), SILENT_SECONDS)
             if job is None or job.over:
-                raise SlurmError(
-                    f"job {self._job} has ended before it began: {ENDS.get(job.state if job else '', 'it was cancelled')}"
-                )
-            if job.reason != reason:
-                reason = job.reason
-                self._tell(f"job {self._job} waits: {one_line(reason or job.state, WHY_MAX)}")
+                raise self._ended_error(job)
+            if job.state not in WAITING | SUSPENDED:
+                return
+            why = "is suspended" if job.state in SUSPENDED else f"waits: {one_line(job.reason or job.state, WHY_MAX)}"
+            if why != said and (job.reason or job.state != "PENDING"):
+                said = why
+                self._tell(f"job {self._job} {why}")
             if time.monotonic() - began > plan.max_wait_seconds:
-                raise SlurmError(f"job {self._job} did not start in {plan.max_wait_seconds:g} s ({reason}); it is cancelled")
+                raise SlurmError(
+                    f"job {self._job} did not run in {plan.max_wait_seconds:g} s ({why}); it is cancelled",
+                    hint=f"fairlead accept --fabric --resume {plan.run} submits another one",
+                )
+            if job.state in WAITING and time.monotonic() - looked > NODES_SECONDS:
+                looked = time.monotonic()
+                if self._resting().keys() - self._store.load(plan.run).left_out.keys():
+                    self._jobs.cancel_one(self._job, plan.job_name)
+                    self._submit()
             self._stop.wait(min(5.0, 0.3 + (time.monotonic() - began) / 30))
+
+    def _ended_error(self, job: AcceptanceJob | None) -> FairleadError:
+        """Return the error of a run whose job has ended."""
+        if self._store.load(self.plan.run).ended is not None:
+            return HostError(f"job {self._job} has ended: fairlead accept --cancel {self.plan.run} ended the run")
+        why = ENDS.get(job.state if job is not None else "none", "somebody cancelled it, or it met its time limit")
+        return HostError(
+            f"job {self._job} has ended: {why}",
+            hint=f"fairlead accept --fabric --resume {self.plan.run} goes on with another job",
+        )
 
     def _end_steps(self) -> None:
         """End the steps that a killed process has left in the job, and wait until they have ended. Their traffic would make the
         pairs of the next round slow."""
-        left = self._jobs.steps(self._job, self.plan.job_name)
-        words, refused = f", {_count(len(left), 'step')} ended" if left else "", ""
-        try:
-            self._jobs.end_steps(left)
-        except SlurmUnavailable:
-            raise
-        except SlurmError as e:  # Slurm also refuses if a step has ended by itself in the meantime
-            refused = f" ({e})"
-        began = time.monotonic()
+        left = self._asked(lambda: self._jobs.steps(self._job, self.plan.job_name))
+        words, refused, began = f", {_count(len(left), 'step')} ended" if left else "", "not asked yet", time.monotonic()
         while left and not self._stop.is_set() and time.monotonic() - began < STEPS_SECONDS:
+            if refused:
+                try:
+                    self._jobs.end_steps(left)
+                    refused = ""
+                except SlurmError as e:  # Slurm also refuses if a step has ended by itself in the meantime
+                    refused = f" ({e})"
             self._stop.wait(0.5)
-            left = self._jobs.steps(self._job, self.plan.job_name)
+            left = self._asked(lambda: self._jobs.steps(self._job, self.plan.job_name))
         self._tell(f"run {self.plan.run}: job {self._job} found again{words}")
         if left and not self._stop.is_set():
             raise HostError(
@@ -147,11 +226,14 @@ class FabricRun:
         plan = self.plan
         while not self._stop.is_set():
             record = self._store.load(plan.run)
+            if lost := [v for v in record.open_round if set(v.pair) & record.left_out.keys()]:
+                self._store.measured(plan.run, [replace(v, why="one of the nodes was left out") for v in lost])
+                record = self._store.load(plan.run)
             if record.open_round:
                 todo, number, stage = list(record.open_round), record.open_round[0].round, record.open_round[0].stage
                 self._tell(f"round {number} ({stage}) goes on: {_count(len(todo), 'pair')}")
             else:
-                planned = next_round(plan.pairs, record.values, record.gone)
+                planned = next_round(plan.pairs, record.values, record.gone, record.left_out)
                 if planned is None:
                     return
                 self._store.planned(plan.run, planned)
@@ -166,10 +248,12 @@ class FabricRun:
     def _round(self, todo: Sequence[PairValue], gone: set[str]) -> None:
         """Measure the pairs of a round at once. A pair without a figure is measured again if both of its nodes answer."""
         for attempt in range(1, TRIES + 1):
-            found = self._measured(todo)
+            found = self._measured_at_a_stretch(todo)
             if self._stop.is_set():
                 return
             gone |= self._find_gone({node for v in found if v.gbps is None for node in v.pair} - gone)
+            if self._stop.is_set():  # nobody knows which of the nodes went down
+                return
             values = [_without_gone(v, gone) for v in found]
             again = [v for v in values if not v.measured and not set(v.pair) & gone and attempt < TRIES]
             self._store.measured(self.plan.run, [v for v in values if v not in again])
@@ -183,6 +267,27 @@ class FabricRun:
         figures = [v.speed for v in self._store.load(self.plan.run).values if v.round == todo[0].round and v.gbps is not None]
         if figures:
             self._tell(f"  {_count(len(figures), 'figure')}, from {figure_text(min(figures))} to {figure_text(max(figures))}")
+
+    def _measured_at_a_stretch(self, todo: Sequence[PairValue]) -> list[PairValue]:
+        """Measure the pairs, and measure them again if the job was suspended meanwhile. What stood still looks slow."""
+        while True:
+            before = self._asked(lambda: self._jobs.suspensions(self._job))
+            found = self._measured(todo)
+            after = before if self._stop.is_set() else self._asked(lambda: self._jobs.suspensions(self._job))
+            if after is None or after == before:
+                return found
+            self._go_on_after_suspension()
+
+    def _go_on_after_suspension(self) -> None:
+        """Wait until the job runs again. Raises HostError if it was suspended too often."""
+        self._suspended += 1
+        if self._suspended > SUSPENDED_MAX:
+            raise HostError(
+                f"job {self._job} was suspended {self._suspended} times, and no round can be measured at a stretch",
+                hint="look at PreemptMode of its partition; --partition or --reservation names another place",
+            )
+        self._tell(f"  job {self._job} was suspended: its pairs are measured again")
+        self._wait_until_running()
 
     def _measured(self, todo: Sequence[PairValue]) -> list[PairValue]:
         plan = self.plan
@@ -213,6 +318,10 @@ class FabricRun:
         or read, nothing was measured."""
         step = ToolStep(name="pair", command="", seconds=self.plan.seconds)
         out, err = output.texts
+        begun = self.plan.begun in err
+        err = "".join(line for line in err.splitlines(keepends=True) if self.plan.begun not in line)
+        if output.late and not begun:
+            return replace(planned, why=one_line(f"the step did not start: {last_line(err) or 'no answer'}", WHY_MAX))
         if output.cut or (output.late and output.status is None):
             return replace(planned, why="its output is too long" if output.cut else "srun did not end")
         status = 124 if output.late else output.status
@@ -233,16 +342,14 @@ class FabricRun:
         """Return those of the nodes on which no step starts any more. What a step wrote decides nothing, because the other
         node of the pair can have written it. A node is asked again after slurmctld has answered and knows its state, because no
         step starts on any node while slurmctld restarts."""
-        lost = doubtful
-        for _ in range(PROBES if doubtful else 0):
+        lost, probes = doubtful, 0
+        while lost and probes < PROBES and not self._stop.is_set():
             self._wait_until_known(lost)
             lost = self._without_step(lost)
-            if lost and self._holding_ended():
-                raise HostError(
-                    f"job {self._job} has ended: somebody cancelled it, or it met its time limit",
-                    hint=f"fairlead accept --fabric --resume {self.plan.run} goes on with another job",
-                )
-        states = {state.name: state for state in self._jobs.nodes(sorted(lost))} if lost else {}
+            probes = probes + 1 if not lost or self._job_runs() else 0
+        if self._stop.is_set():
+            return frozenset()
+        states = {state.name: state for state in self._asked(lambda: self._jobs.nodes(sorted(lost)))} if lost else {}
         for node in sorted(lost):
             words = "+".join(sorted(states[node].states)) if node in states else "not known to slurmctld"
             why = f"no step starts on it; slurmctld has it {words}"
@@ -255,7 +362,8 @@ class FabricRun:
         SlurmUnavailable if that takes too long."""
         began = time.monotonic()
         while nodes and not self._stop.is_set():
-            unknown = sorted(state.name for state in self._jobs.nodes(sorted(nodes)) if "UNKNOWN" in state.states)
+            states = self._asked(lambda: self._jobs.nodes(sorted(nodes)))
+            unknown = sorted(state.name for state in states if "UNKNOWN" in state.states)
             if not unknown:
                 return
             if time.monotonic() - began > UNKNOWN_SECONDS:
@@ -271,11 +379,17 @@ class FabricRun:
         outputs = run_all(commands, seconds=PROBE_SECONDS, environment=self._jobs.environment(), stopped=self._stop.is_set)
         return {node for node in nodes if outputs[node].status != 0} if not self._stop.is_set() else set()
 
-    def _holding_ended(self) -> bool:
-        """Say whether the job that keeps the nodes does not run any more. A cancelled job completes for some time, and no step
-        starts in it, which says nothing about the nodes."""
-        job = self._jobs.state(self._job)
-        return job is None or job.state != "RUNNING"
+    def _job_runs(self) -> bool:
+        """Say whether the job that keeps the nodes runs. If it is suspended, no step starts in it: wait until it runs again, and
+        return False. A cancelled job completes for some time, and no step starts in it either. Raises HostError if it has ended.
+        """
+        job = self._asked(lambda: self._jobs.state(self._job))
+        if job is None or job.over:
+            raise self._ended_error(job)
+        if job.state in WAITING | SUSPENDED:
+            self._go_on_after_suspension()
+            return False
+        return True
 
     # -- ports ------------------------------------------------------------------------------------
 
@@ -283,7 +397,7 @@ class FabricRun:
         """Store the counters of all ports, and return the nodes that did not answer. The run goes on without them, because
         counters decide nothing."""
         record = self._store.load(self.plan.run)
-        nodes = [node for node in self.plan.nodes if node not in record.gone]
+        nodes = [node for node in self.plan.nodes if node not in record.gone and node not in record.left_out]
         if self._stop.is_set() or (not after and record.ports[0]):
             return frozenset()
         command = self._jobs.step_command(

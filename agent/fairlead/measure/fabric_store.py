@@ -34,9 +34,13 @@ _TABLES = (
 )
 
 
+LEFT_OUT = "left out: "  # begins the reason of a node of the table gone_node that did not go down, and only starts no job
+
+
 class FabricRecord(Struct, frozen=True, kw_only=True):
-    """Holds a stored run. open_round: the pairs that were planned and have no result yet. ports: the reports of the nodes' ports
-    before and after the run."""
+    """Holds a stored run. open_round: the pairs that were planned and have no result yet. gone: the nodes that went down.
+    left_out: the nodes on which the job of the run could not start. ports: the reports of the nodes' ports before and after the
+    run."""
 
     plan: FabricPlan
     began: float
@@ -46,20 +50,24 @@ class FabricRecord(Struct, frozen=True, kw_only=True):
     values: tuple[PairValue, ...]
     open_round: tuple[PairValue, ...]
     gone: Mapping[str, str]
+    left_out: Mapping[str, str]
     ports: tuple[Mapping[str, NodePorts], Mapping[str, NodePorts]]
 
     @property
     def complete(self) -> bool:
         """Say whether all rounds were measured. A run that was cancelled has ended, and may lack the confirmations."""
-        return not self.open_round and next_round(self.plan.pairs, self.values, self.gone) is None
+        return not self.open_round and next_round(self.plan.pairs, self.values, self.gone, self.left_out) is None
 
 
 class FabricStore:
     """Reads and writes the tables of runs over the fabric. Every method may raise HostError with a message of one line."""
 
     def __init__(self, store: ResultStore, *, make: bool = True) -> None:
+        """Make the tables if they are missing. A file that has them is only read, so that it may be locked or read-only. With
+        ``make`` false, a file without the tables of ``results_store`` is left as it is."""
         self.store = store
-        if make or store.read("SELECT 1 FROM sqlite_master WHERE name = 'node'"):
+        there = {name for (name,) in store.read("SELECT name FROM sqlite_master")}
+        if not {"fabric_run", "pair", "gone_node", "port"} <= there and (make or "node" in there):
             store.write(*((statement, [()]) for statement in _TABLES))
 
     def begin(self, plan: FabricPlan, *, user: str, fairlead: str) -> None:
@@ -98,6 +106,14 @@ class FabricStore:
     def gone(self, run: str, node: str, why: str) -> None:
         self.store.write(("INSERT OR IGNORE INTO gone_node VALUES (?,?,?)", [(run, node, why)]))
 
+    def left_out(self, run: str, nodes: Mapping[str, str]) -> None:
+        """Write which nodes the job of the run could not start on, and why. Nodes that were left out before take part again."""
+        rows = [(run, node, f"{LEFT_OUT}{why}") for node, why in nodes.items()]
+        self.store.write(
+            ("DELETE FROM gone_node WHERE run = ? AND why LIKE ?", [(run, f"{LEFT_OUT}%")]),
+            ("INSERT OR IGNORE INTO gone_node VALUES (?,?,?)", rows),
+        )
+
     def ports(self, run: str, reports: Mapping[str, NodePorts], *, after: bool) -> None:
         rows = [(run, node, after, msgspec.json.encode(report).decode()) for node, report in reports.items()]
         self.store.write(("INSERT OR REPLACE INTO port VALUES (?,?,?,?)", rows))
@@ -131,6 +147,7 @@ class FabricStore:
             )
         except (*NOT_JSON, ValueError) as e:
             raise DataError(f"{self.store.path}: run {run} cannot be read: {e}") from None
+        away = dict(self.store.read("SELECT node, why FROM gone_node WHERE run = ?", (run,)))
         return FabricRecord(
             plan=plan,
             began=began,
@@ -139,7 +156,8 @@ class FabricStore:
             job=job,
             values=tuple(v for done, v in values if done),
             open_round=tuple(v for done, v in values if not done),
-            gone=dict(self.store.read("SELECT node, why FROM gone_node WHERE run = ?", (run,))),
+            gone={node: why for node, why in away.items() if not why.startswith(LEFT_OUT)},
+            left_out={node: why.removeprefix(LEFT_OUT) for node, why in away.items() if why.startswith(LEFT_OUT)},
             ports=(ports[0], ports[1]),
         )
 

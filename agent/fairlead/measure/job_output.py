@@ -32,13 +32,14 @@ MARKS_MAX, MARK_LINE_MAX = 1000, 1000  # the most marks of one job (two for each
 
 class ToolRun(Struct, frozen=True, kw_only=True):
     """Holds the part of a job's output about one tool. ``status``: the tool's exit status, or None if the tool has not ended.
-    ``begun``: whether the job has started this tool."""
+    ``begun``: whether the job has started this tool. ``suspended``: whether the job was suspended while the tool ran."""
 
     out: str = ""
     err: str = ""
     status: int | None = None
     seconds: int = 0
     begun: bool = False
+    suspended: bool = False
 
 
 class ReportedGpu(Struct, frozen=True, kw_only=True):
@@ -69,31 +70,37 @@ class JobOutput(Struct, frozen=True, kw_only=True):
 def parse(mark: str, out: str, err: str = "", *, cut: bool = False) -> JobOutput:
     """Return the report in the output file and the error file of a job. ``mark``: the text that begins the job script's lines."""
     ran: dict[str, ToolRun] = {}
-    aside = {name: text for name, text, _, _ in _framed(mark, err)[0]}
+    aside = {name: run.out for name, run in _framed(mark, err)[0]}
     frames, node, done = _framed(mark, out)
-    for name, text, status, seconds in frames:
-        ran[name] = ToolRun(out=text, err=aside.get(name, ""), status=status, seconds=seconds, begun=True)
+    for name, run in frames:
+        ran[name] = replace(run, err=aside.get(name, ""))
     return JobOutput(node=node, ran=ran, done=done, cut=cut)
 
 
-def _framed(mark: str, text: str) -> tuple[list[tuple[str, str, int | None, int]], str, bool]:
-    """Return the tools' output, as (name, text, exit status, seconds) for each tool, the node, and whether the job is done. Only
-    lines with the mark are parsed, because a node may write millions of other lines."""
-    frames: list[tuple[str, str, int | None, int]] = []
+def _framed(mark: str, text: str) -> tuple[list[tuple[str, ToolRun]], str, bool]:
+    """Return what each tool wrote into this text, the node, and whether the job is done. Only lines with the mark are parsed,
+    because a node may write millions of other lines."""
+    frames: list[tuple[str, ToolRun]] = []
     node, done, name, begun = "", False, "", 0
+    suspended: int | None = None  # where the line is that says so; what the tool wrote is before it
     for line in itertools.islice(re.finditer(rf"^{re.escape(mark)} ([^\n]*)(?:\n|\Z)", text, re.MULTILINE), MARKS_MAX):
         words = line[1][:MARK_LINE_MAX].split()
         if words[:1] == ["end"] and len(words) == 4 and words[1] == name and _is_number(words[2]) and _is_number(words[3]):
-            frames.append((name, text[begun : max(begun, line.start() - 1)].removesuffix("\n"), int(words[2]), int(words[3])))
+            said = text[begun : max(begun, (line.start() if suspended is None else suspended) - 1)].removesuffix("\n")
+            status, seconds = int(words[2]), int(words[3])
+            stood = suspended is not None
+            frames.append((name, ToolRun(out=said, status=status, seconds=seconds, begun=True, suspended=stood)))
             name, begun = "", line.end()
         elif words[:1] == ["begin"] and len(words) == 2:
-            name, begun = words[1], line.end()
+            name, begun, suspended = words[1], line.end(), None
+        elif words == ["suspended"] and name and suspended is None:
+            suspended = line.start()
         elif words[:1] == ["node"] and len(words) == 2:
             node = words[1]
         elif words == ["done"]:
             done = True
     if name:
-        frames.append((name, text[begun:], None, 0))
+        frames.append((name, ToolRun(out=text[begun:suspended], begun=True, suspended=suspended is not None)))
     return frames, node, done
 
 
@@ -121,7 +128,7 @@ def said(tool: Tool, step: ToolStep, ran: ToolRun, gpus_wanted: int | None, ende
     """Return the reading of a tool's run, from its exit status and its output. ``ended``: why the job ended, which explains a
     tool that the job did not start or did not finish."""
     return isolated(
-        lambda: _bounded(_said(tool, step, ran, gpus_wanted, ended)),
+        lambda: _bounded(_unless_suspended(_said(tool, step, ran, gpus_wanted, ended), ran)),
         lambda why: ToolReading(outcome=MeasuredOutcome.UNKNOWN, why=f"its output cannot be read: {one_line(why, NAME_MAX)}"),
     )
 
@@ -165,6 +172,17 @@ def _said(tool: Tool, step: ToolStep, ran: ToolRun, gpus_wanted: int | None, end
         why = f"{read.ranks} GPUs took part, the node should have {gpus_wanted}"
         return ToolReading(outcome=MeasuredOutcome.FAIL, why=why, figures=read.figures, ranks=read.ranks, versions=read.versions)
     return read
+
+
+def _unless_suspended(said: ToolReading, ran: ToolRun) -> ToolReading:
+    """Return the reading, or UNKNOWN if it may be so only because the job was suspended: the tool met its deadline, or it gave
+    figures. A crash and wrong values are what they are."""
+    if not ran.suspended or (said.outcome is MeasuredOutcome.FAIL and ran.status not in (124, 137)):
+        return said
+    if ran.status not in (124, 137) and not said.figures:
+        return said
+    why = "the job was suspended while it ran, so its figures say nothing: measure the node again"
+    return ToolReading(outcome=MeasuredOutcome.UNKNOWN, why=why, ranks=said.ranks, versions=said.versions)
 
 
 def hung(tool: Tool, step: ToolStep, ran: ToolRun) -> ToolReading:

@@ -1,5 +1,6 @@
 """Writes the script of the job that measures a node. The job runs each tool in turn with a deadline, and prints a line with a
-mark before and after each tool.
+mark before and after each tool. It also prints one if Slurm suspended the job and let it go on, because a tool that stood still
+looks slow, or as if it hung.
 
 Tools write directly to the job's output. Therefore the output also has the text of a tool that hangs, crashes or is killed with
 the job. The mark is random for each run, so that no line of a tool is mistaken for a line of the job. Nothing is set up for the
@@ -53,6 +54,7 @@ def script(mark: str, node: str, steps: Sequence[ToolStep], *, gpus: int | None 
         "\tstatus=$?",
         '\tsay end "$1" "$status" $(($(seconds) - began))',
         "}",
+        "trap 'say suspended' CONT",  # the shell runs this when the tool has ended, and before the line of its end
         'say node "$SLURMD_NODENAME"',
         *prelude.splitlines(),
         f"GPUS={count}",

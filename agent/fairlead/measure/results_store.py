@@ -104,9 +104,10 @@ class ResultStore:
             yield
         except (sqlite3.Error, OSError) as e:
             said = getattr(e, "strerror", None) or str(e)
-            raise HostError(
-                f"{self.path}: {said}", hint="make room or give another --store; what was written before is whole"
-            ) from None
+            hint = "make room or give another --store; what was written before is whole"
+            if "locked" in said:
+                hint = f"another program has locked it: fuser {self.path} names it; what was written before is whole"
+            raise HostError(f"{self.path}: {said}", hint=hint) from None
 
     def write(self, *statements: tuple[str, Sequence[Sequence[object]]]) -> None:
         """Execute all of the statements, or none."""

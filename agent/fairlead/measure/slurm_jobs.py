@@ -14,25 +14,36 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import Struct
 
 from fairlead.errors import SlurmError, SlurmUnavailable
+from fairlead.model.plain_text import one_line
+from fairlead.slurm.client import NodeState
 from fairlead.slurm.scontrol import Scontrol, plain
 
 PREFIX = "fairlead-accept-"
+#: What squeue prints of a job: its id, its state, the time it has run, the nodes it requested, its name, and why it waits.
+COLUMNS = "%A|%T|%M|%n|%j|%r"
 #: The variables of the caller's environment that a job gets: the user, and the paths of programs. Other variables, such as
 #: NCCL_*, are not passed on.
 KEPT = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LD_LIBRARY_PATH", "MODULEPATH", "MODULESHOME", "BASH_ENV", "ENV")
 #: States of jobs that have not ended (squeue(1), JOB STATE CODES).
 WAITING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
 RUNNING = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "STAGE_OUT", "SIGNALING", "RESIZING"})
+SUSPENDED = frozenset({"SUSPENDED", "STOPPED"})
+#: States in which a node starts no job. A node in another state (MAINT of a reservation, powered down) may still start the job.
+#: After its restart, slurmctld has a node as UNKNOWN until it has asked it. So that says nothing.
+BLOCKED = frozenset({"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "FUTURE"})
+WHY_MAX = 800  # characters of a node's reason
 
 
 class AcceptanceJob(Struct, frozen=True, kw_only=True):
-    """Describes a job as squeue prints it. ``node``: the node that the job requested. ``reason``: why the job waits, or ""."""
+    """Describes a job as squeue prints it. ``node``: the node that the job requested. ``reason``: why the job waits, or "".
+    used_seconds: how long the job has run, without the time in which it was suspended, or None if squeue does not say it."""
 
     id: int
     name: str
     node: str
     state: str
     reason: str = ""
+    used_seconds: int | None = None
 
     @property
     def ended(self) -> bool:
@@ -76,11 +87,18 @@ class AcceptanceJobs(Scontrol):
         return tuple(j for j in self._listed(["-u", user()]) if j.name.startswith(PREFIX) and not j.ended)
 
     def _listed(self, which: Sequence[str]) -> tuple[AcceptanceJob, ...]:
-        return parse(self.ask(["squeue", "-h", "-a", "-t", "all", *which, "-o", "%A|%T|%n|%j|%r"]))
+        return parse(self.ask(["squeue", "-h", "-a", "-t", "all", *which, "-o", COLUMNS]))
 
     def cancel(self, name: str) -> None:
-        """End every job of this name that the caller has submitted."""
-        self.ask(["scancel", f"--name={name}", f"--user={user()}"])
+        """End every job of this name that the caller has submitted. Raises SlurmError if one cannot be ended, and
+        SlurmUnavailable."""
+        try:
+            self.ask(["scancel", f"--name={name}", f"--user={user()}"])
+        except SlurmUnavailable:
+            raise
+        except SlurmError:  # scancel has also warned of something else, or a job was over in the meantime
+            if self._is_left(name):
+                raise
 
     def cancel_one(self, job: int, name: str) -> None:
         """End one job, if it still has this name. Raises SlurmError if the job cannot be ended, and SlurmUnavailable."""
@@ -89,16 +107,30 @@ class AcceptanceJobs(Scontrol):
         except SlurmUnavailable:
             raise
         except SlurmError:  # scancel also refuses if the job is over in the meantime
-            if any(seen.id == job and not seen.over for seen in self.seen(name)):
+            if self._is_left(name, job):
                 raise
 
-    def accounted(self, job: int) -> str:
-        """Return the state of a job in Slurm's accounting, or "" if there is no accounting or no such job in it."""
+    def _is_left(self, name: str, job: int | None = None) -> bool:
+        """Say whether this job, or any of this name, has not ended, as far as slurmctld says."""
         try:
-            said = self.ask(["sacct", "-X", "-n", "-P", "-j", str(job), "-o", "State"])
-        except (SlurmError, SlurmUnavailable):
-            return ""
-        return said.split()[0] if said.split() else ""
+            return any(not seen.over and job in (None, seen.id) for seen in self.seen(name))
+        except SlurmError:
+            return True
+
+    def accounted(self, job: int | None) -> tuple[str, int | None]:
+        """Return the state in which a job ended and how many seconds it ran, by Slurm's accounting. Return ("", None) if there is
+        no accounting, no such job in it, or if it does not know of the job's end yet."""
+        if job is None:
+            return "", None
+        try:
+            said = self.ask(["sacct", "-X", "-n", "-P", "-j", str(job), "-o", "State,ElapsedRaw"])
+        except SlurmError:
+            return "", None
+        words = said.partition("\n")[0].split("|")
+        state = (words[0].split() or [""])[0]
+        if len(words) != 2 or state in WAITING | RUNNING:
+            return "", None
+        return state, int(words[1]) if words[1].isdecimal() else None
 
     def reserved(self, reservation: str) -> tuple[str, ...]:
         """Return the nodelist of a reservation as a tuple with one text, or () if it has no nodes. Raises SlurmError."""
@@ -123,17 +155,42 @@ def _literal(path: str) -> str:
 
 
 def parse(text: str) -> tuple[AcceptanceJob, ...]:
-    """Return the jobs in squeue's ``%A|%T|%n|%j|%r`` lines. Raises SlurmError for a line that is no job."""
+    """Return the jobs in squeue's lines of ``COLUMNS``. Raises SlurmError for a line that is no job."""
     found = []
     for line in text.splitlines():
-        words = line.split("|", 4)
-        if len(words) != 5 or not words[0].isdecimal():
+        words = line.split("|", 5)
+        if len(words) != 6 or not words[0].isdecimal():
             raise SlurmError(f"squeue: its output is not what was asked for: {line[:80]!r}")
-        number, state, node, name, reason = words
-        found.append(AcceptanceJob(id=int(number), name=name, node=node, state=state, reason="" if reason == "None" else reason))
+        number, state, used, node, name, reason = words
+        found.append(
+            AcceptanceJob(
+                id=int(number),
+                name=name,
+                node=node,
+                state=state,
+                reason="" if reason == "None" else reason,
+                used_seconds=_seconds(used),
+            )
+        )
     return tuple(found)
+
+
+def _seconds(text: str) -> int | None:
+    """Return the seconds of a time such as ``1-02:03:04`` or ``3:04`` (squeue(1), %M), or None if it is no time."""
+    found = re.fullmatch(r"(?:(\d{1,6})-)?(?:(\d{1,2}):)?(\d{1,2}):(\d{1,2})", text)
+    if not found:
+        return None
+    days, hours, minutes, seconds = (int(each or 0) for each in found.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def by_node(jobs: Iterable[AcceptanceJob]) -> dict[str, AcceptanceJob]:
     """Return the newest job for each node."""
     return {job.node: job for job in sorted(jobs, key=lambda job: job.id)}
+
+
+def blocked(state: NodeState) -> str:
+    """Return the state in which the node starts no job, with its reason, or "" if it may start one."""
+    words = sorted(state.states & BLOCKED)
+    why = f" ({one_line(state.reason, WHY_MAX)})" if state.reason else ""
+    return f"{'+'.join(words)}{why}" if words else ""

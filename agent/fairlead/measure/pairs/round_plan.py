@@ -9,7 +9,7 @@ run that was killed goes on with the same plan.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from functools import cache
 
 from msgspec import Struct
@@ -52,8 +52,11 @@ class PairPlan(Struct, frozen=True, kw_only=True):
     seed: str = ""
 
 
-def next_round(plan: PairPlan, values: Sequence[PairValue], gone: Mapping[str, str]) -> PlannedRound | None:
-    """Return the round after those in ``values``, or None at the end. ``gone``: nodes that went down, which get no pair."""
+def next_round(
+    plan: PairPlan, values: Sequence[PairValue], gone: Mapping[str, str], left_out: Collection[str] = ()
+) -> PlannedRound | None:
+    """Return the round after those in ``values``, or None at the end. ``gone``: nodes that went down, which get no pair.
+    ``left_out``: nodes that get no pair, and did not go down: they spoiled nothing."""
     rounds = {v.round: v.stage for v in values}
     table = without_spoiled(values, plan.leaves, plan.limits, gone)
     had = Counter(stage for number, stage in rounds.items() if number not in table.rounds)
@@ -65,7 +68,8 @@ def next_round(plan: PairPlan, values: Sequence[PairValue], gone: Mapping[str, s
     for stage in order[first:]:
         if had[stage] + max(0, spoiled[stage] - SPOILED_MAX) >= ROUNDS[stage]:
             continue
-        if pairs := _pairs(plan, stage, values, gone, had=had[stage], table=table, judged=verdict):
+        nodes = frozenset(plan.leaves.of) - frozenset(gone) - frozenset(left_out)
+        if pairs := _pairs(plan, stage, values, nodes, had=had[stage], table=table, judged=verdict):
             rails = tuple(str(k) for k in range(plan.rails)) if stage is Stage.RAIL else ("",)
             return PlannedRound(number=max(rounds, default=0) + 1, stage=stage, pairs=tuple(sorted(pairs)), rails=rails)
     return None
@@ -75,15 +79,14 @@ def _pairs(
     plan: PairPlan,
     stage: Stage,
     values: Sequence[PairValue],
-    gone: Mapping[str, str],
+    nodes: Set[str],
     *,
     had: int,
     table: SpoiledFigures,
     judged: Callable[[], FabricVerdict],
 ) -> list[Pair]:
-    """Return the pairs of the next round of a stage. had: how many rounds of this stage count. judged: returns the verdict of
-    ``values``."""
-    nodes = frozenset(plan.leaves.of) - frozenset(gone)
+    """Return the pairs of the next round of a stage, between these nodes. had: how many rounds of this stage count. judged:
+    returns the verdict of ``values``."""
     made = len({v.round for v in values if v.stage is stage})
     done = {v.pair for v in values if not v.rail}
     one_group = len(set(plan.leaves.of.values())) == 1
