@@ -139,11 +139,25 @@ NEXT: Mapping[MaintenanceStep, frozenset[MaintenanceStep]] = {
         }
     ),
     MaintenanceStep.RESUMING: frozenset(
-        {MaintenanceStep.DONE, MaintenanceStep.TAKEN, MaintenanceStep.FAILED, MaintenanceStep.MARKING}
+        {
+            MaintenanceStep.DONE,
+            MaintenanceStep.VERIFYING,
+            MaintenanceStep.TAKEN,
+            MaintenanceStep.FAILED,
+            MaintenanceStep.MARKING,
+        }
     ),
-    MaintenanceStep.LIFTING: frozenset({MaintenanceStep.RELEASED, MaintenanceStep.TAKEN, MaintenanceStep.FAILED}),
+    MaintenanceStep.LIFTING: frozenset(
+        {MaintenanceStep.RELEASED, MaintenanceStep.TAKEN, MaintenanceStep.FAILED, MaintenanceStep.MARKING}
+    ),
     MaintenanceStep.UNDOING: frozenset(
-        {MaintenanceStep.QUEUED, MaintenanceStep.LIFTING, MaintenanceStep.TAKEN, MaintenanceStep.FAILED}
+        {
+            MaintenanceStep.QUEUED,
+            MaintenanceStep.LIFTING,
+            MaintenanceStep.TAKEN,
+            MaintenanceStep.FAILED,
+            MaintenanceStep.MARKING,
+        }
     ),
     MaintenanceStep.MARKING: frozenset({MaintenanceStep.FAILED, MaintenanceStep.TAKEN}),
     **dict.fromkeys(ENDS, frozenset()),
@@ -279,7 +293,8 @@ class NodeService(Struct, frozen=True, kw_only=True):
 
 
 class Move(Struct, frozen=True):
-    """Holds the next step of a node, and the reason for it in one line."""
+    """Holds the next step of a node, and the reason for it in one line. If the next step is the present one, the node has to wait
+    in it, and the reason says why."""
 
     step: MaintenanceStep
     why: str = ""
@@ -494,6 +509,29 @@ def lifted(work: NodeWork, seen: NodeInSlurm, now: float, plan: MaintenancePlan)
     if seen.hand is DrainOwner.COVERED:
         return Move(MaintenanceStep.FAILED, f"slurmctld keeps it drained: {seen.who}")
     return None
+
+
+def before_lift(work: NodeWork, seen: NodeInSlurm, now: float, plan: MaintenancePlan) -> Move | None:
+    """Return the move of a node in ``resuming``, ``lifting`` or ``undoing`` before our drain is lifted, or None if it may be
+    lifted. A verified node that slurmctld reboots or powers down must be verified again."""
+    if work.step is MaintenanceStep.RESUMING and seen.hand is DrainOwner.OURS and seen.off:
+        return Move(MaintenanceStep.VERIFYING, f"not resumed, and verified again: {seen.off}")
+    return lifted(work, seen, now, plan)
+
+
+def lift_refused(work: NodeWork, why: str, now: float, plan: MaintenancePlan) -> Move:
+    """Return the move of a node whose drain slurmctld refuses to lift. The run tries again for a limited time. ``why``:
+    slurmctld's error."""
+    said = f"slurmctld refuses to resume it: {why}"
+    limit = max(ANSWER_SECONDS, plan.verify_seconds)
+    return Move(MaintenanceStep.MARKING if now - work.since >= limit else work.step, said)
+
+
+def unlisted(work: NodeWork, since: float, now: float, plan: MaintenancePlan, *, aborting: bool) -> Move:
+    """Return the move of a node that slurmctld has not listed since the time ``since``. The run waits for a limited time, because
+    the node may come back."""
+    over = aborting or now - since >= max(ANSWER_SECONDS, plan.verify_seconds)
+    return Move(MaintenanceStep.TAKEN if over else work.step, "slurmctld has no such node any more")
 
 
 def abort(work: NodeWork) -> Move | None:
