@@ -39,6 +39,7 @@ WORK = NodeWork(node="n1", slurm="n1", text=TEXT, mark=MARK, detail="why", since
 PLAN = MaintenancePlan(reason="new driver")
 ANN = "ann: riser swap"
 SHORT_SECONDS = 3.0
+CONF = "ReturnToService=1\nSuspendTime=86400\nSuspendProgram=/bin/true\nResumeProgram=/bin/true\n"
 
 
 class Lines(SilentDisplay):
@@ -111,7 +112,7 @@ def test_a_slow_scontrol_of_maintenance_changes_nothing_that_a_person_has_set_me
     folder = tmp_path / "bin"
     controller = Controller(tools(cluster, folder, slow(folder, "")))
     step, change = CHANGES[what]
-    work = replace(WORK, step=step, boot_after="b" if down else "")
+    work = replace(WORK, step=step, boot_after="b" if down else "", since=time.time())
     monkeypatch.setattr(node_writer, "STALE_SECONDS", 5.0)
     with ThreadPoolExecutor(1) as beside:
         changing = beside.submit(change, controller, work)
@@ -169,7 +170,7 @@ def test_a_node_whose_resume_slurmctld_refuses_stops_no_other(bench: Bench, shor
 def own(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     """A cluster of this test alone, whose slurm.conf it may change."""
     monkeypatch.setattr(node_writer, "STALE_SECONDS", PATIENCE_SECONDS)
-    made = Cluster(request.param, nodes=3, cores=4, reboot="/bin/true", extra_conf="ReturnToService=1\n")
+    made = Cluster(request.param, nodes=3, cores=4, reboot="/bin/true", extra_conf=CONF)
     with running(made) as cluster, benched(cluster, client_of(cluster), tmp_path) as bench:
         yield bench
 
@@ -200,6 +201,32 @@ def test_a_node_that_slurmctld_reboots_is_not_resumed_before_it_is_verified_agai
     found = own.client.node("n1")
     assert {"DRAIN", "REBOOT_ISSUED"} <= found.states and found.reason == f"{TEXT} : reboot issued", found
     assert move is not None and move.step is MaintenanceStep.VERIFYING and "rebooting" in move.why
+
+
+def test_a_node_that_slurmctld_powers_down_is_not_said_to_be_resumed_by_a_person(own: Bench) -> None:
+    run = own.begin("n1")
+    own.client.drain("n1", TEXT)
+    now = time.time()
+    own.journal.put(run.id, 0, replace(WORK, step=MaintenanceStep.WAITING, since=now, began=now, drained=now, kept=True))
+    own.cluster.scontrol("update", "nodename=n1", "state=power_down")
+    wait(lambda: not own.client.node("n1").drained, "slurmctld lifts the drain")
+    own.drive(run)
+    (work,) = own.journal.run(run.id).works
+    assert work.step is MaintenanceStep.TAKEN and "slurmctld or somebody has lifted its drain (power" in work.detail
+
+
+@on("trixie")
+def test_a_node_that_was_verified_before_the_run_was_away_is_verified_again(bench: Bench) -> None:
+    """The run was killed right before the resume, and goes on an hour later. Meanwhile a GPU is lost."""
+    run = bench.begin("n1", verify_seconds=SHORT_SECONDS)
+    bench.client.drain("n1", TEXT)
+    then = time.time() - 3600
+    well = replace(WORK, step=MaintenanceStep.RESUMING, since=then, began=then, drained=then, kept=True, mark="", detail="well")
+    bench.journal.put(run.id, 0, well)
+    bench.nodes.findings["n1"] = [{"id": "x", "check": "gpu_count", "level": "drain", "mode": "enforce", "summary": "7 of 8"}]
+    bench.drive(run)
+    (work,) = bench.journal.run(run.id).works
+    assert work.step is MaintenanceStep.FAILED and "gpu_count: 7 of 8" in bench.reason("n1")
 
 
 @on("bookworm")
