@@ -229,6 +229,21 @@ def test_a_node_that_was_verified_before_the_run_was_away_is_verified_again(benc
     assert work.step is MaintenanceStep.FAILED and "gpu_count: 7 of 8" in bench.reason("n1")
 
 
+@on("trixie")
+def test_a_node_in_a_maintenance_reservation_is_begun_once_and_not_again_and_again(bench: Bench) -> None:
+    """The reservation alone leaves fewer usable nodes than the floor, and the run's drain takes none of them."""
+    nodes = "n1,n2,n3,n4,n5"
+    bench.cluster.scontrol(
+        "create", "reservation=maint", "starttime=now", "duration=30", f"nodes={nodes}", "users=root", "flags=maint"
+    )
+    wait(lambda: "MAINTENANCE" in bench.client.node("n1").states, "the reservation")
+    run = bench.begin("n1", floor=["main=50%"])
+    _, ended = drive(bench, run, seconds=40)
+    steps = [s.step for s in bench.journal.log(run.id)]
+    assert ended and bench.steps(run) == {"n1": "done"}, steps
+    assert steps.count("draining") == 1, steps
+
+
 @on("bookworm")
 def test_a_drain_whose_answer_is_lost_is_the_runs_own(bench: Bench, tmp_path: Path) -> None:
     """slurmctld drains the node, and scontrol ends with an error all the same: the node is not left drained as "not touched"."""
@@ -331,6 +346,15 @@ def test_a_warning_that_every_command_prints_is_no_error(bench: Bench) -> None:
     finally:
         bench.cluster.write_conf(extra_conf=before)
     assert ended and bench.steps(run) == {"n1": "done"} and not said, said
+
+
+@pytest.mark.parametrize("printed", ["", "NodeName=n1 Arch=x86_64 CoresPerSocket=4 CPUAlloc=0"])
+def test_a_cut_answer_is_no_registration_after_a_reboot(tmp_path: Path, printed: str) -> None:
+    """Another text than before the reboot would count as a new registration."""
+    (tmp_path / "scontrol").write_text(f"#!/bin/sh\nprintf '{printed}'\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    with pytest.raises(SlurmError, match="has no SlurmdStartTime"):
+        Controller(Scontrol(bin_dir=str(tmp_path))).registered(WORK)
 
 
 @pytest.mark.parametrize("warning", ["", "sinfo: error: read_slurm_conf: default partition not set"])

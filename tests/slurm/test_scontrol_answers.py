@@ -64,10 +64,13 @@ def test_the_bound_of_a_write_holds_where_the_callers_own_caller_ignores_its_sig
     assert not is_sent(tmp_path) and "too slow" in said.stdout, said
 
 
-@pytest.mark.parametrize("printed", ["", "squeue: error: Ignoring BackupController since SlurmctldHost is set."])
-def test_a_squeue_that_prints_no_header_has_not_said_that_there_is_no_job(tmp_path: Path, printed: str) -> None:
+@pytest.mark.parametrize(
+    ("printed", "said"),
+    [("", ""), ("", "squeue: error: Ignoring BackupController"), ("JOBID ST", ""), ("JOBID ST NODES\\n7 R 1\\n8 R", "")],
+)
+def test_an_empty_or_cut_list_has_not_said_which_jobs_there_are(tmp_path: Path, printed: str, said: str) -> None:
     client = client_with(tmp_path, "")
-    (tmp_path / "squeue").write_text(f"#!/bin/sh\n[ -z '{printed}' ] || echo '{printed}' >&2\n")
+    (tmp_path / "squeue").write_text(f"#!/bin/sh\nprintf '{said}' >&2; printf '{printed}'\n")
     (tmp_path / "squeue").chmod(0o755)
     with pytest.raises(SlurmError, match="squeue: "):
         client.jobs_on("n1")

@@ -125,8 +125,8 @@ class Scontrol:
         """Return squeue's lines for these options, without its header. The header shows that squeue has answered. Without a job
         it prints nothing else, and it may print a warning about slurm.conf. Raises SlurmUnavailable, SlurmError."""
         header, end, rows = self._run(["squeue", "-a", *words]).partition("\n")
-        if not header or not end:
-            raise SlurmError("squeue: it has printed nothing")
+        if not header or not end or not (rows or "\n").endswith("\n"):
+            raise SlurmError("squeue: its output is empty or cut")
         return rows
 
     def gres_indices(self, job: int, name: str) -> frozenset[int] | None:

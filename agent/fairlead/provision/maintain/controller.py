@@ -22,7 +22,7 @@ from fairlead.errors import SlurmError, SlurmUnavailable
 from fairlead.model.nodelist import expand
 from fairlead.model.plain_text import one_line
 from fairlead.policy.decision_rules import Rules
-from fairlead.policy.ownership import MAINTAIN, Owner, is_ours, keep_off, parse, strip_suffixes
+from fairlead.policy.ownership import MAINTAIN, Owner, in_maintenance, is_ours, keep_off, parse, strip_suffixes
 from fairlead.policy.ownership import Token as Reason
 from fairlead.provision.maintain import maintenance_steps
 from fairlead.provision.maintain.begin_limits import NodeAvailability
@@ -80,6 +80,7 @@ class Controller:
                 usable=n.available and not silent(n),
                 out=not n.available,
                 maintained=n.drained and n.reason.startswith(MAINTAIN),
+                reserved=in_maintenance(n.states),
                 since=float(n.reason_time),
                 jobs=len(ends := jobs.get(name, [])),
                 jobs_end=max(ends, default=0.0),
@@ -233,10 +234,12 @@ class Controller:
             self.client.resume(work.slurm)
 
     def registered(self, work: NodeWork) -> str:
-        """Return the node's SlurmdStartTime as scontrol prints it. If the value changes after a reboot, slurmd has registered
-        again."""
+        """Return the node's SlurmdStartTime as scontrol prints it. If the value is another number after a reboot, slurmd has
+        registered again. Raises SlurmError if scontrol does not print it."""
         text = self.client.ask(["scontrol", "-o", "show", "node", work.slurm])
-        return next((w.partition("=")[2] for w in text.split() if w.startswith("SlurmdStartTime=")), "")
+        if found := next((w.partition("=")[2] for w in text.split() if w.startswith("SlurmdStartTime=")), ""):
+            return found
+        raise SlurmError(f"scontrol: its output about {work.slurm} has no SlurmdStartTime")
 
 
 def as_reason(text: str) -> Reason:
@@ -274,6 +277,10 @@ def jobs_by_node(text: str) -> dict[str, list[float]]:
         if len(words) != 4 or not words[0].isdigit():
             raise SlurmError(f"squeue: its output is not what was asked for: {line[:80]!r}")
         end = float(words[2]) if words[2].isdigit() else math.inf
-        for node in expand(words[3]) if words[3] else ():
+        try:
+            nodes = expand(words[3]) if words[3] else ()
+        except ValueError as e:
+            raise SlurmError(f"squeue: its output is not what was asked for: {e}") from None
+        for node in nodes:
             found.setdefault(node, []).append(end)
     return found

@@ -472,8 +472,10 @@ class Maintenance:
             return "slurmd there does not answer slurmctld, or slurmctld refuses its registration"
         if seen.off:
             return f"in slurmctld it is {seen.off}"
-        if work.boot_after and self._controller.registered(work) == work.registered_before:
-            return "slurmd has not registered since the reboot"
+        if work.boot_after:
+            began = self._controller.registered(work)
+            if began == work.registered_before or not began.isdigit():  # slurmctld has no time before slurmd has registered
+                return "slurmd has not registered since the reboot"
         return ""
 
     def _checked(self, at: int, said: ApplyOutcome) -> None:
