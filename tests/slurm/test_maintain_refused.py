@@ -5,6 +5,8 @@ What happens to one node is told in one line and stops no other node, and what a
 
 from __future__ import annotations
 
+import os
+import pwd
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -65,11 +67,13 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tools(cluster: Cluster, folder: Path, update: str) -> Scontrol:
-    """A client whose scontrol does this before each update, and whose other commands are Slurm's. ``update``: lines of sh."""
+    """A client whose scontrol does this before each update, and whose other commands are Slurm's. ``update``: lines of sh. The
+    file ``calls`` of the folder has a line for each call of scontrol."""
     folder.mkdir()
     for name in ("sinfo", "squeue"):
         (folder / name).symlink_to(cluster.bin / name)
-    program = f'#!/bin/sh\nreal={cluster.bin}/scontrol\nif [ "$1" = update ]; then\n{update}\nfi\nexec $real "$@"\n'
+    calls = f'echo "$*" >> {folder}/calls'
+    program = f'#!/bin/sh\nreal={cluster.bin}/scontrol\n{calls}\nif [ "$1" = update ]; then\n{update}\nfi\nexec $real "$@"\n'
     (folder / "scontrol").write_text(program)
     (folder / "scontrol").chmod(0o755)
     return Scontrol(conf="/etc/slurm/slurm.conf", bin_dir=str(folder), deadline_seconds=60)
@@ -245,6 +249,33 @@ def test_a_node_in_a_maintenance_reservation_is_begun_once_and_not_again_and_aga
 
 
 @on("bookworm")
+def test_a_node_that_is_done_costs_no_question_in_each_turn(bench: Bench, tmp_path: Path) -> None:
+    """n1 was done so fast that slurmctld may not have saved its drain. n2 waits for its job."""
+    bench.controller = Controller(tools(bench.cluster, tmp_path / "bin", ":"))
+    job = bench.cluster.submit("#!/bin/sh\nsleep 600\n", "-w", "n2")
+    bench.cluster.wait_job(job, "RUNNING")
+    run = bench.begin("n1", "n2", max_wait=600.0)
+    maintenance = bench.maintenance(run)
+    asked: list[int] = []
+
+    def watch() -> None:
+        steps = lambda: [w.step for w in maintenance.works]  # noqa: E731
+        try:
+            wait(lambda: steps() == [MaintenanceStep.DONE, MaintenanceStep.WAITING], "n1 is done, n2 waits")
+            for _ in range(2):
+                asked.append((tmp_path / "bin/calls").read_text().count("show config"))
+                time.sleep(4)
+        finally:
+            maintenance.leave_asked = True
+
+    with ThreadPoolExecutor(1) as beside:
+        watching = beside.submit(watch)
+        maintenance.drive()
+        watching.result()
+    assert asked[1] - asked[0] <= 1, asked  # one more may be on its way for n2, whose drain is new
+
+
+@on("bookworm")
 def test_a_drain_whose_answer_is_lost_is_the_runs_own(bench: Bench, tmp_path: Path) -> None:
     """slurmctld drains the node, and scontrol ends with an error all the same: the node is not left drained as "not touched"."""
     lost = '$real "$@" >/dev/null; case "$*" in *State=DRAIN*) echo "slurm_update error: Unexpected message received" >&2; exit 1'
@@ -355,6 +386,15 @@ def test_a_cut_answer_is_no_registration_after_a_reboot(tmp_path: Path, printed:
     (tmp_path / "scontrol").chmod(0o755)
     with pytest.raises(SlurmError, match="has no SlurmdStartTime"):
         Controller(Scontrol(bin_dir=str(tmp_path))).registered(WORK)
+
+
+def test_the_user_of_a_drain_is_the_process_not_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`runuser -u` and `setpriv` leave LOGNAME as it is. Every drain of the run would count as somebody else's."""
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.setenv(name, "ann")
+    nobody = pwd.getpwnam("nobody")
+    monkeypatch.setattr(os, "geteuid", lambda: nobody.pw_uid)
+    assert Controller(Scontrol())._rules.own_users == ("root", "slurm", "nobody")
 
 
 @pytest.mark.parametrize("warning", ["", "sinfo: error: read_slurm_conf: default partition not set"])

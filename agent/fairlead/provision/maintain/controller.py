@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import getpass
 import math
+import os
+import pwd
 from collections.abc import Mapping
 from typing import TypeVar
 
@@ -64,7 +66,7 @@ class Controller:
     def __init__(self, client: Scontrol) -> None:
         self.client = client
         self.clock = RunClock()
-        self._rules = Rules(own_users=tuple(dict.fromkeys(("root", "slurm", getpass.getuser()))))
+        self._rules = Rules(own_users=tuple(dict.fromkeys(("root", "slurm", own_user()))))
 
     def listing(self) -> Listing:
         unix = self.clock.now()
@@ -92,6 +94,10 @@ class Controller:
     def seen(self, work: NodeWork, listing: Listing) -> NodeInSlurm:
         """Return the node as it was when this listing was read."""
         return self._seen(work, listing.nodes[work.slurm], listing.availability[work.slurm].jobs)
+
+    def owner(self, work: NodeWork, listing: Listing) -> DrainOwner:
+        """Return who had drained the node when this listing was read. This asks slurmctld nothing."""
+        return self._hand(work, listing.nodes[work.slurm])
 
     def now(self, work: NodeWork) -> NodeInSlurm:
         """Return the node as it is now, with its jobs."""
@@ -240,6 +246,14 @@ class Controller:
         if found := next((w.partition("=")[2] for w in text.split() if w.startswith("SlurmdStartTime=")), ""):
             return found
         raise SlurmError(f"scontrol: its output about {work.slurm} has no SlurmdStartTime")
+
+
+def own_user() -> str:
+    """Return the name of this process's user, which slurmctld has as the user of our drains. The environment may name another."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return getpass.getuser()
 
 
 def as_reason(text: str) -> Reason:

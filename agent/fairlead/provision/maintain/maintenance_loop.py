@@ -373,7 +373,7 @@ class Maintenance:
         lifted = work.step in (MaintenanceStep.QUEUED, *LIFTED) and work.text and work.since < listing.unix
         if not lifted or work.slurm not in listing.nodes:
             return
-        if self._controller.seen(work, listing).hand is not DrainOwner.OURS:
+        if self._controller.owner(work, listing) is not DrainOwner.OURS:
             self._said_why.pop(at, None)
             return
         move = self._controller.lift(work, self._plan)

@@ -43,7 +43,7 @@ def returned_drains(journal: Journal, controller: Controller, listing: Listing, 
     return tuple(
         f
         for f in found
-        if f.work.step in {*LIFTED, MaintenanceStep.TAKEN} and controller.seen(f.work, listing).hand is DrainOwner.OURS
+        if f.work.step in {*LIFTED, MaintenanceStep.TAKEN} and controller.owner(f.work, listing) is DrainOwner.OURS
     )
 
 
