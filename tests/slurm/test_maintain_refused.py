@@ -207,6 +207,23 @@ def test_a_node_that_slurmctld_reboots_is_not_resumed_before_it_is_verified_agai
     assert move is not None and move.step is MaintenanceStep.VERIFYING and "rebooting" in move.why
 
 
+def test_a_node_that_slurmctld_reboots_is_applied_only_when_it_is_back(own: Bench) -> None:
+    """A person has ordered the reboot while the node had a job. The job ends, and slurmctld reboots the node."""
+    run = own.begin("n1")
+    own.client.drain("n1", TEXT)
+    now = time.time()
+    own.journal.put(run.id, 0, replace(WORK, step=MaintenanceStep.WAITING, since=now, began=now, drained=now, kept=True))
+    own.cluster.scontrol("reboot", "n1")
+    wait(lambda: "REBOOT_ISSUED" in own.client.node("n1").states, "the reboot is issued")
+    said, ended = drive(own, run, seconds=6)
+    assert not ended and own.steps(run) == {"n1": "waiting"}
+    assert [line for line in said if "rebooting" in line] == ["n1: in slurmctld it is rebooting"]
+    own.cluster.stop_slurmd("n1")
+    own.cluster.start_slurmd("n1", "-b")
+    wait(lambda: "REBOOT_ISSUED" not in own.client.node("n1").states, "the node is back")
+    assert [n.step for n in own.drive(run).nodes] == ["done"]
+
+
 def test_a_node_that_slurmctld_powers_down_is_not_said_to_be_resumed_by_a_person(own: Bench) -> None:
     run = own.begin("n1")
     own.client.drain("n1", TEXT)

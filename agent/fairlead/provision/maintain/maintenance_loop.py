@@ -346,8 +346,9 @@ class Maintenance:
                 if seen.hand is DrainOwner.OURS and not self._stays(at, listing):
                     return
                 work = self.works[at]
-                if move := maintenance_steps.waiting(work, seen, now, self._plan, aborting=self._aborting):
-                    self._move(at, move)
+                moved = maintenance_steps.waiting(work, seen, now, self._plan, aborting=self._aborting)
+                if moved and self._taken(at, moved):
+                    self._move(at, moved)
             elif move := maintenance_steps.drain_lost(work, seen):
                 self._move(at, move)
             elif work.step is MaintenanceStep.APPLYING and not work.boot_before:

@@ -43,6 +43,8 @@ RESUMED = "resumed, and does not answer slurmctld"
 #: A killed slurmctld loses the changes since its last save (SAVE_MAX_WAIT is 5 s, src/slurmctld/state_save.c). A drain that is
 #: older than KEPT_SECONDS was saved. If such a drain is gone, somebody has lifted it.
 KEPT_SECONDS = 15.0
+#: What ``NodeInSlurm.off`` says of a node that slurmctld is going to reboot or has rebooted (policy.ownership.keep_off).
+REBOOTING = "rebooting"
 
 
 class MaintenanceStep(StrEnum):
@@ -423,6 +425,8 @@ def waiting(work: NodeWork, seen: NodeInSlurm, now: float, plan: MaintenancePlan
     if aborting:
         return untaken(work, "aborted before anything was changed")
     if seen.jobs == 0 and now - work.since >= plan.settle_seconds:
+        if seen.off == REBOOTING:  # the reboot would cut the apply
+            return Move(work.step, f"in slurmctld it is {seen.off}")
         return Move(MaintenanceStep.APPLYING, "idle")
     if seen.jobs and plan.max_wait and now - work.began >= plan.max_wait:
         if begun:
