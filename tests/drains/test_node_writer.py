@@ -71,6 +71,15 @@ def test_a_write_needs_a_fresh_reading(late: float, written: bool) -> None:
     assert one.fresh() == written and ctld.written == ["resume"] * written
 
 
+def test_a_slow_answer_takes_no_time_from_the_write() -> None:
+    """slurmctld needs about as long for the write as for the reading."""
+    ctld, within = Ctld(answer_seconds=STALE_SECONDS * 0.75), list[float]()
+    one = writer(ctld, within, from_request=True)
+    one.read()
+    one.write(lambda: ctld.resume("n1"))
+    assert within == [pytest.approx(STALE_SECONDS)]
+
+
 def test_nothing_is_written_before_the_first_reading() -> None:
     ctld = Ctld()
     with pytest.raises(SlurmUnavailable):

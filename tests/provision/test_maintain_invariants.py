@@ -123,18 +123,20 @@ class World(Ctld):
         self.acting(lambda: super(World, self).resume(name))
         self.records[name].flags.add("NOT_RESPONDING")
 
+    def resume_down(self, name: str) -> None:
+        self._answer()
+        hold(self.ours(name), f"brought back {name}, which was {self.records[name]}")
+        self.acting(lambda: super(World, self).resume_down(name))
+        self.records[name].flags.add("NOT_RESPONDING")
+
+    def queue(self, *words: str) -> str:
+        self._answer()
+        return "".join(f"{i}|R|N/A|{name}\n" for i, (name, n) in enumerate(self.records.items()) if n.jobs)
+
     def ask(self, command: Sequence[str]) -> str:
         self._answer()
-        if command[0] == "squeue":
-            return "".join(f"{i}|R|N/A|{name}\n" for i, (name, n) in enumerate(self.records.items()) if n.jobs)
-        name = command[3].removeprefix("NodeName=") if "update" in command else command[-1]
-        if "show" in command:
-            return f"NodeName={name} SlurmdStartTime={self.boots[name] if self.up[name] else 0}"
-        name = next(w.removeprefix("NodeName=") for w in command if w.startswith("NodeName="))
-        hold(self.ours(name), f"brought back {name}, which was {self.records[name]}")
-        self.acting(lambda: self.update(name, "RESUME"))
-        self.records[name].flags.add("NOT_RESPONDING")
-        return ""
+        name = command[-1]
+        return f"NodeName={name} SlurmdStartTime={self.boots[name] if self.up[name] else 0}"
 
     # -- NodeSide ------------------------------------------------------------------------------------------
 

@@ -163,7 +163,7 @@ def test_a_node_is_done_once_slurmctld_hears_from_it() -> None:
     silent = NodeInSlurm(hand=DrainOwner.FREE, silent=True)
     assert maintenance_steps.lifted(resuming, silent, 105.0, PLAN) is None
     move = maintenance_steps.lifted(resuming, silent, 500.0, PLAN)
-    assert move == Move(MaintenanceStep.FAILED, "resumed, and does not answer slurmctld after 300 s")
+    assert move == Move(MaintenanceStep.FAILED, "resumed, and does not answer slurmctld after 360 s")
     said = node_report(resuming.at(move.step, 500.0, move.why))
     assert said.condition == "not drained any more, and not in service" and not said.reason
 

@@ -73,6 +73,9 @@ class Ctld:
         began = self.slurmd_began
         return tuple(NodeTimes(name=n.name, reason_time=n.reason_time, slurmd_began=began) for n in self.nodes())
 
+    def not_after(self, seconds: float) -> None:
+        """The model answers at once."""
+
     def drain(self, name: str, reason: str) -> None:
         self.update(name, "DRAIN", reason)
 
@@ -81,6 +84,9 @@ class Ctld:
 
     def resume(self, name: str) -> None:
         self.update(name, "UNDRAIN")
+
+    def resume_down(self, name: str) -> None:
+        self.update(name, "RESUME")
 
     # -- people -----------------------------------------------------------------------------------------
 

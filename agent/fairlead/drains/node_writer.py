@@ -20,10 +20,11 @@ STALE_SECONDS = 2.0  # a reading may be this old when a write relies on it
 class NodeWriter:
     """Reads and writes one node, and remembers when the node was last read.
 
-    not_after: is called before each write with the seconds within which the write may still be sent. from_request: True if the
-    age of a reading counts from its request, False if it counts from its answer. asked_unix, asked: Unix time and ``clock``
-    just before the last reading, which does not show what slurmctld did after that time. window_seconds: the time from before
-    a reading to the end of the write that followed. In this time a change by a person may have been overwritten.
+    not_after: is called before each write with the seconds within which the write may still be sent, counted from the answer to
+    the last reading. from_request: True if the age of a reading counts from its request, False if it counts from its answer.
+    asked_unix, asked: Unix time and ``clock`` just before the last reading, which does not show what slurmctld did after that
+    time. window_seconds: the time from before a reading to the end of the write that followed. In this time a change by a
+    person may have been overwritten.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class NodeWriter:
         age = self.age()
         if age > STALE_SECONDS or not also:
             raise SlurmUnavailable(f"nothing was written: {age:.0f} s went by after the reading of {self.node}")
-        self.not_after(STALE_SECONDS - age)
+        self.not_after(STALE_SECONDS - (self.clock() - self._answered))
 
     def write(self, call: Callable[[], None]) -> None:
         """Write with ``call`` if the last reading is fresh. Raises SlurmUnavailable or SlurmError."""

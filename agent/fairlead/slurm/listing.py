@@ -33,7 +33,7 @@ def listed(client: Scontrol) -> tuple[Listed, ...]:
     text = client.ask(["sinfo", "-h", "-a", "-N", "-O", ",".join(f"{field}:{mark}" for field in fields)])
     found = rows(text, mark, len(fields))
     more = {row[0]: row[len(FIELDS) :] for row in found}
-    jobs = jobs_by_node(client.ask(["squeue", "-h", "-a", "-t", ",".join(sorted(HOLDING)), "-o", "%A|%t|%D|%N"]))
+    jobs = jobs_by_node(client.queue("-t", ",".join(sorted(HOLDING)), "-o", "%A|%t|%D|%N"))
     made = []
     for state in nodes_of(row[: len(FIELDS)] for row in found):
         (version,) = more[state.name]

@@ -39,6 +39,13 @@ NO_ANSWER = (
     "transport endpoint is not connected",
     "unable to establish control machine address",
     "slurm backup controller in standby mode",
+    "controller is in standby mode",
+    "rate limit exceeded",
+    "connection timed out",
+    "connection rejected by handler",
+    "connection forced closed",
+    "read would block",
+    "write would block",
     "authentication error",
     "authentication type",
     "insane message length",
@@ -112,7 +119,15 @@ class Scontrol:
         return parse_nodes(text, mark)
 
     def jobs_on(self, name: str) -> tuple[JobOn, ...]:
-        return parse_jobs(self._run(["squeue", "-h", "-a", "-t", "all", "-w", plain(name), "-o", "%A %t %D"]))
+        return parse_jobs(self.queue("-t", "all", "-w", plain(name), "-o", "%A %t %D"))
+
+    def queue(self, *words: str) -> str:
+        """Return squeue's lines for these options, without its header. The header shows that squeue has answered. Without a job
+        it prints nothing else, and it may print a warning about slurm.conf. Raises SlurmUnavailable, SlurmError."""
+        header, end, rows = self._run(["squeue", "-a", *words]).partition("\n")
+        if not header or not end or not (rows or "\n").endswith("\n"):
+            raise SlurmError("squeue: its output is empty or cut")
+        return rows
 
     def gres_indices(self, job: int, name: str) -> frozenset[int] | None:
         """Return the GRES indices of all GPUs of a job on a node, or None if slurmctld does not say them. This takes one RPC."""
@@ -150,6 +165,10 @@ class Scontrol:
     def resume(self, name: str) -> None:
         # UNDRAIN and not RESUME: RESUME would also lift a DOWN that somebody has set meanwhile (measured on all three releases).
         self._update(name, "State=UNDRAIN")
+
+    def resume_down(self, name: str) -> None:
+        """Clear DRAIN and DOWN."""
+        self._update(name, "State=RESUME")
 
     def _update(self, name: str, *changes: str) -> None:
         until, self._until = self._until, float("inf")
@@ -231,6 +250,8 @@ def _end_at(until: float) -> None:
     remaining = until - _boottime()
     if remaining <= 0:
         os._exit(_TOO_LATE)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # a caller may have started us with SIGALRM ignored or blocked
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
     signal.setitimer(signal.ITIMER_REAL, remaining)
 
 

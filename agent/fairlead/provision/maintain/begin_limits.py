@@ -24,7 +24,8 @@ class NodeAvailability(Struct, frozen=True, kw_only=True):
     """Describes a node in a listing. usable: new jobs start on the node now. out: the node is drained, down or otherwise
     unavailable. A node that only does not answer now is neither usable nor out (as in the agents' drain budget).
 
-    maintained: a run of `fairlead maintain` has drained the node. since: the time of the node's reason, by slurmctld's clock.
+    maintained: a run of `fairlead maintain` has drained the node. reserved: a maintenance reservation is running, so the node
+    would be out without a drain too. since: the time of the node's reason, by slurmctld's clock.
     jobs: how many jobs the node has. jobs_end: when the last job must end by its time limit, in Unix seconds; inf if a job has
     no time limit, 0 without jobs.
     """
@@ -34,6 +35,7 @@ class NodeAvailability(Struct, frozen=True, kw_only=True):
     usable: bool = True
     out: bool = False
     maintained: bool = False
+    reserved: bool = False
     since: float = 0.0
     jobs: int = 0
     jobs_end: float = 0.0
@@ -164,13 +166,15 @@ def overshoot(
     undone does not answer slurmctld yet, so the other runs wait longer in that case.
     """
     node, waits = availability[name], None
+    if node.reserved:
+        return None  # the reservation has made the node unavailable, and not our drain
     for partition in node.partitions:
         members = [p for p in availability.values() if partition in p.partitions]
         usable, floor = sum(p.usable for p in members), plan.floors.get(partition, 0)
         if usable >= floor:
             continue
         soon = sum(not p.out for p in members)
-        drains = [(p.since, p.name) for p in members if p.maintained]
+        drains = [(p.since, p.name) for p in members if p.maintained and not p.reserved]
         ahead = sum(each < (node.since, name) for each in drains)
         if ahead >= soon + len(drains) - floor or waited >= (CONTEST_SECONDS if soon < floor else ANSWER_SECONDS):
             return BrokenFloor(why=below(partition, usable, floor))

@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import getpass
 import math
+import os
+import pwd
 from collections.abc import Mapping
 from typing import TypeVar
 
 from msgspec import Struct
 
 from fairlead.drains.node_writer import STALE_SECONDS, NodeWriter, owner_among
-from fairlead.drains.outcome import finish
+from fairlead.drains.outcome import erased, finish
 from fairlead.drains.read_write_read import NodeChange, WriteDecision, change_node
-from fairlead.errors import SlurmError
+from fairlead.errors import SlurmError, SlurmUnavailable
 from fairlead.model.nodelist import expand
 from fairlead.model.plain_text import one_line
 from fairlead.policy.decision_rules import Rules
-from fairlead.policy.ownership import MAINTAIN, Owner, is_ours, keep_off, parse, strip_suffixes
+from fairlead.policy.ownership import MAINTAIN, Owner, in_maintenance, is_ours, keep_off, parse, strip_suffixes
 from fairlead.policy.ownership import Token as Reason
 from fairlead.provision.maintain import maintenance_steps
 from fairlead.provision.maintain.begin_limits import NodeAvailability
@@ -41,6 +43,8 @@ from fairlead.slurm.scontrol import HOLDING, Scontrol
 
 T = TypeVar("T")
 
+#: Why a node waits in its step although its reading allows the write, for example because the primary's host does not answer.
+_TOO_SLOW = f"nothing is written, because the readings of slurmctld take longer than {STALE_SECONDS:.0f} s"
 _HANDS = {Owner.OURS: DrainOwner.OURS, Owner.COVERED: DrainOwner.COVERED, Owner.FREE: DrainOwner.FREE}
 
 
@@ -62,12 +66,14 @@ class Controller:
     def __init__(self, client: Scontrol) -> None:
         self.client = client
         self.clock = RunClock()
-        self._rules = Rules(own_users=tuple(dict.fromkeys(("root", "slurm", getpass.getuser()))))
+        self._rules = Rules(own_users=tuple(dict.fromkeys(("root", "slurm", own_user()))))
 
     def listing(self) -> Listing:
         unix = self.clock.now()
         nodes = {n.name: n for n in self.client.nodes()}
-        text = self.client.ask(["squeue", "-h", "-a", "-t", ",".join(sorted(HOLDING)), "-o", "%A|%t|%e|%N"])
+        if not nodes:  # every node of a run would count as taken out of Slurm
+            raise SlurmUnavailable("sinfo has listed no node at all")
+        text = self.client.queue("-t", ",".join(sorted(HOLDING)), "-o", "%A|%t|%e|%N")
         jobs = jobs_by_node(text)
         availability = {
             name: NodeAvailability(
@@ -76,6 +82,7 @@ class Controller:
                 usable=n.available and not silent(n),
                 out=not n.available,
                 maintained=n.drained and n.reason.startswith(MAINTAIN),
+                reserved=in_maintenance(n.states),
                 since=float(n.reason_time),
                 jobs=len(ends := jobs.get(name, [])),
                 jobs_end=max(ends, default=0.0),
@@ -87,6 +94,10 @@ class Controller:
     def seen(self, work: NodeWork, listing: Listing) -> NodeInSlurm:
         """Return the node as it was when this listing was read."""
         return self._seen(work, listing.nodes[work.slurm], listing.availability[work.slurm].jobs)
+
+    def owner(self, work: NodeWork, listing: Listing) -> DrainOwner:
+        """Return who had drained the node when this listing was read. This asks slurmctld nothing."""
+        return self._hand(work, listing.nodes[work.slurm])
 
     def now(self, work: NodeWork) -> NodeInSlurm:
         """Return the node as it is now, with its jobs."""
@@ -102,7 +113,7 @@ class Controller:
 
     def _seen(self, work: NodeWork, state: NodeState, jobs: int) -> NodeInSlurm:
         hand = self._hand(work, state)
-        off = keep_off(state.states) if hand is DrainOwner.FREE else ""
+        off = keep_off(state.states) if hand in (DrainOwner.FREE, DrainOwner.OURS) else ""
         lost = False
         if hand is DrainOwner.FREE and work.drained and not work.kept:
             lost = self.client.began() >= work.drained
@@ -132,11 +143,17 @@ class Controller:
         def decide(state: NodeState) -> WriteDecision[tuple[Move | None, float]]:
             seen = self._seen(work, state, 0)
             move = maintenance_steps.before_drain(work, seen, adopt=bool(took and self.left_by(state, frozenset({took}))))
-            return WriteDecision(move is None, (move, seen.since))
+            return WriteDecision(move is None, (move or Move(work.step, _TOO_SLOW), seen.since))
 
         def judge() -> tuple[Move | None, float]:
             seen = self.now(work)
             return maintenance_steps.read_back(work, seen), seen.since
+
+        def refused(error: SlurmError) -> tuple[Move | None, float]:
+            seen = self.now(work)  # scontrol may have ended with an error after slurmctld had set the drain
+            if seen.hand is DrainOwner.OURS:
+                return maintenance_steps.read_back(work, seen), seen.since
+            return maintenance_steps.drain_refused(work, str(error)), 0.0
 
         return self._change(
             work,
@@ -144,7 +161,7 @@ class Controller:
                 decide=decide,
                 write=lambda state: self.client.drain(work.slurm, work.text),
                 judge=judge,
-                refused=lambda error: (maintenance_steps.drain_refused(work, str(error)), 0.0),
+                refused=refused,
             ),
         )
 
@@ -157,17 +174,40 @@ class Controller:
 
         def decide(state: NodeState) -> WriteDecision[Move | None]:
             seen = self._seen(work, state, 0)
-            move = maintenance_steps.lifted(work, seen, self.clock.now(), plan)
-            return WriteDecision(move is None and seen.hand is DrainOwner.OURS, move)
+            move = maintenance_steps.before_lift(work, seen, self.clock.now(), plan)
+            write = move is None and seen.hand is DrainOwner.OURS
+            return WriteDecision(write, Move(work.step, _TOO_SLOW) if write else move)
+
+        def judge() -> Move | None:
+            jobs = len(self.client.jobs_on(work.slurm))
+            state = self.client.node(work.slurm)
+            if move := self._put_back(work, state):
+                return move
+            return maintenance_steps.lifted(work, self._seen(work, state, jobs), self.clock.now(), plan)
+
+        def refused(error: SlurmError) -> Move | None:
+            move = maintenance_steps.lifted(work, self.now(work), self.clock.now(), plan)
+            return move or maintenance_steps.lift_refused(work, str(error), self.clock.now(), plan)
 
         return self._change(
             work,
             NodeChange(
                 decide=decide,
                 write=lambda state: self._resume(work, down="DOWN" in state.states),
-                judge=lambda: maintenance_steps.lifted(work, self.now(work), self.clock.now(), plan),
+                judge=judge,
+                refused=refused,
             ),
         )
+
+    def _put_back(self, work: NodeWork, state: NodeState) -> Move | None:
+        """Drain the node again if our resume has lifted the drain that a person had set after our reading. Slurm 24.11 without
+        slurmdbd leaves that person's reason on the node. ``state``: as read just after the resume."""
+        theirs = erased(state, work.text)
+        if self._hand(work, state) is not DrainOwner.FREE or not theirs or (work.mark and not erased(state, work.mark)):
+            return None
+        self.client.not_after(STALE_SECONDS)
+        self.client.drain(work.slurm, theirs)
+        return Move(MaintenanceStep.TAKEN, f"somebody drained it as it was resumed, put back: {one_line(theirs)[:160]}")
 
     def mark(self, work: NodeWork) -> Move | None:
         """Try once to write into our reason what went wrong. Return the next move, or None to try again. The node's state does
@@ -175,32 +215,45 @@ class Controller:
 
         def decide(state: NodeState) -> WriteDecision[Move | None]:
             move = maintenance_steps.before_mark(work, self._seen(work, state, 0))
-            return WriteDecision(move is None, move)
+            return WriteDecision(move is None, move or Move(work.step, _TOO_SLOW))
 
+        ended = f"{work.detail}; stays drained"
         return self._change(
             work,
             NodeChange(
                 decide=decide,
                 write=lambda state: self.client.update_reason(work.slurm, work.mark),
-                judge=lambda: Move(MaintenanceStep.FAILED, f"{work.detail}; stays drained"),
+                judge=lambda: Move(MaintenanceStep.FAILED, ended),
+                refused=lambda error: Move(MaintenanceStep.FAILED, f"{ended}, and its reason does not say so: {error}"),
             ),
         )
 
     def _change(self, work: NodeWork, change: NodeChange[T]) -> T:
-        return finish(change_node(NodeWriter(self.client, work.slurm, from_request=True), change))
+        writer = NodeWriter(self.client, work.slurm, not_after=self.client.not_after, from_request=True)
+        return finish(change_node(writer, change))
 
     def _resume(self, work: NodeWork, *, down: bool) -> None:
         """Lift the drain, and also the DOWN that our own reboot has caused."""
         if work.boot_after and down:
-            self.client.ask(["scontrol", "update", f"NodeName={work.slurm}", "State=RESUME"])
+            self.client.resume_down(work.slurm)
         else:
             self.client.resume(work.slurm)
 
     def registered(self, work: NodeWork) -> str:
-        """Return the node's SlurmdStartTime as scontrol prints it. If the value changes after a reboot, slurmd has registered
-        again."""
+        """Return the node's SlurmdStartTime as scontrol prints it. If the value is another number after a reboot, slurmd has
+        registered again. Raises SlurmError if scontrol does not print it."""
         text = self.client.ask(["scontrol", "-o", "show", "node", work.slurm])
-        return next((w.partition("=")[2] for w in text.split() if w.startswith("SlurmdStartTime=")), "")
+        if found := next((w.partition("=")[2] for w in text.split() if w.startswith("SlurmdStartTime=")), ""):
+            return found
+        raise SlurmError(f"scontrol: its output about {work.slurm} has no SlurmdStartTime")
+
+
+def own_user() -> str:
+    """Return the name of this process's user, which slurmctld has as the user of our drains. The environment may name another."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return getpass.getuser()
 
 
 def as_reason(text: str) -> Reason:
@@ -238,6 +291,10 @@ def jobs_by_node(text: str) -> dict[str, list[float]]:
         if len(words) != 4 or not words[0].isdigit():
             raise SlurmError(f"squeue: its output is not what was asked for: {line[:80]!r}")
         end = float(words[2]) if words[2].isdigit() else math.inf
-        for node in expand(words[3]) if words[3] else ():
+        try:
+            nodes = expand(words[3]) if words[3] else ()
+        except ValueError as e:
+            raise SlurmError(f"squeue: its output is not what was asked for: {e}") from None
+        for node in nodes:
             found.setdefault(node, []).append(end)
     return found

@@ -10,11 +10,12 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
 
-from fairlead.errors import SlurmError
+from fairlead.errors import SlurmError, SlurmUnavailable
 from fairlead.policy.ownership import MAINTAIN, build
 from fairlead.provision.ansible_lock import wait_released
 from fairlead.provision.maintain import maintenance_steps, node_verification
@@ -80,6 +81,8 @@ class Maintenance:
         self._ordered: dict[int, float] = {}
         self._well: set[int] = set()
         self._why: dict[int, str] = {}
+        self._said_why: dict[int, str] = {}
+        self._unlisted: dict[int, float] = {}
         self._slurm_trouble = ""
         self._slurm_again = 0.0
         self._slurm_pause = 0.0
@@ -124,21 +127,43 @@ class Maintenance:
         self._shown.show(works, notice, self._clock.now())
         try:
             for future in [f for f in self._flying if f.done()]:
-                _, then = self._flying.pop(future)
-                then(future.result())
+                indexes, then = self._flying.pop(future)
+                self._try(indexes, partial(then, future.result()))
             if time.monotonic() < self._slurm_again:
                 return
             listing = self._controller.listing()
             for at in range(len(self.works)):
                 if self.works[at].step in IN_WORK and not self._in_flight(at):
-                    self._step(at, listing)
-            self._lost_lifts(listing)
+                    self._try((at,), partial(self._step, at, listing))
+            for at in range(len(self.works)):
+                self._try((at,), partial(self._lost_lift, at, listing))
             self._groups(listing)
             self._begin(listing)
         except SlurmError as e:  # the loop tries again, because every step may be done twice
             self._unavailable(e)
             return
         self._answers()
+
+    def _try(self, indexes: Sequence[int], act: Callable[[], object]) -> None:
+        """Call ``act``, which concerns these nodes. An error that slurmctld reports for one node stops no other node. Raises
+        SlurmUnavailable if slurmctld does not answer."""
+        try:
+            act()
+        except SlurmUnavailable:
+            raise
+        except SlurmError as e:
+            for at in indexes:
+                if self.works[at].step is MaintenanceStep.VERIFYING:
+                    self._not_yet(at, str(e))
+                else:
+                    self._wait(at, str(e))
+
+    def _wait(self, at: int, why: str) -> None:
+        """Remember why Slurm does not let the node take its next step, and say it once."""
+        self._why[at] = why
+        if self._said_why.get(at) != why:
+            self._said_why[at] = why
+            self._shown.say(f"{self.works[at].node}: {why}")
 
     def _unavailable(self, error: SlurmError) -> None:
         self._slurm_pause = min(15.0, self._slurm_pause * 2 or 1.0)
@@ -181,6 +206,7 @@ class Maintenance:
             )
         self._put(at, work)
         self._why.pop(at, None)
+        self._said_why.pop(at, None)
         self._well.discard(at)
 
     def _reason(self, work: NodeWork, summary: str) -> str:
@@ -256,7 +282,7 @@ class Maintenance:
                 else:
                     took = self._room.replaceable_reason(work, listing)
                     self._move(at, Move(MaintenanceStep.DRAINING, "drain"), replaced_reason=took, floors_kept=bool(took))
-                    self._drain(at)
+                    self._try((at,), partial(self._drain, at))
 
     def _stays(self, at: int, listing: Listing) -> bool:
         """Say whether our drain may stay. Otherwise undo it, or wait for other runs. ``listing`` was read after our drain."""
@@ -276,20 +302,29 @@ class Maintenance:
 
     def _lift(self, at: int) -> None:
         work = self.works[at]
-        if move := self._controller.lift(work, self._plan):
+        if (move := self._controller.lift(work, self._plan)) and self._taken(at, move):
             self._move(at, Move(move.step, move.why or work.detail))
             if move.step is MaintenanceStep.QUEUED:
                 self._room.undone()
+
+    def _taken(self, at: int, move: Move) -> bool:
+        """Say whether the move leads to another step. If it does not, say why the node waits."""
+        if move.step is not self.works[at].step:
+            return True
+        self._wait(at, move.why)
+        return False
 
     # -- one node's step ---------------------------------------------------------------------------------
 
     def _step(self, at: int, listing: Listing) -> None:
         work, now = self.works[at], self._clock.now()
         if work.slurm not in listing.nodes:
-            self._why[at] = "slurmctld has no such node any more"
-            if self._aborting:
-                self._move(at, Move(MaintenanceStep.TAKEN, self._why[at]))
+            since = self._unlisted.setdefault(at, now)
+            gone = maintenance_steps.unlisted(work, since, now, self._plan, aborting=self._aborting)
+            if self._taken(at, gone):
+                self._move(at, gone)
             return
+        self._unlisted.pop(at, None)
         if work.step is MaintenanceStep.DRAINING:
             if why := self._room.none(work, self.works, self._plan, listing):
                 self._why[at] = why
@@ -300,7 +335,7 @@ class Maintenance:
         elif work.step in (MaintenanceStep.RESUMING, MaintenanceStep.LIFTING, MaintenanceStep.UNDOING):
             self._lift(at)
         elif work.step is MaintenanceStep.MARKING:
-            if move := self._controller.mark(work):
+            if (move := self._controller.mark(work)) and self._taken(at, move):
                 self._move(at, move)
         else:
             seen = self._controller.seen(work, listing)
@@ -311,8 +346,9 @@ class Maintenance:
                 if seen.hand is DrainOwner.OURS and not self._stays(at, listing):
                     return
                 work = self.works[at]
-                if move := maintenance_steps.waiting(work, seen, now, self._plan, aborting=self._aborting):
-                    self._move(at, move)
+                moved = maintenance_steps.waiting(work, seen, now, self._plan, aborting=self._aborting)
+                if moved and self._taken(at, moved):
+                    self._move(at, moved)
             elif move := maintenance_steps.drain_lost(work, seen):
                 self._move(at, move)
             elif work.step is MaintenanceStep.APPLYING and not work.boot_before:
@@ -326,24 +362,25 @@ class Maintenance:
         self._put(at, replace(self.works[at], sent=self._clock.now()))
         work = self.works[at]
         move, since = self._controller.drain(work, work.replaced_reason)
-        if move is None:
-            return
-        if move.step is MaintenanceStep.DRAINING:
-            self._why[at] = move.why
+        if move is None or not self._taken(at, move):
             return
         now = self._clock.now()
         stands = {"drained": since or now, "drain_read_at": now, "kept": False} if move.step is MaintenanceStep.WAITING else {}
         self._move(at, move, **stands)
 
-    def _lost_lifts(self, listing: Listing) -> None:
-        """Lift again every drain of this run that is back because a killed slurmctld has forgotten that it was lifted."""
-        for work in self.works:
-            lifted = work.step in (MaintenanceStep.QUEUED, *LIFTED) and work.text and work.since < listing.unix
-            if not lifted or work.slurm not in listing.nodes:
-                continue
-            if self._controller.seen(work, listing).hand is DrainOwner.OURS:
-                self._shown.say(f"{work.node}: slurmctld has forgotten that it was resumed: resumed again")
-                self._controller.lift(work, self._plan)
+    def _lost_lift(self, at: int, listing: Listing) -> None:
+        """Lift the node's drain again if it is back because a killed slurmctld has forgotten that it was lifted."""
+        work = self.works[at]
+        lifted = work.step in (MaintenanceStep.QUEUED, *LIFTED) and work.text and work.since < listing.unix
+        if not lifted or work.slurm not in listing.nodes:
+            return
+        if self._controller.owner(work, listing) is not DrainOwner.OURS:
+            self._said_why.pop(at, None)
+            return
+        move = self._controller.lift(work, self._plan)
+        refused = move is not None and move.step in (work.step, MaintenanceStep.MARKING)
+        again = f"not resumed: {move.why}" if move is not None and refused else "resumed again"
+        self._wait(at, f"slurmctld has forgotten that it was resumed: {again}")
 
     # -- the node itself -----------------------------------------------------------------------------------
 
@@ -368,7 +405,7 @@ class Maintenance:
             for at, work in enumerate(self.works):
                 if check in self._grouped or work.step is not step or self._in_flight(at):
                     continue
-                if not (at in self._well if check else bool(work.boot_before)):
+                if not (at in self._well if check else bool(work.boot_before)) or work.slurm not in listing.nodes:
                     continue
                 seen = self._controller.seen(work, listing)
                 if move := maintenance_steps.drain_lost(work, seen) if check else maintenance_steps.ready(work, seen):
@@ -431,10 +468,15 @@ class Maintenance:
 
     def _unregistered(self, work: NodeWork) -> str:
         """Return why slurmctld cannot use the node yet, or "" if it can."""
-        if self._controller.now(work).silent:
+        seen = self._controller.now(work)
+        if seen.silent:
             return "slurmd there does not answer slurmctld, or slurmctld refuses its registration"
-        if work.boot_after and self._controller.registered(work) == work.registered_before:
-            return "slurmd has not registered since the reboot"
+        if seen.off:
+            return f"in slurmctld it is {seen.off}"
+        if work.boot_after:
+            began = self._controller.registered(work)
+            if began == work.registered_before or not began.isdigit():  # slurmctld has no time before slurmd has registered
+                return "slurmd has not registered since the reboot"
         return ""
 
     def _checked(self, at: int, said: ApplyOutcome) -> None:

@@ -14,6 +14,9 @@ last step again and goes on. No other recovery is needed.
 If another run has drained nodes at the same time and a floor was broken, a node goes from ``waiting`` through ``undoing`` back
 to ``queued``.
 
+A node whose drain slurmctld refuses to lift goes from ``resuming``, ``lifting`` or ``undoing`` to ``marking``. A node that was
+verified long ago, or that slurmctld reboots, goes from ``resuming`` back to ``verifying``.
+
 A step between ``queued`` and the end may lead to ``taken``: somebody else has drained or resumed the node, and fairlead writes
 nothing more to it. If slurmctld was killed and has lost our drain, a step leads to ``draining`` again. If the reboot has changed
 the node's hardware or driver, ``verifying`` may lead to ``applying`` once more.
@@ -40,6 +43,8 @@ RESUMED = "resumed, and does not answer slurmctld"
 #: A killed slurmctld loses the changes since its last save (SAVE_MAX_WAIT is 5 s, src/slurmctld/state_save.c). A drain that is
 #: older than KEPT_SECONDS was saved. If such a drain is gone, somebody has lifted it.
 KEPT_SECONDS = 15.0
+#: What ``NodeInSlurm.off`` says of a node that slurmctld is going to reboot or has rebooted (policy.ownership.keep_off).
+REBOOTING = "rebooting"
 
 
 class MaintenanceStep(StrEnum):
@@ -139,11 +144,25 @@ NEXT: Mapping[MaintenanceStep, frozenset[MaintenanceStep]] = {
         }
     ),
     MaintenanceStep.RESUMING: frozenset(
-        {MaintenanceStep.DONE, MaintenanceStep.TAKEN, MaintenanceStep.FAILED, MaintenanceStep.MARKING}
+        {
+            MaintenanceStep.DONE,
+            MaintenanceStep.VERIFYING,
+            MaintenanceStep.TAKEN,
+            MaintenanceStep.FAILED,
+            MaintenanceStep.MARKING,
+        }
     ),
-    MaintenanceStep.LIFTING: frozenset({MaintenanceStep.RELEASED, MaintenanceStep.TAKEN, MaintenanceStep.FAILED}),
+    MaintenanceStep.LIFTING: frozenset(
+        {MaintenanceStep.RELEASED, MaintenanceStep.TAKEN, MaintenanceStep.FAILED, MaintenanceStep.MARKING}
+    ),
     MaintenanceStep.UNDOING: frozenset(
-        {MaintenanceStep.QUEUED, MaintenanceStep.LIFTING, MaintenanceStep.TAKEN, MaintenanceStep.FAILED}
+        {
+            MaintenanceStep.QUEUED,
+            MaintenanceStep.LIFTING,
+            MaintenanceStep.TAKEN,
+            MaintenanceStep.FAILED,
+            MaintenanceStep.MARKING,
+        }
     ),
     MaintenanceStep.MARKING: frozenset({MaintenanceStep.FAILED, MaintenanceStep.TAKEN}),
     **dict.fromkeys(ENDS, frozenset()),
@@ -279,7 +298,8 @@ class NodeService(Struct, frozen=True, kw_only=True):
 
 
 class Move(Struct, frozen=True):
-    """Holds the next step of a node, and the reason for it in one line."""
+    """Holds the next step of a node, and the reason for it in one line. If the next step is the present one, the node has to wait
+    in it, and the reason says why."""
 
     step: MaintenanceStep
     why: str = ""
@@ -376,7 +396,8 @@ def drain_lost(work: NodeWork, seen: NodeInSlurm) -> Move | None:
     if seen.hand is DrainOwner.FREE and seen.lost:
         return Move(MaintenanceStep.DRAINING, "slurmctld was restarted and has lost our drain: made again")
     if seen.hand is DrainOwner.FREE:
-        return Move(MaintenanceStep.TAKEN, f"somebody has resumed it{amid(work)}: left to them")
+        how = f"slurmctld or somebody has lifted its drain ({seen.off})" if seen.off else "somebody has resumed it"
+        return Move(MaintenanceStep.TAKEN, f"{how}{amid(work)}: left to them")
     return None
 
 
@@ -404,6 +425,8 @@ def waiting(work: NodeWork, seen: NodeInSlurm, now: float, plan: MaintenancePlan
     if aborting:
         return untaken(work, "aborted before anything was changed")
     if seen.jobs == 0 and now - work.since >= plan.settle_seconds:
+        if seen.off == REBOOTING:  # the reboot would cut the apply
+            return Move(work.step, f"in slurmctld it is {seen.off}")
         return Move(MaintenanceStep.APPLYING, "idle")
     if seen.jobs and plan.max_wait and now - work.began >= plan.max_wait:
         if begun:
@@ -481,7 +504,7 @@ def lifted(work: NodeWork, seen: NodeInSlurm, now: float, plan: MaintenancePlan)
     if seen.hand is DrainOwner.FREE and work.step is MaintenanceStep.RESUMING:
         if not seen.silent:
             return Move(MaintenanceStep.DONE)
-        limit = max(ANSWER_SECONDS, plan.verify_seconds)
+        limit = limit_seconds(plan) + ANSWER_SECONDS  # the drain may have been lifted only shortly before the first limit
         return Move(MaintenanceStep.FAILED, f"{RESUMED} after {limit:.0f} s") if now - work.since >= limit else None
     if seen.hand is DrainOwner.FREE and work.step is MaintenanceStep.UNDOING:
         return Move(MaintenanceStep.QUEUED)
@@ -494,6 +517,37 @@ def lifted(work: NodeWork, seen: NodeInSlurm, now: float, plan: MaintenancePlan)
     if seen.hand is DrainOwner.COVERED:
         return Move(MaintenanceStep.FAILED, f"slurmctld keeps it drained: {seen.who}")
     return None
+
+
+def before_lift(work: NodeWork, seen: NodeInSlurm, now: float, plan: MaintenancePlan) -> Move | None:
+    """Return the move of a node in ``resuming``, ``lifting`` or ``undoing`` before our drain is lifted, or None if it may be
+    lifted. A verified node is verified again if slurmctld reboots it or powers it down, or if the run or slurmctld was away."""
+    if work.step is MaintenanceStep.RESUMING and seen.hand is DrainOwner.OURS:
+        if seen.off:
+            return Move(MaintenanceStep.VERIFYING, f"not resumed, and verified again: {seen.off}")
+        if now - work.since >= limit_seconds(plan):
+            return Move(MaintenanceStep.VERIFYING, f"verified again, because it is still drained after {now - work.since:.0f} s")
+    return lifted(work, seen, now, plan)
+
+
+def limit_seconds(plan: MaintenancePlan) -> float:
+    """Return how long a node may stay in a step in which slurmctld does not let it go on."""
+    return max(ANSWER_SECONDS, plan.verify_seconds)
+
+
+def lift_refused(work: NodeWork, why: str, now: float, plan: MaintenancePlan) -> Move:
+    """Return the move of a node whose drain slurmctld refuses to lift. The run tries again for a limited time. ``why``:
+    slurmctld's error."""
+    said = f"slurmctld refuses to resume it: {why}"
+    over = now - work.since >= limit_seconds(plan) / 2  # before the node would be verified again
+    return Move(MaintenanceStep.MARKING if over else work.step, said)
+
+
+def unlisted(work: NodeWork, since: float, now: float, plan: MaintenancePlan, *, aborting: bool) -> Move:
+    """Return the move of a node that slurmctld has not listed since the time ``since``. The run waits for a limited time, because
+    the node may come back."""
+    over = aborting or now - since >= limit_seconds(plan)
+    return Move(MaintenanceStep.TAKEN if over else work.step, "slurmctld has no such node any more")
 
 
 def abort(work: NodeWork) -> Move | None:

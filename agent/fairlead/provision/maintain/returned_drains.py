@@ -43,7 +43,7 @@ def returned_drains(journal: Journal, controller: Controller, listing: Listing, 
     return tuple(
         f
         for f in found
-        if f.work.step in {*LIFTED, MaintenanceStep.TAKEN} and controller.seen(f.work, listing).hand is DrainOwner.OURS
+        if f.work.step in {*LIFTED, MaintenanceStep.TAKEN} and controller.owner(f.work, listing) is DrainOwner.OURS
     )
 
 
@@ -62,8 +62,8 @@ def lift(controller: Controller, found: Sequence[ReturnedDrain]) -> list[str]:
         if one.work.step is MaintenanceStep.TAKEN:
             said.append(one.line)
             continue
-        controller.lift(one.work, one.plan)
+        move = controller.lift(one.work, one.plan)
         left = controller.now(one.work)
-        told = "resumed again" if left.hand is DrainOwner.FREE else f"not resumed: {left.who}"
+        told = "resumed again" if left.hand is DrainOwner.FREE else f"not resumed: {(move and move.why) or left.who}"
         said.append(f"{one.work.node}: {told}, as run {one.run} had left it and slurmctld has forgotten")
     return said
