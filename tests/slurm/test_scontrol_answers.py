@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from fairlead.controller.accounting import Accounting
+from fairlead.controller.running_jobs import running_jobs
 from fairlead.errors import SlurmError, SlurmUnavailable
+from fairlead.measure.fabric_jobs import FabricJobs
 from tests.slurm.test_slow_writes import client_with, is_sent, slow
 
 #: Errors of slurm_errno.c after which it is open whether slurmctld has done what it was asked for, or which pass by themselves.
@@ -81,3 +84,6 @@ def test_a_warning_beside_the_header_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "squeue").write_text("#!/bin/sh\necho 'squeue: error: Ignoring BackupController' >&2; echo JOBID ST NODES\n")
     (tmp_path / "squeue").chmod(0o755)
     assert client.jobs_on("n1") == ()
+    jobs = FabricJobs(conf=client.conf, bin_dir=client.bin_dir)
+    assert (jobs.seen("fairlead-accept-1"), jobs.state(7), jobs.steps(7, "fairlead-fabric-1")) == ((), None, [])
+    assert Accounting(jobs).all_running([]) == running_jobs(jobs) == []

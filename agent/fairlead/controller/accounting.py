@@ -75,8 +75,8 @@ class Accounting:
 
     def _queue(self, options: list[str], mistakes: list[str]) -> list[JobRun]:
         mark = f"@{os.urandom(12).hex()}@"  # the module secrets imports OpenSSL, for which each command would wait 10 ms
-        words = ["squeue", "-a", "-r", "-h", *options, "-O", ",".join(f"{column}:{mark}" for column in SQUEUE_COLUMNS)]
-        return squeue_runs(rows(self._client.ask(words), mark, len(SQUEUE_COLUMNS)), mistakes)
+        columns = ",".join(f"{column}:{mark}" for column in SQUEUE_COLUMNS)
+        return squeue_runs(rows(self._client.queue("-r", *options, "-O", columns), mark, len(SQUEUE_COLUMNS)), mistakes)
 
     def comment(self, label: str) -> str:
         """Return the AdminComment of a job, as slurmdbd has it."""

@@ -22,7 +22,7 @@ MARKS = ("keep", "serve", "work", "idle", "requeue")
 def running_jobs(client: Scontrol) -> list[RunningJob]:
     """Return the running jobs that have GPUs. Raises SlurmUnavailable, SlurmError."""
     mark = f"@{secrets.token_hex(12)}@"
-    text = client.ask(["squeue", "-h", "-a", "-r", "-t", "RUNNING", "-O", ",".join(f"{field}:{mark}" for field in FIELDS)])
+    text = client.queue("-r", "-t", "RUNNING", "-O", ",".join(f"{field}:{mark}" for field in FIELDS))
     return jobs_of_rows(rows(text, mark, len(FIELDS)))
 
 

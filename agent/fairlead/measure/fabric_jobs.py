@@ -34,7 +34,7 @@ class FabricJobs(AcceptanceJobs):
     def state(self, job: int) -> AcceptanceJob | None:
         """Return the job as slurmctld has it, or None if slurmctld has forgotten it."""
         try:
-            found = parse(self.ask(["squeue", "-h", "-a", "-t", "all", "-j", str(job), "-o", COLUMNS]))
+            found = parse(self.queue("-t", "all", "-j", str(job), "-o", COLUMNS))
         except NoSuchJob:
             return None
         return found[0] if found else None
@@ -52,7 +52,7 @@ class FabricJobs(AcceptanceJobs):
     def steps(self, job: int, name: str) -> list[str]:
         """Return the steps of the run in the job that have not ended. Steps are found by the name of the run."""
         try:
-            said = self.ask(["squeue", "-h", "-s", "-j", str(job), "-o", "%i|%j"])
+            said = self.queue("-s", "-j", str(job), "-o", "%i|%j")
         except NoSuchJob:
             return []
         return [line.partition("|")[0] for line in said.splitlines() if line.partition("|")[2] == name]

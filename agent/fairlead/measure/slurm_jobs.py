@@ -87,7 +87,7 @@ class AcceptanceJobs(Scontrol):
         return tuple(j for j in self._listed(["-u", user()]) if j.name.startswith(PREFIX) and not j.ended)
 
     def _listed(self, which: Sequence[str]) -> tuple[AcceptanceJob, ...]:
-        return parse(self.ask(["squeue", "-h", "-a", "-t", "all", *which, "-o", COLUMNS]))
+        return parse(self.queue("-t", "all", *which, "-o", COLUMNS))
 
     def cancel(self, name: str) -> None:
         """End every job of this name that the caller has submitted. Raises SlurmError if one cannot be ended, and
