@@ -54,7 +54,7 @@ class Accounting:
         found: dict[int, str] = {}
         for at in range(0, len(jobs), _JOBS_AT_ONCE):
             wanted = ",".join(f"{job}.{step}" for job in jobs[at : at + _JOBS_AT_ONCE] for step in _STEPS)
-            text = self._client.ask(["sacct", "-a", "-D", "-n", "-P", "-o", "JobIDRaw", "-j", wanted])
+            text = self._client.ask(["sacct", "-a", "-D", "-P", "-o", "JobIDRaw", "-j", wanted])
             found |= {job: kind_of(steps) for job, steps in steps_of(text).items()}
         return found
 
@@ -80,7 +80,8 @@ class Accounting:
 
     def comment(self, label: str) -> str:
         """Return the AdminComment of a job, as slurmdbd has it."""
-        return self._client.ask(["sacct", "-n", "-P", "-X", "-o", "AdminComment", "-j", label]).rstrip("\n")
+        said = self._client.ask(["sacct", "-P", "-X", "-o", "AdminComment", "-j", label])  # the header shows that sacct answered
+        return said.partition("\n")[2].rstrip("\n")
 
     def write_comment(self, label: str, text: str) -> None:
         """Write the AdminComment of a job: at most WRITES_PER_SECOND, whoever calls. Raises WritesNothing."""

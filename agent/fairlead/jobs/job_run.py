@@ -97,7 +97,7 @@ def sacct_runs(lines: Iterable[str], mistakes: list[str]) -> list[JobRun]:
 
 
 def steps_of(text: str) -> dict[int, set[str]]:
-    """Return the steps of each job in the lines of ``sacct -n -o JobIDRaw``."""
+    """Return the steps of each job in the lines of ``sacct -o JobIDRaw``. Its header names no step."""
     steps: dict[int, set[str]] = {}
     for line in text.splitlines():
         if (step := _STEP.fullmatch(line.strip())) is not None:
