@@ -526,5 +526,5 @@ def test_a_run_that_was_killed_before_it_noted_a_job_finds_its_output(site: Site
             store.execute(statement)
         store.execute("UPDATE node SET job = NULL, why = 'not measured', outcome = 'unknown'")
         store.commit()
-    code, out, err = site.accept("--resume", run, "--bin-dir", str(in_place_of(site, "squeue", "#!/bin/sh\n")))
+    code, out, err = site.accept("--resume", run, "--bin-dir", str(in_place_of(site, "squeue", "#!/bin/sh\necho JOBID\n")))
     assert code == 0 and "n1: pass" in out, out + err
