@@ -39,11 +39,7 @@ def qemu() -> str:
 
     Raises LabError with one line if ``FAIRLEAD_VM_QEMU`` names no program, or if QEMU cannot be unpacked or does not start.
     """
-    if wanted := os.environ.get("FAIRLEAD_VM_QEMU"):
-        if shutil.which(wanted) is None:
-            raise LabError(f"FAIRLEAD_VM_QEMU={wanted}: there is no such program; name another, or unset the variable")
-        if refusal := _refusal(wanted):
-            raise LabError(f"FAIRLEAD_VM_QEMU={wanted}: {refusal}; name another program, or unset the variable")
+    if wanted := named():
         return wanted
     recipe = hashlib.sha256("\n".join((SUITE, PACKAGE, STARTER, "2")).encode()).hexdigest()[:12]
     folder = lab_dir() / "vm" / f"qemu-{recipe}"
@@ -57,6 +53,16 @@ def qemu() -> str:
         if refusal := _refusal(program):
             raise LabError(f"{program}: {refusal}; name another QEMU: FAIRLEAD_VM_QEMU=PROGRAM")
     return program
+
+
+def named() -> str:
+    """Return the program that ``FAIRLEAD_VM_QEMU`` names, or ''. Raises LabError if it does not start as QEMU."""
+    wanted = os.environ.get("FAIRLEAD_VM_QEMU", "")
+    if wanted and shutil.which(wanted) is None:
+        raise LabError(f"FAIRLEAD_VM_QEMU={wanted}: there is no such program; name another, or unset the variable")
+    if wanted and (refusal := _refusal(wanted)):
+        raise LabError(f"FAIRLEAD_VM_QEMU={wanted}: {refusal}; name another program, or unset the variable")
+    return wanted
 
 
 def damage(folder: Path) -> str:
@@ -87,9 +93,9 @@ def _refusal(program: str) -> str:
         return f"it did not print its version in {VERSION_SECONDS:g} s"
     except OSError as error:
         return f"it does not start: {error.strerror}"
-    if done.returncode == 0 and "QEMU" in done.stdout:
-        return ""
-    said = (done.stderr or done.stdout).strip().splitlines()
+    if done.returncode == 0:
+        return "" if "QEMU" in done.stdout else "it is not QEMU by the version that it prints"
+    said = done.stderr.strip().splitlines()
     ended = f"signal {-done.returncode}" if done.returncode < 0 else f"exit status {done.returncode}"
     return f"it does not start: {said[-1][:200] if said else ended}"
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from tests.lab.roots import LabError, isolated, lab_dir, locked, munge_key, need_room, say, ssh_key
-from tests.vm import accelerator
+from tests.vm import accelerator, emulator
 from tests.vm.guest import Guest
 from tests.vm.mmdebstrap import EXCLUDED, mmdebstrap, need_mmdebstrap
 from tests.vm.qemu import Direct
@@ -239,13 +239,16 @@ def _install_grub(suite: str, building: Path) -> None:
 
 
 def main(words: list[str]) -> int:
-    """Build the image of the named release if it is missing. With ``--known`` only say whether there can be one."""
+    """Unpack QEMU and build the image of the named release, each if it is missing. With ``--known`` only say whether there can be
+    such an image, and whether the QEMU that the environment names starts."""
     names = [word for word in words if word != "--known"] or ["trixie"]
     try:
         for name in names:
             if "--known" in words:
                 image_path(name)
+                emulator.named()
             else:
+                emulator.qemu()
                 print(image(name).folder)
     except LabError as error:
         print(f"vm: {error}", file=sys.stderr)

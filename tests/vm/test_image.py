@@ -38,6 +38,16 @@ def test_another_release_is_refused_with_those_that_there_are_and_nothing_is_mad
     assert not cache.exists()
 
 
+def test_make_vm_with_a_broken_qemu_is_one_line_and_nothing_is_made(cache: Path) -> None:
+    """These are the two commands that `make vm` runs before its tests."""
+    for words in (["--known", "trixie"], ["trixie"]):
+        command, environment = [sys.executable, "-m", "tests.vm.image", *words], {**os.environ, "FAIRLEAD_VM_QEMU": "/bin/false"}
+        done = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, check=False)
+        said = "vm: FAIRLEAD_VM_QEMU=/bin/false: it does not start: exit status 1; name another program, or unset the variable\n"
+        assert (done.returncode, done.stdout, done.stderr) == (69, "", said)
+        assert not cache.exists()
+
+
 @pytest.fixture
 def finished(tmp_path: Path) -> Path:
     """A folder as a build leaves it, with a small disk."""
@@ -147,9 +157,12 @@ def test_a_qemu_that_is_named_is_used(cache: Path, tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        ("echo 'libspice.so.1: cannot open shared object file' >&2; exit 127", "libspice.so.1: cannot open shared object file"),
-        ("kill -SEGV $$", "signal 11"),
-        ("echo something else", "something else"),
+        (
+            "echo 'libspice.so.1: cannot open shared object file' >&2; exit 127",
+            "it does not start: libspice.so.1: cannot open shared object file",
+        ),
+        ("kill -SEGV $$", "it does not start: signal 11"),
+        ("echo something else", "it is not QEMU by the version that it prints"),
     ],
 )
 def test_a_named_qemu_that_does_not_start_is_one_line_with_the_next_step(
@@ -159,9 +172,7 @@ def test_a_named_qemu_that_does_not_start_is_one_line_with_the_next_step(
     monkeypatch.setenv("FAIRLEAD_VM_QEMU", program)
     with pytest.raises(LabError) as told:
         emulator.qemu()
-    assert str(told.value) == (
-        f"FAIRLEAD_VM_QEMU={program}: it does not start: {said}; name another program, or unset the variable"
-    )
+    assert str(told.value) == (f"FAIRLEAD_VM_QEMU={program}: {said}; name another program, or unset the variable")
     assert not cache.exists()
 
 
