@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from fairlead.controller import event_store
 from fairlead.controller.event_channels import SiteCommand
 from fairlead.controller.event_program import EventProgram
 from fairlead.controller.event_store import EventStore
@@ -20,6 +21,7 @@ def main(folder: str, node: str, most: int) -> None:
     script.chmod(0o755)
     command = (str(script), str(taken))
     options = EventsOptions(command=command)
+    event_store.NODE_EVENTS_MAX = 100_000  # a fast machine makes more events of the one node here than a day may have
     for number in range(most):
         with FleetStore(folder, write=True) as fleet:
             known = [each for each in fleet.records() if each.node == node]
