@@ -306,16 +306,22 @@ def test_a_job_that_somebody_cancels_accuses_nobody_and_the_run_goes_on(quick: F
     assert code == 0 and "12 pass" in out, out + err
 
 
-def test_a_run_whose_cancelled_job_still_completes_gets_another_job(quick: FabricLab) -> None:
-    """A job that was cancelled completes until the epilog has ended on every node. No step starts in it any more."""
-    slurmd = quick.slurm.run(["/bin/cat", "/run/slurmd.n12.pid"]).stdout.strip()
-    process = quick.start(ALL)
+def killed_in_round_2(quick: FabricLab, *words: str) -> str:
+    """Start a run, end its process by SIGKILL in round 2, and return the name of the run."""
+    process = quick.start(ALL, *words)
     assert process.stderr is not None and process.stdout is not None
     with process.stderr, process.stdout:
         run = next(line.split()[1].rstrip(":") for line in process.stderr if line.startswith("run "))
         assert any("round 2 " in line for line in process.stderr)
         process.kill()
         process.wait(timeout=30)
+    return run
+
+
+def test_a_run_whose_cancelled_job_still_completes_gets_another_job(quick: FabricLab) -> None:
+    """A job that was cancelled completes until the epilog has ended on every node. No step starts in it any more."""
+    slurmd = quick.slurm.run(["/bin/cat", "/run/slurmd.n12.pid"]).stdout.strip()
+    run = killed_in_round_2(quick)
     quick.slurm.run(["/bin/kill", "-STOP", slurmd])
     try:
         quick.slurm.run(["/usr/bin/scancel", "--user=root"])
@@ -352,13 +358,7 @@ def test_commands_of_slurm_that_fail_now_and_then_end_no_run(quick: FabricLab) -
     for tool in ("squeue", "scontrol"):
         (often / tool).write_text(FAILS.format(bin=quick.slurm.bin, folder=quick.folder))
         (often / tool).chmod(0o755)
-    process = quick.start(ALL, "--bin-dir", str(often))
-    assert process.stderr is not None and process.stdout is not None
-    with process.stderr, process.stdout:
-        run = next(line.split()[1].rstrip(":") for line in process.stderr if line.startswith("run "))
-        assert any("round 2 " in line for line in process.stderr)
-        process.kill()
-        process.wait(timeout=30)
+    run = killed_in_round_2(quick, "--bin-dir", str(often))
     code, out, err = quick.accept("--resume", run, "--bin-dir", str(often))
     assert code == 0 and "12 pass" in out and "waiting for slurmctld: squeue" in err, out + err
     assert "went down" not in out + err, out + err

@@ -118,7 +118,7 @@ class AcceptanceRun:
             self._tell("its jobs are cancelled")
 
     def _end_strays(self) -> None:
-        """End a job that slurmctld made of a request whose answer this process, or the one before, did not wait for."""
+        """End the jobs that this run has in Slurm without knowing them: sbatch got no answer, and slurmctld took the job."""
         if self._strays and not self._stop.is_set():
             with suppress(SlurmError):
                 if any(not job.over for job in self._jobs.seen(self.plan.job_name)):

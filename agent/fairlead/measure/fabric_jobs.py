@@ -40,8 +40,8 @@ class FabricJobs(AcceptanceJobs):
         return found[0] if found else None
 
     def suspensions(self, job: int) -> str | None:
-        """Return a text that is another one after the job was suspended, or after somebody let it go on. Return None if
-        slurmctld has forgotten the job."""
+        """Return SuspendTime and SecsPreSuspend of the job as one text. The text changes when the job is suspended and when it
+        goes on. Return None if slurmctld has forgotten the job."""
         try:
             said = self.ask(["scontrol", "-o", "show", "job", str(job)])
         except NoSuchJob:

@@ -248,7 +248,7 @@ class FabricRun:
     def _round(self, todo: Sequence[PairValue], gone: set[str]) -> None:
         """Measure the pairs of a round at once. A pair without a figure is measured again if both of its nodes answer."""
         for attempt in range(1, TRIES + 1):
-            found = self._measured_at_a_stretch(todo)
+            found = self._measured_without_suspension(todo)
             if self._stop.is_set():
                 return
             gone |= self._find_gone({node for v in found if v.gbps is None for node in v.pair} - gone)
@@ -268,8 +268,8 @@ class FabricRun:
         if figures:
             self._tell(f"  {_count(len(figures), 'figure')}, from {figure_text(min(figures))} to {figure_text(max(figures))}")
 
-    def _measured_at_a_stretch(self, todo: Sequence[PairValue]) -> list[PairValue]:
-        """Measure the pairs, and measure them again if the job was suspended meanwhile. What stood still looks slow."""
+    def _measured_without_suspension(self, todo: Sequence[PairValue]) -> list[PairValue]:
+        """Measure the pairs, and measure them again if the job was suspended meanwhile, because a suspended step looks slow."""
         while True:
             before = self._asked(lambda: self._jobs.suspensions(self._job))
             found = self._measured(todo)
@@ -283,7 +283,7 @@ class FabricRun:
         self._suspended += 1
         if self._suspended > SUSPENDED_MAX:
             raise HostError(
-                f"job {self._job} was suspended {self._suspended} times, and no round can be measured at a stretch",
+                f"job {self._job} was suspended {self._suspended} times, and each suspension spoils a round",
                 hint="look at PreemptMode of its partition; --partition or --reservation names another place",
             )
         self._tell(f"  job {self._job} was suspended: its pairs are measured again")

@@ -175,8 +175,8 @@ def _said(tool: Tool, step: ToolStep, ran: ToolRun, gpus_wanted: int | None, end
 
 
 def _unless_suspended(said: ToolReading, ran: ToolRun) -> ToolReading:
-    """Return the reading, or UNKNOWN if it may be so only because the job was suspended: the tool met its deadline, or it gave
-    figures. A crash and wrong values are what they are."""
+    """Return the reading. Return UNKNOWN if the job was suspended, and this may be why the tool met its deadline or why its
+    figures are low. A crash and wrong values count all the same."""
     if not ran.suspended or (said.outcome is MeasuredOutcome.FAIL and ran.status not in (124, 137)):
         return said
     if ran.status not in (124, 137) and not said.figures:
